@@ -1,0 +1,1 @@
+"""How the parts are put together. It imports everything and is imported by none."""

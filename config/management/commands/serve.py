@@ -1,0 +1,99 @@
+"""`manage.py serve`: migrate, register and deploy the model, and serve it until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from config import logs
+from config.options import ROOT, get_options
+from management.models import Deployment
+from management.services.adapters import register_adapter
+from management.services.deployments import (
+    change_deployment,
+    create_deployment,
+    make_default,
+    start_deployment,
+    stop_deployment,
+)
+from management.services.errors import RegistryError
+from management.services.models import register_model
+
+ACTOR = "serve"
+DEMO_ADAPTERS = ROOT / "models" / "demo-adapters"
+
+
+class Command(BaseCommand):
+    """One command for the whole server."""
+
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """`--model` overrides DRAGOMAN_MODEL."""
+        parser.add_argument("--model", help="Directory or hub id of the model to deploy.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Prepare, then run."""
+        settings = get_options()
+        logs.configure(settings.log_format)
+        # Files of this server hold secrets; nobody else needs to read them.
+        os.umask(0o077)
+        self.stdout.write("Preparing the database ...")
+        call_command("migrate", verbosity=0, interactive=False)
+        ensure_admin(settings.data_dir / "admin-password")
+        try:
+            deployment = deploy(options["model"] or settings.model)
+        except RegistryError as error:
+            raise CommandError(str(error)) from error
+        self.stdout.write(f"Starting {deployment.name} ({deployment.version.source}) ...")
+        self.stdout.flush()
+        from config.server import Server  # takes a while; the lines above are shown first
+
+        sys.exit(Server(settings).run())
+
+
+def deploy(source: str) -> Deployment:
+    """The deployment of this source: registered, default, started; an earlier default gives way."""
+    settings = get_options()
+    path = Path(source).expanduser()
+    local = path.is_dir()
+    if local:
+        source = str(path.resolve())
+    name = path.resolve().name if local else source
+    version = register_model(name, source, ACTOR)
+    engine_options = {
+        field: getattr(settings, field)
+        for field in ("dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "threads")
+    }
+    deployment = Deployment.objects.filter(name=name).first()
+    if deployment is None:
+        deployment = create_deployment(name, version, ACTOR, engine_options)
+    elif deployment.version != version or deployment.engine_options != engine_options:
+        change_deployment(deployment, version, engine_options, ACTOR)
+    for other in Deployment.objects.filter(is_default=True, replicas__gt=0).exclude(pk=deployment.pk):
+        stop_deployment(other, ACTOR)
+    make_default(deployment, ACTOR)
+    start_deployment(deployment, ACTOR, max(1, deployment.replicas))
+    if local and path.resolve() == ROOT / "models" / "demo":
+        for directory in sorted(p for p in DEMO_ADAPTERS.glob("*") if p.is_dir()):
+            register_adapter(directory.name, version.model, str(directory), ACTOR)
+    deployment.refresh_from_db()
+    return deployment
+
+
+def ensure_admin(password_file: Path) -> None:
+    """The first start makes the user `admin` with a random password, kept in a file that only the owner reads."""
+    users = get_user_model()
+    if users.objects.filter(is_superuser=True).exists():
+        return
+    password = secrets.token_urlsafe(12)
+    password_file.touch(mode=0o600)
+    password_file.write_text(password + "\n")
+    users.objects.create_superuser("admin", password=password)

@@ -1,0 +1,60 @@
+"""Every switch, once: from the environment as DRAGOMAN_<NAME>, checked at start."""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Options(BaseSettings):
+    """The server's settings. Times are seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="DRAGOMAN_", extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address that every plane binds.")
+    front_port: int = Field(8000, ge=0, le=65535, description="Port of the OpenAI and TGI dialects.")
+    control_port: int = Field(8080, ge=0, le=65535, description="Port of the admin.")
+    data_dir: Path = Field(ROOT / "var", description="Folder for the database, sockets and generated secrets.")
+    database_url: str = Field("", description="postgresql://user:password@host/name; empty is SQLite in data_dir.")
+    model: str = Field(str(ROOT / "models" / "demo"), description="Directory or hub id that `serve` deploys.")
+    require_api_key: bool | None = Field(None, description="Ask for API keys; unset asks unless bound to loopback.")
+    allowed_hosts: list[str] = Field([], description="Further host names under which the admin answers.")
+    max_concurrent_requests: int = Field(256, ge=1, le=65536, description="Requests inside at once; more are refused.")
+    max_body_bytes: int = Field(2_000_000, ge=1024, le=1 << 30, description="Largest request body.")
+    request_timeout_s: float = Field(600, gt=0, description="Longest time that one request may take.")
+    slow_client_timeout_s: float = Field(30, gt=0, description="How long a client may leave its stream unread.")
+    drain_s: float = Field(30, ge=0, description="How long running requests may go on after SIGTERM.")
+    log_format: str = Field("console", pattern="^(console|json)$", description="How log lines are written.")
+    dtype: str = Field("auto", pattern="^(auto|float32|bfloat16|float16)$", description="Weights' type of new deployments.")
+    max_model_len: int = Field(0, ge=0, description="Longest sequence of new deployments; 0 is the model's own limit.")
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="Sequences in one step of new deployments.")
+    max_num_batched_tokens: int = Field(256, ge=1, description="Tokens in one step of new deployments.")
+    kv_cache_bytes: int = Field(0, ge=0, description="KV cache of new deployments; 0 sizes it from free memory.")
+    threads: int = Field(0, ge=0, description="Threads of an engine worker; 0 is one per core.")
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the planes."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def api_key_required(self) -> bool:
+        """Whether inference routes ask for a key."""
+        return not self.on_loopback if self.require_api_key is None else self.require_api_key
+
+
+@lru_cache
+def get_options() -> Options:
+    """The options of this process."""
+    return Options()

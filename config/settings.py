@@ -1,0 +1,131 @@
+"""Django's settings, derived from the options."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from django.urls import reverse_lazy
+
+from config.options import ROOT, get_options
+
+options = get_options()
+
+
+def _secret_key(path: Path) -> str:
+    """The signing key of sessions: made once, readable by the owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_urlsafe(48))
+    return path.read_text()
+
+
+def _database(url: str) -> dict[str, Any]:
+    if not url:
+        pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
+        return {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": options.data_dir / "dragoman.sqlite3",
+            "OPTIONS": {"init_command": pragmas, "transaction_mode": "IMMEDIATE", "timeout": 20},
+        }
+    parts = urlsplit(url)
+    if parts.scheme not in {"postgresql", "postgres"}:
+        raise ValueError("DRAGOMAN_DATABASE_URL must begin with postgresql://")
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": parts.path.lstrip("/"),
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+        "HOST": parts.hostname or "",
+        "PORT": parts.port or "",
+    }
+
+
+BASE_DIR = ROOT
+SECRET_KEY = _secret_key(options.data_dir / "secret-key")
+DEBUG = False
+ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]", options.host, *options.allowed_hosts]
+INSTALLED_APPS = [
+    "daphne",
+    "unfold",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "rest_framework_api_key",
+    "channels",
+    "management",
+    "config",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "config.urls"
+ASGI_APPLICATION = "config.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+DATABASES = {"default": _database(options.database_url)}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+CHANNEL_LAYERS = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
+REST_FRAMEWORK = {"DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"]}
+AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]
+STATIC_URL = "/static/"
+STATIC_ROOT = options.data_dir / "static"
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_AUTOREFRESH = False
+USE_TZ = True
+TIME_ZONE = "UTC"
+SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_HTTPONLY = True
+X_FRAME_OPTIONS = "DENY"
+LOGGING_CONFIG = None  # config.logs sets logging up
+UNFOLD = {
+    "SITE_TITLE": "Dragoman",
+    "SITE_HEADER": "Dragoman",
+    "SITE_SYMBOL": "translate",
+    "SIDEBAR": {
+        "navigation": [
+            {
+                "title": "Serving",
+                "items": [
+                    {"title": "Deployments", "icon": "rocket_launch", "link": reverse_lazy("admin:management_deployment_changelist")},
+                    {"title": "Workers", "icon": "memory", "link": reverse_lazy("admin:management_worker_changelist")},
+                    {"title": "Models", "icon": "deployed_code", "link": reverse_lazy("admin:management_model_changelist")},
+                    {"title": "Adapters", "icon": "extension", "link": reverse_lazy("admin:management_adapter_changelist")},
+                ],
+            },
+            {
+                "title": "Access",
+                "items": [
+                    {"title": "API keys", "icon": "key", "link": reverse_lazy("admin:management_apikey_changelist")},
+                    {"title": "Audit events", "icon": "history", "link": reverse_lazy("admin:management_auditevent_changelist")},
+                    {"title": "Users", "icon": "person", "link": reverse_lazy("admin:auth_user_changelist")},
+                ],
+            },
+        ]
+    },
+}  # fmt: skip

@@ -1,0 +1,65 @@
+"""A worker process: `python -m engine`, started by a launcher and talking to it over three pipes.
+
+stdin: one line, the EngineConfig as JSON; its EOF means that the launcher is gone, and the worker exits.
+stdout: a JSON line for each change of state: {"state": "loading" | "ready" | "failed" | "exited", "reason"?}, and
+{"state": "alive"} once a second from the step loop, so that a launcher notices a worker that hangs.
+stderr: the log. Exit status: 0 drained or told to stop, 3 the model cannot be served, 4 the engine broke.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+
+import msgspec
+
+from engine.config import EngineConfig
+
+logger = logging.getLogger("engine")
+
+
+def main() -> int:
+    """Read the config, load the model, serve."""
+    # The status pipe is for status alone; whatever a library prints goes to the log.
+    status = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def report(state: str, **details: object) -> None:
+        print(json.dumps({"state": state, **details}), file=status, flush=True)
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine %(message)s")
+    # The launcher decides when to stop: Ctrl-C in a terminal reaches the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    report("loading")
+    from engine.core import EngineBroken, EngineCore  # torch is imported only now, after "loading" is known
+    from engine.model import ModelError
+    from engine.server import EngineServer
+
+    try:
+        core = EngineCore(config)
+    except ModelError as error:
+        report("failed", reason=str(error))
+        return 3
+    except (MemoryError, RuntimeError) as error:
+        logger.exception("loading failed")
+        report("failed", reason=f"{type(error).__name__}: {error}")
+        return 3
+    server = EngineServer(core, config, on_heartbeat=lambda: report("alive"))
+    server.watch(sys.stdin.buffer)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "draining", True))
+    report("ready")
+    try:
+        server.run()
+    except EngineBroken as error:
+        report("exited", reason=str(error))
+        return 4
+    report("exited", reason="stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""The attention function that transformers' own layers call, and what stands behind it during a forward pass.
+
+`install()` registers it as "paged"; no mask is ever built for that name. What it does is decided by the current
+context (`attend_with`), because several model families drop the keyword arguments that could carry it.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from transformers.modeling_utils import AttentionInterface
+
+from engine.kv_cache import AttentionSpec, KVCache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from engine.batch import ForwardBatch, SequenceSlice
+
+NAME = "paged"
+
+
+class Context(Protocol):
+    """What an attention call does with one layer's query [H, T, D], key and value [HK, T, D]; returns [T, H, DV]."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options
+    ) -> torch.Tensor: ...
+
+
+class Options:
+    """A layer's scale, window, soft-cap and sinks, as transformers passes them with each call."""
+
+    __slots__ = ("scale", "sinks", "softcap", "window")
+
+    def __init__(
+        self, scale: float | None, window: int | None, softcap: float | None, sinks: torch.Tensor | None
+    ) -> None:
+        self.scale, self.window, self.softcap, self.sinks = scale, window, softcap, sinks
+
+
+_current: Context | None = None
+
+
+@contextmanager
+def attend_with(context: Context) -> Iterator[None]:
+    """Let attention calls inside the block go to `context`."""
+    global _current
+    _current = context
+    try:
+        yield
+    finally:
+        _current = None
+
+
+def _paged(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The interface of transformers: query [1, H, T, D], key and value [1, HK, T, D] -> [1, T, H, DV]."""
+    if _current is None:
+        raise RuntimeError("an attention layer was called outside of a step")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    options = Options(scaling, sliding_window, softcap, s_aux)
+    return _current.attend(layer, query[0], key[0], value[0], options)[None], None
+
+
+def install() -> None:
+    """Make "paged" a known attention implementation. May be called twice."""
+    AttentionInterface.register(NAME, _paged)
+
+
+class Recorder:
+    """Answers with plain causal attention over the call's own tokens, and notes what each layer looks like."""
+
+    def __init__(self) -> None:
+        self.specs: dict[int, AttentionSpec] = {}
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options
+    ) -> torch.Tensor:
+        self.specs[layer] = AttentionSpec(key.shape[0], key.shape[2], value.shape[2])
+        return attend_causally(query, key, value, key.shape[1], options)
+
+
+class PagedAttention:
+    """One forward pass over the KV cache: writes the new keys and values, then attends sequence by sequence."""
+
+    def __init__(self, cache: KVCache, batch: ForwardBatch) -> None:
+        self.cache, self.batch = cache, batch
+        self._masks: dict[tuple[int, int, int | None], torch.Tensor] = {}
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options
+    ) -> torch.Tensor:
+        self.cache.write(layer, self.batch.slot_mapping, key.transpose(0, 1), value.transpose(0, 1))
+        heads, rows, _ = query.shape
+        out = query.new_zeros(rows, heads, value.shape[2])
+        for sequence in self.batch.sequences:
+            new = query[:, sequence.row : sequence.row + sequence.count]
+            out[sequence.row : sequence.row + sequence.count] = self._sequence(layer, new, sequence, options)
+        return out
+
+    def _sequence(self, layer: int, query: torch.Tensor, sequence: SequenceSlice, options: Options) -> torch.Tensor:
+        """Attention of one sequence's new tokens over its whole context: [H, n, D] -> [n, H, DV]."""
+        count, length = sequence.count, sequence.length
+        start = max(0, length - options.window - count + 1) if options.window else 0
+        key, value = self.cache.read(layer, sequence.blocks, start, length)
+        key, value = key.transpose(0, 1), value.transpose(0, 1)  # [HK, length - start, D]
+        if count == 1 and options.softcap is None and options.sinks is None:
+            heads, _, dim = query.shape
+            # The query heads of a KV head are rows of one product: no repeat of the keys, no mask.
+            grouped = query.reshape(1, key.shape[0], heads // key.shape[0], dim)
+            out = F.scaled_dot_product_attention(grouped, key[None], value[None], scale=options.scale)
+            return out.reshape(1, heads, value.shape[2])
+        return attend_causally(query, key, value, length - start, options, self._masks)
+
+
+def attend_causally(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    length: int,
+    options: Options,
+    masks: dict[tuple[int, int, int | None], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """The last n of `length` tokens attend to all before them: [H, n, D] over [HK, length, D] -> [n, H, DV]."""
+    count = query.shape[1]
+    groups = query.shape[0] // key.shape[0]
+    window = options.window if options.window and options.window < length else None
+    plain = options.softcap is None and options.sinks is None
+    if plain and window is None and count == length:
+        out = F.scaled_dot_product_attention(
+            query[None], key[None], value[None], is_causal=True, scale=options.scale, enable_gqa=groups > 1
+        )
+        return out[0].transpose(0, 1)
+    keep = _mask(count, length, window, {} if masks is None else masks)
+    if plain:
+        out = F.scaled_dot_product_attention(
+            query[None], key[None], value[None], attn_mask=keep, scale=options.scale, enable_gqa=groups > 1
+        )
+        return out[0].transpose(0, 1)
+    scale = query.shape[2] ** -0.5 if options.scale is None else options.scale
+    scores = (query @ key.repeat_interleave(groups, 0).transpose(1, 2)).float() * scale  # [H, n, length]
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    scores = scores.masked_fill(~keep, -torch.inf)
+    if options.sinks is not None:  # a sink takes part in the softmax and contributes no value
+        sinks = options.sinks.float().reshape(-1, 1, 1).expand(-1, count, 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :length].to(value.dtype)
+    return (weights @ value.repeat_interleave(groups, 0)).transpose(0, 1)
+
+
+def _mask(
+    count: int, length: int, window: int | None, masks: dict[tuple[int, int, int | None], torch.Tensor]
+) -> torch.Tensor:
+    """[count, length] bool: which keys each of the last `count` queries sees. Kept for the layers of one step."""
+    mask = masks.get((count, length, window))
+    if mask is None:
+        queries, keys = torch.arange(length - count, length)[:, None], torch.arange(length)[None]
+        mask = keys <= queries
+        if window is not None:
+            mask &= keys > queries - window
+        masks[count, length, window] = mask
+    return mask

@@ -1,0 +1,90 @@
+"""One step as tensors: built from a scheduled batch, read by the attention function and the model runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.block_pool import TRASH_BLOCK
+
+if TYPE_CHECKING:
+    from engine.request import Request
+    from engine.scheduler import ScheduledBatch
+
+MIN_ROWS = 2
+"""One-row steps are padded: packed linears take a slower, differently rounded path for a single row."""
+
+
+@dataclass(slots=True)
+class SequenceSlice:
+    """`count` new tokens of one sequence, at rows `row`..`row + count`, ending at context `length`.
+
+    `blocks` is a range when they are physically consecutive.
+    """
+
+    row: int
+    count: int
+    length: int
+    blocks: list[int] | range
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """Everything a forward pass needs. T rows, of which the last may be padding; L rows get logits.
+
+    input_ids, positions: [1, T] int64. slot_mapping: [T] int64. logits_rows: [L] int64.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    sequences: list[SequenceSlice]
+    logits_rows: torch.Tensor
+    sampled: list[Request]
+    """The requests whose next token is chosen, in the order of the first `len(sampled)` logits rows."""
+    prompt_rows: list[tuple[Request, int, int]]
+    """(request, first prompt position, count): further logits rows, for prompt log-probabilities."""
+
+
+def build_batch(scheduled: ScheduledBatch, block_size: int) -> ForwardBatch:
+    """Lay the batch out row by row, in the scheduler's order."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    sequences, sampled, sampled_rows = [], [], []
+    prompt_rows, prompt_row_numbers = [], []
+    for request, count in zip(scheduled.requests, scheduled.num_new_tokens, strict=True):
+        start, row = request.num_computed_tokens, len(ids)
+        end = start + count
+        ids += request.token_ids[start:end]
+        positions += range(start, end)
+        table = request.block_table
+        slots += [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
+        used = table[: -(-end // block_size)]
+        consecutive = used[-1] - used[0] == len(used) - 1 and used == list(range(used[0], used[-1] + 1))
+        blocks = range(used[0], used[-1] + 1) if consecutive else used
+        sequences.append(SequenceSlice(row, count, end, blocks))
+        if end == len(request.token_ids):
+            sampled.append(request)
+            sampled_rows.append(row + count - 1)
+        if request.params.prompt_logprobs is not None:
+            # The logits at position p predict the prompt token at p + 1; after a preemption some are known already.
+            first, last = max(start, request.num_prompt_logprobs), min(end, request.num_prompt_tokens - 1)
+            if first < last:
+                prompt_rows.append((request, first, last - first))
+                prompt_row_numbers += range(row + first - start, row + last - start)
+    for _ in range(MIN_ROWS - len(ids)):
+        ids.append(0)
+        positions.append(0)
+        slots.append(TRASH_BLOCK * block_size)
+    return ForwardBatch(
+        input_ids=torch.tensor([ids]),
+        positions=torch.tensor([positions]),
+        slot_mapping=torch.tensor(slots),
+        sequences=sequences,
+        logits_rows=torch.tensor(sampled_rows + prompt_row_numbers, dtype=torch.int64),
+        sampled=sampled,
+        prompt_rows=prompt_rows,
+    )

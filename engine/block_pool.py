@@ -1,0 +1,138 @@
+"""KV blocks: who holds them, which are free, and which still hold a known prefix. It never touches tensors.
+
+A freed block keeps its content and its hash until it is handed out again, so the free list is the prefix cache's
+LRU. Block 0 is never handed out: padding rows write there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from hashlib import blake2b
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from engine.request import Request
+
+TRASH_BLOCK = 0
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """A block's identity: its tokens and everything before it. 128 bits, so equal hashes mean equal content."""
+    return blake2b(parent + struct.pack(f"<{len(token_ids)}i", *token_ids), digest_size=16).digest()
+
+
+class BlockPool:
+    """Reference-counted blocks with a hash-chained prefix cache."""
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+        self.num_blocks, self.block_size, self.prefix_caching = num_blocks, block_size, prefix_caching
+        self._references = [0] * num_blocks
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that requests can hold."""
+        return self.num_blocks - 1
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    def extend_hashes(self, request: Request) -> None:
+        """Give every full block of the request's tokens its hash."""
+        if not self.prefix_caching:
+            return
+        hashes, tokens, size = request.block_hashes, request.token_ids, self.block_size
+        while (len(hashes) + 1) * size <= len(tokens):
+            start = len(hashes) * size
+            parent = hashes[-1] if hashes else blake2b(request.cache_salt.encode(), digest_size=16).digest()
+            hashes.append(hash_block(parent, tokens[start : start + size]))
+
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """The cached blocks for the longest known prefix of `hashes`; takes no reference."""
+        blocks = []
+        for digest in hashes:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def num_free_after(self, hit: Iterable[int]) -> int:
+        """Free blocks that would remain if `hit` were taken."""
+        return len(self._free) - sum(block in self._free for block in hit)
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """Take a reference to each cached block."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._free[block]
+            self._references[block] += 1
+
+    def allocate(self, request: Request, num_tokens: int) -> bool:
+        """Grow the request's block table to hold `num_tokens`; False, and nothing changed, when there are too few."""
+        needed = -(-num_tokens // self.block_size) - len(request.block_table)
+        if needed <= 0:
+            return True
+        if needed > len(self._free):
+            return False
+        # A run of consecutive blocks is read without a copy: continue one where nothing cached is lost by it, and
+        # hand out the oldest free blocks in ascending order.
+        following = request.block_table[-1] + 1 if request.block_table else -1
+        taken = []
+        while len(taken) < needed and following in self._free and following not in self._hash_of:
+            taken.append(following)
+            following += 1
+            del self._free[taken[-1]]
+        oldest = sorted(islice(self._free, needed - len(taken)))
+        for block in oldest:
+            del self._free[block]
+            self._forget(block)
+        for block in taken + oldest:
+            self._references[block] = 1
+            request.block_table.append(block)
+        return True
+
+    def cache(self, request: Request) -> None:
+        """Make the request's full, computed blocks findable by their hashes."""
+        if not self.prefix_caching:
+            return
+        self.extend_hashes(request)
+        for i in range(request.num_computed_tokens // self.block_size - 1, -1, -1):
+            block, digest = request.block_table[i], request.block_hashes[i]
+            if block in self._hash_of:
+                break
+            if digest in self._block_of:  # the same content stands elsewhere already
+                continue
+            self._hash_of[block] = digest
+            self._block_of[digest] = block
+
+    def free(self, request: Request) -> None:
+        """Drop the request's references, tail first, so that a chain is evicted from its end."""
+        for block in reversed(request.block_table):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+                if block not in self._hash_of:
+                    self._free.move_to_end(block, last=False)
+        request.block_table = []
+
+    def check_integrity(self) -> None:
+        """Every block is either free or referenced, and the two hash tables mirror each other."""
+        held = sum(count > 0 for count in self._references)
+        if held + len(self._free) != self.num_usable:
+            raise RuntimeError(f"blocks leaked: {held} held and {len(self._free)} free of {self.num_usable}")
+        if {digest: block for block, digest in self._hash_of.items()} != self._block_of:
+            raise RuntimeError("the prefix cache's tables disagree")
+
+    def _forget(self, block: int) -> None:
+        digest = self._hash_of.pop(block, None)
+        if digest is not None:
+            del self._block_of[digest]

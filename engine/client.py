@@ -1,0 +1,220 @@
+"""A connection to one engine worker, for asyncio programs. It moves token ids and never text.
+
+Outputs of one step arrive in one frame and are handed to their requests' queues; a reader that lags finds them
+merged, so nothing is lost and memory is bounded by what a request may generate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine import messages
+from engine.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Dead,
+    Drain,
+    Heartbeat,
+    Hello,
+    ModelInfo,
+    Outputs,
+    ProtocolError,
+    Ready,
+    Refused,
+    RequestOutput,
+    Stats,
+    Submit,
+    frame,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from engine.sampling_params import SamplingParams
+
+CONNECT_TIMEOUT_S = 5.0
+SUSPECT_AFTER_S = 5.0
+DEAD_AFTER_S = 20.0
+
+
+class EngineDead(Exception):
+    """The worker is gone or does not answer; its requests are lost."""
+
+
+class _Collector:
+    """One request's outputs between the connection and its reader."""
+
+    def __init__(self) -> None:
+        self._pending: RequestOutput | None = None
+        self._arrived = asyncio.Event()
+        self.failure: str | None = None
+
+    def put(self, output: RequestOutput) -> None:
+        self._pending = output if self._pending is None else _merge(self._pending, output)
+        self._arrived.set()
+
+    def fail(self, reason: str) -> None:
+        self.failure = reason
+        self._arrived.set()
+
+    async def get(self) -> RequestOutput:
+        """Everything since the last call; raises EngineDead when nothing more will come."""
+        await self._arrived.wait()
+        if self._pending is None:
+            raise EngineDead(self.failure)
+        output, self._pending = self._pending, None
+        if self.failure is None:
+            self._arrived.clear()
+        return output
+
+
+def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """Two outputs of one request as one."""
+    second.token_ids = first.token_ids + second.token_ids
+    for name in ("logprobs", "prompt_logprobs"):
+        earlier, later = getattr(first, name), getattr(second, name)
+        setattr(second, name, later if earlier is None else earlier + (later or []))
+    if second.cached_tokens is None:
+        second.cached_tokens, second.queue_s = first.cached_tokens, first.queue_s
+    return second
+
+
+class EngineClient:
+    """Talks to the worker `worker_id` in `epoch` at the Unix socket `path`."""
+
+    def __init__(self, path: str, worker_id: str, epoch: int) -> None:
+        self.path, self.worker_id, self.epoch = path, worker_id, epoch
+        self.stats = Stats()
+        self.draining = False
+        self._collectors: dict[int, _Collector] = {}
+        self._next_request = 1
+        self._model: ModelInfo | None = None
+        self._failure: str | None = None
+        self._last_heard = 0.0
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def connect(self) -> ModelInfo:
+        """Greet the worker; raises EngineDead when it is not there, or is another one than expected."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                reader, self._writer = await asyncio.open_unix_connection(self.path)
+                self._writer.write(frame(Hello(PROTOCOL_VERSION, self.worker_id, self.epoch)))
+                answer = messages.to_client.decode(await _read_frame(reader))
+        except (OSError, asyncio.IncompleteReadError, ProtocolError, msgspec.MsgspecError) as error:
+            raise EngineDead(f"the worker at {self.path} cannot be reached: {type(error).__name__}") from error
+        if not isinstance(answer, Ready):
+            raise EngineDead(answer.reason if isinstance(answer, Refused) else "the worker did not greet")
+        self._model, self._last_heard = answer.model, time.monotonic()
+        self._reading = asyncio.create_task(self._read(reader))
+        return answer.model
+
+    @property
+    def model(self) -> ModelInfo:
+        """What the worker serves; only after `connect`."""
+        if self._model is None:
+            raise EngineDead("not connected")
+        return self._model
+
+    @property
+    def failure(self) -> str | None:
+        """Why the worker cannot be used, or None."""
+        if self._failure is None and time.monotonic() - self._last_heard > DEAD_AFTER_S:
+            self._fail(f"no heartbeat for {DEAD_AFTER_S:.0f} s")
+        return self._failure
+
+    @property
+    def usable(self) -> bool:
+        """Whether new requests may go there: connected and not draining."""
+        return self.failure is None and not self.draining
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it has not been heard of lately: hung, or in a very long step."""
+        return time.monotonic() - self._last_heard > SUSPECT_AFTER_S
+
+    @property
+    def inflight(self) -> int:
+        """Requests of this client that have not ended."""
+        return len(self._collectors)
+
+    async def generate(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request until it ends. Closing the iterator early aborts the request in the engine."""
+        request_id, self._next_request = self._next_request, self._next_request + 1
+        collector = _Collector()
+        self._send(Submit(request_id, prompt_token_ids, params, priority, cache_salt, timeout_s))
+        self._collectors[request_id] = collector
+        finished = False
+        try:
+            while not finished:
+                output = await collector.get()
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            self._collectors.pop(request_id, None)
+            if not finished and self._failure is None:
+                self._send(Abort([request_id]))
+
+    def drain(self) -> None:
+        """Ask the worker to finish what it has and exit."""
+        self._send(Drain())
+
+    async def close(self) -> None:
+        """Hang up; the worker aborts whatever this client still has running."""
+        if self._reading is not None:
+            self._reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._reading
+        self._fail("the connection was closed")
+        if self._writer is not None:
+            self._writer.close()
+            with suppress(OSError):
+                await self._writer.wait_closed()
+
+    def _send(self, message: messages.ToWorker) -> None:
+        if self.failure is not None or self._writer is None:
+            raise EngineDead(self._failure or "not connected")
+        self._writer.write(frame(message))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                self._dispatch(messages.to_client.decode(await _read_frame(reader)))
+        except (OSError, asyncio.IncompleteReadError, ProtocolError, msgspec.MsgspecError):
+            self._fail("the worker closed the connection")
+
+    def _dispatch(self, message: messages.ToClient) -> None:
+        self._last_heard = time.monotonic()
+        if isinstance(message, Outputs):
+            self.stats = message.stats
+            for output in message.outputs:
+                collector = self._collectors.get(output.request_id)
+                if collector is not None:  # else it was aborted meanwhile
+                    collector.put(output)
+        elif isinstance(message, Heartbeat):
+            self.stats, self.draining = message.stats, message.draining
+        elif isinstance(message, Dead):
+            self._fail(message.reason)
+
+    def _fail(self, reason: str) -> None:
+        if self._failure is None:
+            self._failure = reason
+        for collector in self._collectors.values():
+            collector.fail(self._failure)
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(messages.frame_length(await reader.readexactly(4)))

@@ -1,0 +1,200 @@
+"""The engine without its socket: requests in, outputs out, one step at a time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.block_pool import BlockPool
+from engine.kv_cache import KVCache, block_bytes, default_num_blocks
+from engine.messages import ModelInfo, RequestOutput, Stats, Submit
+from engine.model import load_model
+from engine.model_runner import ModelRunner, StepResult
+from engine.request import Request, RequestStatus
+from engine.scheduler import ScheduledBatch, Scheduler
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_STEPS = 2
+"""So many failed steps in a row mean that the engine itself is broken."""
+
+ClientOutputs = dict[int, list[RequestOutput]]
+
+
+class EngineBroken(Exception):
+    """Steps keep failing; the worker should exit and be restarted."""
+
+
+class EngineCore:
+    """One model, its KV cache and its requests. Not thread-safe: one loop owns it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the model; raises ModelError when it cannot be served."""
+        torch.set_num_threads(config.threads or torch.get_num_threads())
+        loaded = load_model(config)
+        self.config = config
+        per_block = block_bytes(loaded.specs, config.block_size, loaded.dtype)
+        most = config.max_num_seqs * -(-loaded.max_model_len // config.block_size)
+        num_blocks = default_num_blocks(per_block, config.kv_cache_bytes, most)
+        pool = BlockPool(num_blocks, config.block_size, config.prefix_caching)
+        # A sequence that can never fit is refused on arrival, so the limit is what the cache can hold.
+        limit = min(loaded.max_model_len, pool.num_usable * config.block_size)
+        self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids)
+        self.runner = ModelRunner(loaded, KVCache(loaded.specs, num_blocks, config.block_size, loaded.dtype))
+        self.requests: dict[tuple[int, int], Request] = {}
+        self.stats = Stats(blocks_total=pool.num_usable)
+        self.failed_steps = 0
+        self.info = ModelInfo(
+            directory=str(loaded.directory),
+            tokenizer_file=str(loaded.tokenizer_file),
+            architecture=type(loaded.model).__name__,
+            dtype=str(loaded.dtype).removeprefix("torch."),
+            device="cpu",
+            vocab_size=loaded.vocab_size,
+            max_model_len=limit,
+            eos_token_ids=loaded.eos_token_ids,
+            block_size=config.block_size,
+            num_blocks=pool.num_usable,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            sampling_defaults=loaded.sampling_defaults,
+        )
+
+    def submit(self, client: int, message: Submit) -> RequestOutput | None:
+        """Queue a request of a client; the output that ends it when it cannot be served."""
+        now = time.monotonic()
+        request = Request(
+            key=(client, message.request_id),
+            token_ids=list(message.prompt_token_ids),
+            params=message.params,
+            arrival=now,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            deadline=None if message.timeout_s is None else now + message.timeout_s,
+        )
+        error = "this request id is in use" if request.key in self.requests else self._refusal(request)
+        if error is not None:
+            return RequestOutput(message.request_id, finish_reason="error", error=error)
+        self.requests[request.key] = request
+        return None
+
+    def abort(self, client: int, request_ids: list[int]) -> None:
+        """Mark requests for removal at the next step."""
+        for request_id in request_ids:
+            request = self.requests.get((client, request_id))
+            if request is not None:
+                request.aborted = True
+
+    def abort_client(self, client: int) -> None:
+        """Mark everything that a vanished client asked for."""
+        self.abort(client, [request_id for owner, request_id in self.requests if owner == client])
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_work
+
+    def step(self) -> ClientOutputs:
+        """One iteration: schedule, execute, update, publish."""
+        dropped = self.scheduler.expire(time.monotonic())
+        batch = self.scheduler.schedule()
+        result = self._execute(batch)
+        finished = self.scheduler.update(batch, result.tokens) if result is not None else self._fail(batch)
+        return self._publish(batch, result or StepResult(), finished, dropped)
+
+    def check_integrity(self) -> None:
+        """Called when idle: no request is known and every block is free."""
+        self.scheduler.pool.check_integrity()
+        if self.requests or self.scheduler.pool.num_free != self.scheduler.pool.num_usable:
+            raise EngineBroken(f"idle with {len(self.requests)} requests and blocks in use")
+
+    def refresh_stats(self) -> Stats:
+        """The gauges as of now, and the counters."""
+        scheduler, stats = self.scheduler, self.stats
+        stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
+        stats.blocks_used = scheduler.pool.num_usable - scheduler.pool.num_free
+        stats.preemptions = scheduler.num_preemptions
+        stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+        return stats
+
+    def _refusal(self, request: Request) -> str | None:
+        ids = request.token_ids
+        if not ids:
+            return "the prompt is empty"
+        if min(ids) < 0 or max(ids) >= self.info.vocab_size:
+            return f"token ids must be between 0 and {self.info.vocab_size - 1}"
+        return self.scheduler.add(request)
+
+    def _execute(self, batch: ScheduledBatch) -> StepResult | None:
+        """The step's results, or None after a failure that may be the fault of these requests alone."""
+        if not batch.requests:
+            return StepResult()
+        begin = time.monotonic()
+        try:
+            result = self.runner.execute(batch)
+        except Exception:  # the step loop is one of the edges: the batch fails, the engine goes on
+            self.failed_steps += 1
+            logger.exception("step failed", extra={"requests": len(batch.requests)})
+            return None
+        self.failed_steps = 0
+        elapsed, stats = time.monotonic() - begin, self.stats
+        stats.steps += 1
+        stats.last_batch_size = len(batch.requests)
+        stats.generation_tokens += len(result.tokens)
+        if batch.is_decode:
+            stats.decode_steps, stats.decode_s = stats.decode_steps + 1, stats.decode_s + elapsed
+        else:
+            stats.prefill_steps, stats.prefill_s = stats.prefill_steps + 1, stats.prefill_s + elapsed
+        return result
+
+    def _fail(self, batch: ScheduledBatch) -> dict[Request, str]:
+        for request in batch.requests:
+            self.scheduler.finish(request)
+        return dict.fromkeys(batch.requests, "error")
+
+    def _publish(
+        self,
+        batch: ScheduledBatch,
+        result: StepResult,
+        finished: dict[Request, str],
+        dropped: list[tuple[Request, str]],
+    ) -> ClientOutputs:
+        """The step's outputs by client, and the end of the requests that are done."""
+        outputs: ClientOutputs = {}
+        for request, reason in dropped:
+            outputs.setdefault(request.key[0], []).append(RequestOutput(request.key[1], finish_reason=reason))
+        for request in batch.requests:
+            reason = finished.get(request)
+            token = result.tokens.get(request)
+            prompt_logprobs = result.prompt_logprobs.get(request)
+            if token is None and reason is None and prompt_logprobs is None:
+                continue
+            output = RequestOutput(
+                request.key[1],
+                finish_reason=reason,
+                prompt_logprobs=prompt_logprobs,
+                preemptions=request.num_preemptions,
+            )
+            if token is not None:
+                output.token_ids = [token]
+                if reason == "stop":
+                    output.stop_token_id = token
+                if request in result.logprobs:
+                    output.logprobs = [result.logprobs[request]]
+                if request.num_output_tokens == 1 and request.first_scheduled is not None:
+                    output.cached_tokens = request.num_cached_tokens
+                    output.queue_s = request.first_scheduled - request.arrival
+                    self.stats.prompt_tokens += request.num_prompt_tokens
+            if reason == "error":
+                output.error = "the step that computed this request failed"
+            outputs.setdefault(request.key[0], []).append(output)
+        for request in [*finished, *(request for request, _ in dropped)]:
+            if request.status is RequestStatus.FINISHED:
+                del self.requests[request.key]
+        return outputs

@@ -1,0 +1,201 @@
+"""Every message between a client and an engine worker, and how it is framed. Imports msgspec and nothing heavier.
+
+A frame is a little-endian unsigned 32-bit length and that many bytes of msgpack. A connection starts with the
+client's `Hello`; the worker answers with `Ready` or `Refused`. EOF means death on either side.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from engine.sampling_params import SamplingParams
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 256 << 20
+_LENGTH = struct.Struct("<I")
+
+
+class ProtocolError(Exception):
+    """The peer sent bytes that are not a frame of this protocol."""
+
+
+class TokenLogprob(msgspec.Struct, array_like=True, gc=False):
+    """One token's log-probability; `rank` is 1 for the most likely; `top` lists (token id, logprob), best first."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]] = []
+
+
+class ModelInfo(msgspec.Struct, array_like=True):
+    """What a worker serves. `directory` is where its config and tokenizer files lie on the worker's host."""
+
+    directory: str
+    tokenizer_file: str
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: list[int]
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    sampling_defaults: dict[str, float]
+    """temperature, top_k, top_p, min_p, repetition_penalty as far as generation_config.json sets them."""
+
+
+class Hello(msgspec.Struct, array_like=True, tag=True):
+    """A client's first frame: which worker, in which epoch, it believes to be talking to."""
+
+    protocol: int
+    worker_id: str
+    epoch: int
+
+
+class Submit(msgspec.Struct, array_like=True, tag=True):
+    """One sequence to generate. `request_id` is unique within the connection; `timeout_s` counts from arrival.
+
+    `cache_salt` separates tenants in the prefix cache: equal prompts share blocks only under equal salts.
+    """
+
+    request_id: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
+
+
+class Abort(msgspec.Struct, array_like=True, tag=True):
+    """Forget these requests, in whatever phase they are. Unknown ids are ignored."""
+
+    request_ids: list[int]
+
+
+class Drain(msgspec.Struct, array_like=True, tag=True):
+    """Refuse new requests, finish the running ones, then exit 0."""
+
+
+class Ready(msgspec.Struct, array_like=True, tag=True):
+    """The worker's answer to `Hello`."""
+
+    protocol: int
+    worker_id: str
+    epoch: int
+    model: ModelInfo
+
+
+class Refused(msgspec.Struct, array_like=True, tag=True):
+    """The worker's answer to a `Hello` it does not accept: other protocol, other worker, stale epoch."""
+
+    reason: str
+
+
+class RequestOutput(msgspec.Struct, array_like=True, gc=False):
+    """What one step brought one request.
+
+    `finish_reason` is None while it runs, else "stop", "length", "abort", "timeout" or "error" (with `error`).
+    `stop_token_id` is set when an end-of-sequence or stop token ended it; that token is the last of `token_ids`.
+    `logprobs` is as long as `token_ids` when asked for; `prompt_logprobs` arrives in prompt order, in pieces.
+    `cached_tokens` and `queue_s` come with the first output; the times are seconds.
+    """
+
+    request_id: int
+    token_ids: list[int] = []
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    cached_tokens: int | None = None
+    queue_s: float | None = None
+    preemptions: int = 0
+    error: str | None = None
+
+
+class Stats(msgspec.Struct, array_like=True, gc=False):
+    """The engine's gauges, and counters since its start."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    last_batch_size: int = 0
+
+
+class Outputs(msgspec.Struct, array_like=True, tag=True):
+    """All that one step brought the requests of one client."""
+
+    outputs: list[RequestOutput]
+    stats: Stats
+
+
+class Heartbeat(msgspec.Struct, array_like=True, tag=True):
+    """Sent by the step loop itself, so that a hung step is a missing heartbeat."""
+
+    stats: Stats
+    draining: bool
+
+
+class Dead(msgspec.Struct, array_like=True, tag=True):
+    """The worker is about to exit and why."""
+
+    reason: str
+
+
+ToWorker = Hello | Submit | Abort | Drain
+ToClient = Ready | Refused | Outputs | Heartbeat | Dead
+
+_encoder = msgspec.msgpack.Encoder()
+to_worker = msgspec.msgpack.Decoder(ToWorker)
+to_client = msgspec.msgpack.Decoder(ToClient)
+
+
+def frame(message: ToWorker | ToClient) -> bytes:
+    """The bytes of one message, length included."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def frame_length(head: bytes | bytearray) -> int:
+    """The body length in the four bytes that start a frame; raises ProtocolError when it is over the limit."""
+    length: int = _LENGTH.unpack_from(head)[0]
+    if length > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return length
+
+
+class FrameBuffer:
+    """Collects received bytes and gives back whole frame bodies."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies that are complete with `data`; raises ProtocolError on an impossible length."""
+        self._data += data
+        bodies, start = [], 0
+        while len(self._data) - start >= 4:
+            end = start + 4 + frame_length(self._data[start : start + 4])
+            if len(self._data) < end:
+                break
+            bodies.append(bytes(self._data[start + 4 : end]))
+            start = end
+        del self._data[:start]
+        return bodies

@@ -1,0 +1,62 @@
+"""One step's arithmetic: tensors in, tokens and log-probabilities out. It decides nothing about requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.attention import PagedAttention, attend_with
+from engine.batch import build_batch
+from engine.sampler import Sampler, token_logprobs
+
+if TYPE_CHECKING:
+    from engine.kv_cache import KVCache
+    from engine.messages import TokenLogprob
+    from engine.model import LoadedModel
+    from engine.request import Request
+    from engine.scheduler import ScheduledBatch
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step computed, by request."""
+
+    tokens: dict[Request, int] = field(default_factory=dict)
+    logprobs: dict[Request, TokenLogprob] = field(default_factory=dict)
+    prompt_logprobs: dict[Request, list[TokenLogprob]] = field(default_factory=dict)
+
+
+class ModelRunner:
+    """Runs scheduled batches through the model, the KV cache and the sampler."""
+
+    def __init__(self, loaded: LoadedModel, cache: KVCache) -> None:
+        self.model, self.cache = loaded.model, cache
+        self.sampler = Sampler(loaded.eos_token_ids)
+
+    @torch.inference_mode()
+    def execute(self, scheduled: ScheduledBatch) -> StepResult:
+        """One forward pass and one token for every request that reached the end of its tokens."""
+        batch = build_batch(scheduled, self.cache.block_size)
+        with attend_with(PagedAttention(self.cache, batch)):
+            # A step of partial chunks samples nothing; one row of logits is the least that the models compute.
+            rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
+            logits: torch.Tensor = self.model(
+                input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False, logits_to_keep=rows
+            ).logits[0]
+        result = StepResult()
+        if batch.sampled:
+            tokens, logprobs = self.sampler.sample(batch.sampled, logits[: len(batch.sampled)])
+            for request, token, logprob in zip(batch.sampled, tokens, logprobs, strict=True):
+                result.tokens[request] = token
+                if logprob is not None:
+                    result.logprobs[request] = logprob
+        row = len(batch.sampled)
+        for request, first, count in batch.prompt_rows:
+            following = request.token_ids[first + 1 : first + count + 1]
+            top = request.params.prompt_logprobs or 0
+            result.prompt_logprobs[request] = token_logprobs(logits[row : row + count], following, top)
+            request.num_prompt_logprobs = first + count
+            row += count
+        return result

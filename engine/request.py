@@ -1,0 +1,61 @@
+"""One sequence on its way through the engine. State only; the scheduler moves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.sampling_params import SamplingParams
+
+
+class RequestStatus(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A prompt, what was generated after it, and how far the KV cache has got.
+
+    `token_ids` is prompt and output and never shrinks; `num_computed_tokens` chases its length. `block_hashes` has
+    one entry per full block, extended lazily. Times are monotonic seconds.
+    """
+
+    key: tuple[int, int]  # (client, request id)
+    token_ids: list[int]
+    params: SamplingParams
+    arrival: float
+    priority: int = 0
+    cache_salt: str = ""
+    deadline: float | None = None
+
+    status: RequestStatus = RequestStatus.WAITING
+    num_prompt_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_cached_tokens: int | None = None
+    num_preemptions: int = 0
+    num_prompt_logprobs: int = 0
+    first_scheduled: float | None = None
+    aborted: bool = False
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    sampler_state: Any = None
+    """What the sampler keeps between steps (penalty counts); it dies with the request."""
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens were generated so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Smaller goes first: priority, then arrival."""
+        return (self.priority, self.arrival)

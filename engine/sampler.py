@@ -1,0 +1,226 @@
+"""From logits to tokens. Stateless: given the logits, a token depends only on the request's seed and its position.
+
+One uniform number per token, drawn by splitmix64 from (seed, output position), and the inverse of the cumulative
+distribution; so neither batch mates nor preemption can change what a request samples.
+Order of the steps: logit bias and bans, minimum length, penalties, temperature, top-k, top-p, min-p, typical-p
+(the filters in the order of transformers' warpers).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.messages import TokenLogprob
+from engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from engine.request import Request
+
+CANDIDATES = 1024
+"""Filtered sampling first looks at this many most likely tokens, and at more only where they do not suffice."""
+_MASK64 = (1 << 64) - 1
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in (0, 1) with 53 random bits: splitmix64 of the two, on every device the same."""
+    z = (seed + 0x9E3779B97F4A7C15 * (position + 1)) & _MASK64
+    for multiplier, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
+        z = ((z ^ (z >> shift)) * multiplier) & _MASK64
+    return ((z ^ (z >> 31)) >> 11) * 2.0**-53 + 2.0**-54
+
+
+class Sampler:
+    """Chooses one token per request, and reports log-probabilities to those who asked."""
+
+    def __init__(self, eos_token_ids: Iterable[int]) -> None:
+        self.eos_token_ids = list(eos_token_ids)
+
+    def sample(self, requests: list[Request], logits: torch.Tensor) -> tuple[list[int], list[TokenLogprob | None]]:
+        """`logits` [len(requests), V]; returns a token per request, and its log-probability where asked for."""
+        logits = logits.float()
+        params = [request.params for request in requests]
+        raw = logits if any(p.logprobs is not None and p.logprobs_mode == "raw" for p in params) else None
+        adjusted = self._adjust(requests, logits)
+        sampling = [row for row, p in enumerate(params) if not p.greedy]
+        tokens = adjusted.argmax(-1)
+        processed = adjusted
+        if sampling:
+            rows = torch.tensor(sampling)
+            drawn = _draw([params[r] for r in sampling], [requests[r] for r in sampling], adjusted[rows])
+            tokens[rows] = drawn
+        chosen: list[int] = tokens.tolist()
+        logprobs: list[TokenLogprob | None] = [None] * len(requests)
+        for row, p in enumerate(params):
+            if p.logprobs is None:
+                continue
+            if p.logprobs_mode == "raw" and raw is not None:
+                distribution = raw[row]
+            else:
+                distribution = processed[row] if p.greedy else _filtered_logits(processed[row : row + 1], p)[0]
+            logprobs[row] = token_logprobs(distribution[None], [chosen[row]], p.logprobs, p.logprobs_mode)[0]
+        return chosen, logprobs
+
+    def _adjust(self, requests: list[Request], logits: torch.Tensor) -> torch.Tensor:
+        """Bans, bias and penalties, on a copy where any applies."""
+        copied = False
+        for row, request in enumerate(requests):
+            p = request.params
+            young = request.num_output_tokens < p.min_tokens
+            if not (young or p.logit_bias or p.allowed_token_ids or p.bad_words or p.penalised):
+                continue
+            if not copied:
+                logits, copied = logits.clone(), True
+            _adjust_row(logits[row], request, self.eos_token_ids if young else [])
+        return logits
+
+
+def token_logprobs(logits: torch.Tensor, tokens: list[int], top: int, mode: str = "raw") -> list[TokenLogprob]:
+    """Log-probabilities of `tokens` under `logits` [n, V] with the `top` best (-1: all; ties with the last one too
+    in "processed" mode, as TGI does)."""
+    logprobs = torch.log_softmax(logits.float(), -1)
+    index = torch.tensor(tokens)[:, None]
+    chosen = logprobs.gather(1, index)
+    ranks = (logprobs > chosen).sum(1).add(1).tolist()
+    count = logprobs.shape[1] if top == -1 else min(top, logprobs.shape[1])
+    values, ids = logprobs.topk(count) if count else (logprobs[:, :0], index[:, :0])
+    result = []
+    for row, token in enumerate(tokens):
+        best = list(zip(ids[row].tolist(), values[row].tolist(), strict=True))
+        if mode == "processed" and count and count < logprobs.shape[1]:
+            tied = (logprobs[row] == values[row, -1]).nonzero()[:, 0].tolist()
+            seen = {token_id for token_id, _ in best}
+            if best[-1][1] > -torch.inf:
+                best += [(token_id, best[-1][1]) for token_id in tied if token_id not in seen]
+        result.append(TokenLogprob(token, float(chosen[row, 0]), ranks[row], best))
+    return result
+
+
+def _adjust_row(row: torch.Tensor, request: Request, forbidden: list[int]) -> None:
+    """Change one row [V] in place."""
+    p = request.params
+    if p.logit_bias:
+        ids = torch.tensor(list(p.logit_bias))
+        row[ids] += torch.tensor(list(p.logit_bias.values()))
+    if p.allowed_token_ids:
+        keep = torch.full_like(row, -torch.inf)
+        keep[p.allowed_token_ids] = 0
+        row += keep
+    for word in p.bad_words or []:
+        before = word[:-1]
+        if not before or request.token_ids[-len(before) :] == before:
+            row[word[-1]] = -torch.inf
+    if request.num_output_tokens < p.min_tokens:
+        row[forbidden + p.stop_token_ids] = -torch.inf
+    if p.penalised:
+        _penalise(row, request)
+
+
+class _Counts:
+    """Per vocabulary entry: seen in the prompt or output, and occurrences in prompt and in output."""
+
+    def __init__(self, request: Request, vocab_size: int) -> None:
+        self.prompt = torch.bincount(torch.tensor(request.token_ids[: request.num_prompt_tokens]), minlength=vocab_size)
+        self.output = torch.zeros(vocab_size, dtype=torch.int64)
+        self.counted = request.num_prompt_tokens
+
+    def catch_up(self, request: Request) -> None:
+        for token in request.token_ids[self.counted :]:
+            self.output[token] += 1
+        self.counted = len(request.token_ids)
+
+
+def _penalise(row: torch.Tensor, request: Request) -> None:
+    """Repetition (prompt and output; the formula of CTRL), frequency and presence (output; OpenAI's), TGI's own."""
+    p = request.params
+    if request.sampler_state is None:
+        request.sampler_state = _Counts(request, row.shape[0])
+    counts: _Counts = request.sampler_state
+    counts.catch_up(request)
+    if p.repetition_penalty != 1:
+        penalised = torch.where(row < 0, row * p.repetition_penalty, row / p.repetition_penalty)
+        row.copy_(torch.where((counts.prompt + counts.output) > 0, penalised, row))
+    if p.frequency_penalty:
+        row -= p.frequency_penalty * counts.output
+    if p.presence_penalty:
+        row -= p.presence_penalty * (counts.output > 0)
+    if p.relative_frequency_penalty:
+        row -= p.relative_frequency_penalty * (counts.prompt + counts.output) / len(request.token_ids)
+
+
+def _draw(params: list[SamplingParams], requests: list[Request], logits: torch.Tensor) -> torch.Tensor:
+    """Sample one token for every row of `logits` [B, V]: [B] int64."""
+    u = torch.tensor([uniform(p.seed, r.num_output_tokens) for p, r in zip(params, requests, strict=True)])[:, None]
+    temperature = torch.tensor([p.temperature for p in params])[:, None]
+    scaled = logits / temperature
+    # The two ways round differently, so each request takes the one that it would take alone.
+    filtered = torch.tensor([p.filtered for p in params])
+    tokens = torch.empty(len(params), dtype=torch.int64)
+    if not bool(filtered.all()):
+        rows = ~filtered
+        cumulative = scaled[rows].softmax(-1, dtype=torch.float64).cumsum(-1)
+        drawn = torch.searchsorted(cumulative, u[rows].double() * cumulative[:, -1:])
+        tokens[rows] = drawn.clamp_(max=logits.shape[1] - 1).squeeze(1)
+    for row in filtered.nonzero()[:, 0].tolist():
+        ids, weights = _candidates(scaled[row], params[row])
+        cumulative = weights.double().cumsum(-1)
+        j = int(torch.searchsorted(cumulative, u[row].double() * cumulative[-1]))
+        tokens[row] = ids[min(j, len(ids) - 1)]
+    return tokens
+
+
+def _candidates(scaled: torch.Tensor, p: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens that survive the filters and their weights (zero where filtered): two [n], most likely first.
+
+    Looks at the `CANDIDATES` best with the true normaliser, and widens where the wanted mass lies beyond them.
+    """
+    vocab = scaled.shape[0]
+    top_k = p.top_k if 0 < p.top_k < vocab else 0
+    count = min(top_k or CANDIDATES, vocab)
+    log_normaliser = scaled.logsumexp(-1)
+    while True:
+        values, ids = scaled.topk(count)
+        # top-k renormalises before top-p looks at the mass
+        weights = values.softmax(-1) if top_k else (values - log_normaliser).exp()
+        cumulative = weights.cumsum(-1)
+        enough = (
+            count == vocab
+            or top_k > 0
+            or (p.typical_p >= 1 and p.top_p < 1 and float(cumulative[-1]) >= p.top_p)
+            or (p.typical_p >= 1 and p.min_p > 0 and float(weights[-1]) < p.min_p * float(weights[0]))
+        )
+        if enough:
+            break
+        count = vocab if p.typical_p < 1 else min(vocab, count * 16)
+    keep = weights > 0
+    if p.top_p < 1:
+        keep &= cumulative - weights < p.top_p
+    if p.min_p > 0:
+        keep &= weights >= p.min_p * weights[0]
+    if p.typical_p < 1:
+        keep &= _typical(weights * keep, keep, p.typical_p)
+    return ids, weights * keep
+
+
+def _typical(weights: torch.Tensor, keep: torch.Tensor, mass: float) -> torch.Tensor:
+    """Locally typical sampling (Meister et al. 2022): the tokens whose surprise is nearest to the entropy."""
+    probabilities = weights / weights.sum()
+    surprise = -probabilities.clamp_min(1e-45).log()
+    distance = (surprise - (probabilities * surprise).sum()).abs().masked_fill(~keep, torch.inf)
+    order = distance.argsort()
+    last = int((probabilities[order].cumsum(-1) < mass).sum())
+    return distance <= distance[order[min(last, len(order) - 1)]]
+
+
+def _filtered_logits(logits: torch.Tensor, p: SamplingParams) -> torch.Tensor:
+    """The distribution that was sampled from, as logits [1, V] with -inf for what the filters removed."""
+    scaled = logits / p.temperature
+    if not p.filtered:
+        return scaled
+    ids, weights = _candidates(scaled[0], p)
+    out = torch.full_like(scaled, -torch.inf)
+    out[0, ids] = weights.log()
+    return out

@@ -1,0 +1,202 @@
+"""Which requests get how many tokens in the next step. It moves requests and blocks, and never sees a tensor.
+
+There is no prefill phase and no decode phase: a request's `num_computed_tokens` chases the length of its tokens under
+one budget per step (the shape of vLLM's V1 scheduler). Running requests come first, then waiting ones; when blocks
+run out, the least urgent running request gives its blocks back and is recomputed later.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from engine.block_pool import BlockPool
+    from engine.config import EngineConfig
+
+
+@dataclass(slots=True)
+class ScheduledBatch:
+    """The requests of one step, each with the number of tokens it computes."""
+
+    requests: list[Request] = field(default_factory=list)
+    num_new_tokens: list[int] = field(default_factory=list)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens computed in the step."""
+        return sum(self.num_new_tokens)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every request computes exactly one token."""
+        return all(n == 1 for n in self.num_new_tokens)
+
+
+class Scheduler:
+    """Waiting and running requests, and the rules that move them."""
+
+    def __init__(self, config: EngineConfig, pool: BlockPool, max_model_len: int, eos_token_ids: Iterable[int]) -> None:
+        self.config, self.pool, self.max_model_len = config, pool, max_model_len
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.waiting: list[Request] = []  # sorted by Request.order
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    def add(self, request: Request) -> str | None:
+        """Queue a request; the reason when it can never or not now be served."""
+        total = len(request.token_ids) + request.params.max_tokens
+        if total > self.max_model_len:
+            return f"prompt and max_tokens need {total} tokens, over the limit of {self.max_model_len}"
+        if -(-total // self.config.block_size) > self.pool.num_usable:
+            return f"prompt and max_tokens need {total} tokens, more than the KV cache holds"
+        if len(self.waiting) >= self.config.max_waiting_requests:
+            return "overloaded"
+        self.pool.extend_hashes(request)
+        insort(self.waiting, request, key=lambda r: r.order)
+        return None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.waiting or self.running)
+
+    def expire(self, now: float) -> list[tuple[Request, str]]:
+        """Drop the requests that were aborted ("abort") or are past their deadline ("timeout")."""
+        dropped = []
+        for request in [*self.running, *self.waiting]:
+            late = request.deadline is not None and request.deadline <= now
+            if request.aborted or late:
+                self.finish(request)
+                dropped.append((request, "abort" if request.aborted else "timeout"))
+        return dropped
+
+    def finish(self, request: Request) -> None:
+        """Take the request out of the engine and give its blocks back."""
+        (self.running if request.status is RequestStatus.RUNNING else self.waiting).remove(request)
+        request.status = RequestStatus.FINISHED
+        self.pool.free(request)
+
+    def schedule(self) -> ScheduledBatch:
+        """The next step's batch; empty when nothing can run."""
+        batch = ScheduledBatch()
+        budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens)
+        if not preempted:
+            self._admit_waiting(batch, budget)
+        return batch
+
+    def update(self, batch: ScheduledBatch, sampled: dict[Request, int]) -> dict[Request, str]:
+        """Account for a finished step; returns the requests that ended with their finish reasons."""
+        finished = {}
+        for request, count in zip(batch.requests, batch.num_new_tokens, strict=True):
+            full_before = request.num_computed_tokens // self.config.block_size
+            request.num_computed_tokens += count
+            if request.num_computed_tokens // self.config.block_size > full_before:
+                self.pool.cache(request)
+            token = sampled.get(request)
+            if token is None:
+                continue
+            request.token_ids.append(token)
+            reason = self._stop_reason(request, token)
+            if reason is not None:
+                self.finish(request)
+                finished[request] = reason
+        return finished
+
+    def _schedule_running(self, batch: ScheduledBatch, budget: int) -> tuple[int, bool]:
+        """Give every running request its next tokens, oldest first; preempt from the least urgent end."""
+        preempted, i = False, 0
+        while i < len(self.running) and budget > 0:
+            request = self.running[i]
+            count = min(len(request.token_ids) - request.num_computed_tokens, budget)
+            while not self.pool.allocate(request, request.num_computed_tokens + count):
+                victim = self.running[-1]  # the least urgent; never one that is in the batch already
+                preempted = True
+                self._preempt(victim)
+                if victim is request:
+                    break
+            else:
+                batch.requests.append(request)
+                batch.num_new_tokens.append(count)
+                budget -= count
+                i += 1
+        return budget, preempted
+
+    def _admit_waiting(self, batch: ScheduledBatch, budget: int) -> None:
+        """Start waiting requests in order while budget, sequence slots and blocks last.
+
+        A request whose next uncached block is being computed by a running one waits for that block instead of
+        computing it again; so siblings of one prompt, and prompts with one prefix, share their prefill.
+        """
+        if not self.waiting:
+            return
+        pending = Counter(digest for request in self.running for digest in self._pending_hashes(request))
+        size, position = self.config.block_size, 0
+        while position < len(self.waiting) and budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting[position]
+            # At least one token must be computed for its logits, and prompt logprobs need every position's.
+            reusable = [] if request.params.prompt_logprobs is not None else request.block_hashes
+            reusable = reusable[: (len(request.token_ids) - 1) // size]
+            hit = self.pool.match(reusable)
+            if len(hit) < len(reusable) and pending[reusable[len(hit)]]:
+                position += 1
+                continue
+            blocks = -(-len(request.token_ids) // size) - len(hit)
+            reserve = len(self.running)  # one block each, so that admission is not followed by preemption at once
+            if blocks + reserve > self.pool.num_free_after(hit):
+                break
+            self.waiting.pop(position)
+            self._start(request, hit)
+            count = min(len(request.token_ids) - request.num_computed_tokens, budget)
+            if not self.pool.allocate(request, request.num_computed_tokens + count):
+                raise RuntimeError("the block pool refused blocks that it had counted as free")
+            batch.requests.append(request)
+            batch.num_new_tokens.append(count)
+            budget -= count
+            pending.update(self._pending_hashes(request))
+
+    def _start(self, request: Request, hit: list[int]) -> None:
+        self.pool.touch(hit)
+        request.block_table = list(hit)
+        request.num_computed_tokens = len(hit) * self.config.block_size
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = request.num_computed_tokens
+            request.first_scheduled = time.monotonic()
+            self.prefix_queries += request.num_prompt_tokens
+            self.prefix_hits += request.num_computed_tokens
+        request.status = RequestStatus.RUNNING
+        insort(self.running, request, key=lambda r: r.order)
+
+    def _pending_hashes(self, request: Request) -> list[bytes]:
+        """The blocks that this running request has yet to compute for its prefill."""
+        return request.block_hashes[request.num_computed_tokens // self.config.block_size :]
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the queue, blocks freed; what was sampled is kept and recomputed with the prompt."""
+        self.running.remove(request)
+        self.pool.free(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        request.status = RequestStatus.WAITING
+        insort(self.waiting, request, key=lambda r: r.order)
+
+    def _stop_reason(self, request: Request, token: int) -> str | None:
+        """vLLM's order: end of sequence, stop ids, then length. `min_tokens` is the sampler's business."""
+        params = request.params
+        if token in self.eos_token_ids and not params.ignore_eos:
+            return "stop"
+        if token in params.stop_token_ids:
+            return "stop"
+        if request.num_output_tokens >= params.max_tokens or len(request.token_ids) >= self.max_model_len:
+            return "length"
+        return None

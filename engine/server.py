@@ -1,0 +1,233 @@
+"""A worker's socket and its loop: one thread reads clients, steps the engine, writes clients, and never waits for one.
+
+Heartbeats come from this loop, so a step that hangs is a heartbeat that is missing. When no request is waiting the
+loop sleeps in `select`. A client that does not take its outputs for `client_timeout_s` is dropped with its requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from engine import messages
+from engine.core import MAX_FAILED_STEPS, EngineBroken, EngineCore
+from engine.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Dead,
+    Drain,
+    FrameBuffer,
+    Heartbeat,
+    Hello,
+    Outputs,
+    ProtocolError,
+    Ready,
+    Refused,
+    Submit,
+    ToClient,
+    frame,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+READ_BYTES = 1 << 18
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One client: what it sent so far, and what it has not yet taken."""
+
+    client: int
+    socket: socket.socket
+    received: FrameBuffer = field(default_factory=FrameBuffer)
+    unsent: bytearray = field(default_factory=bytearray)
+    stalled_since: float | None = None
+    greeted: bool = False
+
+
+class EngineServer:
+    """Serves one EngineCore on a Unix socket until it is drained, told to stop, or broken."""
+
+    def __init__(self, core: EngineCore, config: EngineConfig, on_heartbeat: Callable[[], None] | None = None) -> None:
+        """`on_heartbeat` is called by the step loop once a second."""
+        self.core, self.config, self.on_heartbeat = core, config, on_heartbeat
+        self.connections: dict[int, Connection] = {}
+        self.selector = selectors.DefaultSelector()
+        self.draining = self.stopping = False
+        self._next_client = 1
+        self._last_heartbeat = 0.0
+        self.listener = self._listen(config.socket)
+
+    def watch(self, file: Any) -> None:
+        """Stop when `file` reaches EOF: the parent that holds its other end is gone."""
+        self.selector.register(file, selectors.EVENT_READ, "lifeline")
+
+    def run(self) -> None:
+        """startup → loop → shutdown; raises EngineBroken after telling the clients."""
+        try:
+            while not self.stopping and not (self.draining and not self.core.has_work and not self._unsent()):
+                self._exchange()
+                if self.core.has_work:
+                    self._step()
+                self._heartbeat()
+        except EngineBroken as error:
+            self._broadcast(Dead(str(error)))
+            raise
+        finally:
+            self._close()
+
+    def _step(self) -> None:
+        outputs = self.core.step()
+        stats = self.core.refresh_stats()
+        for client, items in outputs.items():
+            if client in self.connections:
+                self._send(self.connections[client], Outputs(items, stats))
+        if self.core.failed_steps >= MAX_FAILED_STEPS:
+            raise EngineBroken(f"{self.core.failed_steps} steps failed in a row")
+        if not self.core.has_work:
+            self.core.check_integrity()
+
+    def _exchange(self) -> None:
+        """Read and write what is possible now; sleep until the next heartbeat is due when there is nothing to step."""
+        timeout = 0.0 if self.core.has_work else max(0.0, self._last_heartbeat + HEARTBEAT_S - time.monotonic())
+        for key, events in self.selector.select(timeout):
+            if key.data == "lifeline":
+                if not os.read(key.fd, 4096):
+                    self.stopping = True
+            elif key.data is None:
+                self._accept()
+            else:
+                if events & selectors.EVENT_WRITE:
+                    self._flush(key.data)
+                if events & selectors.EVENT_READ and key.data.client in self.connections:
+                    self._receive(key.data)
+
+    def _accept(self) -> None:
+        client_socket, _ = self.listener.accept()
+        client_socket.setblocking(False)
+        connection = Connection(self._next_client, client_socket)
+        self._next_client += 1
+        self.connections[connection.client] = connection
+        self.selector.register(client_socket, selectors.EVENT_READ, connection)
+
+    def _receive(self, connection: Connection) -> None:
+        try:
+            data = connection.socket.recv(READ_BYTES)
+            if not data:
+                return self._drop(connection, None)
+            for body in connection.received.feed(data):
+                self._handle(connection, messages.to_worker.decode(body))
+        except BlockingIOError:
+            pass
+        except (OSError, ProtocolError, msgspec.MsgspecError) as error:
+            self._drop(connection, f"{type(error).__name__}: {error}")
+
+    def _handle(self, connection: Connection, message: messages.ToWorker) -> None:
+        if isinstance(message, Hello):
+            self._greet(connection, message)
+        elif not connection.greeted:
+            raise ProtocolError("the first frame must be Hello")
+        elif isinstance(message, Submit):
+            refused = (
+                messages.RequestOutput(message.request_id, finish_reason="error", error="draining")
+                if self.draining
+                else self.core.submit(connection.client, message)
+            )
+            if refused is not None:
+                self._send(connection, Outputs([refused], self.core.refresh_stats()))
+        elif isinstance(message, Abort):
+            self.core.abort(connection.client, message.request_ids)
+        elif isinstance(message, Drain):
+            self.draining = True
+
+    def _greet(self, connection: Connection, hello: Hello) -> None:
+        mine = (PROTOCOL_VERSION, self.config.worker_id, self.config.epoch)
+        if (hello.protocol, hello.worker_id, hello.epoch) != mine:
+            self._send(connection, Refused(f"this is protocol, worker, epoch {mine}"))
+            return self._drop(connection, "another worker or epoch was expected")
+        connection.greeted = True
+        self._send(connection, Ready(*mine, self.core.info))
+
+    def _send(self, connection: Connection, message: ToClient) -> None:
+        connection.unsent += frame(message)
+        self._flush(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        """Hand the kernel what it takes; note when a client has stopped taking anything."""
+        try:
+            sent = connection.socket.send(connection.unsent) if connection.unsent else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            return self._drop(connection, str(error))
+        del connection.unsent[:sent]
+        events = selectors.EVENT_READ
+        if not connection.unsent:
+            connection.stalled_since = None
+        else:
+            events |= selectors.EVENT_WRITE
+            if sent or connection.stalled_since is None:
+                connection.stalled_since = time.monotonic()
+        self.selector.modify(connection.socket, events, connection)
+
+    def _heartbeat(self) -> None:
+        now = time.monotonic()
+        if now - self._last_heartbeat < HEARTBEAT_S:
+            return
+        self._last_heartbeat = now
+        self._broadcast(Heartbeat(self.core.refresh_stats(), self.draining))
+        if self.on_heartbeat is not None:
+            self.on_heartbeat()
+        for connection in list(self.connections.values()):
+            if connection.stalled_since is not None and now - connection.stalled_since > self.config.client_timeout_s:
+                self._drop(connection, "it stopped reading")
+
+    def _broadcast(self, message: ToClient) -> None:
+        for connection in list(self.connections.values()):
+            if connection.greeted:
+                self._send(connection, message)
+
+    def _drop(self, connection: Connection, reason: str | None) -> None:
+        if self.connections.pop(connection.client, None) is None:
+            return
+        if reason is not None:
+            logger.warning("client dropped: %s", reason)
+        self.selector.unregister(connection.socket)
+        connection.socket.close()
+        self.core.abort_client(connection.client)
+
+    def _unsent(self) -> bool:
+        return any(connection.unsent for connection in self.connections.values())
+
+    def _listen(self, path: str) -> socket.socket:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(128)
+        listener.setblocking(False)
+        self.selector.register(listener, selectors.EVENT_READ, None)
+        return listener
+
+    def _close(self) -> None:
+        for connection in list(self.connections.values()):
+            self._drop(connection, None)
+        self.listener.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self.config.socket)
+        self.selector.close()

@@ -1,0 +1,203 @@
+"""One HTTP exchange: read the body, answer once or stream, and notice at once when the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qs
+
+import msgspec
+
+from inference.errors import MalformedBody, ServingError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+    Receive = Callable[[], Awaitable[dict[str, Any]]]
+    Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+T = TypeVar("T")
+Headers = list[tuple[bytes, bytes]]
+KEEP_ALIVE_S = 15.0
+REQUEST_ID_LIMIT = 128
+
+
+class ClientGone(Exception):
+    """The client hung up; nobody waits for an answer."""
+
+
+class Response(msgspec.Struct):
+    """A complete answer."""
+
+    status: int
+    body: bytes
+    content_type: bytes = b"application/json"
+    headers: Headers = []
+
+
+def json_response(value: Any, status: int = 200, headers: Headers | None = None) -> Response:
+    """A JSON answer."""
+    return Response(status, msgspec.json.encode(value), headers=headers or [])
+
+
+class Exchange:
+    """One request and the means to answer it. `parameters` are the values of the route's path."""
+
+    def __init__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        self.scope, self._receive, self._send = scope, receive, send
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.parameters: dict[str, str] = {}
+        self.request_id = self._request_id()
+        self.status = 0
+
+    def header(self, name: str) -> str | None:
+        """A request header by its lower-case name."""
+        value = self.headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+    @property
+    def query(self) -> dict[str, list[str]]:
+        """The query string's parameters."""
+        return parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
+
+    def _request_id(self) -> str:
+        """The client's own id where it is harmless to log and echo, else a new one."""
+        given = (self.header("x-request-id") or "")[: REQUEST_ID_LIMIT + 1]
+        if 0 < len(given) <= REQUEST_ID_LIMIT and given.isascii() and given.isprintable():
+            return given
+        return secrets.token_hex(16)
+
+    async def body(self) -> bytes:
+        """The whole body; its size was limited before."""
+        parts = []
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    async def json(self) -> dict[str, Any]:
+        """The body as a JSON object, whatever Content-Type says; raises MalformedBody."""
+        body = await self.body()
+        try:
+            value = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise MalformedBody(f"The body is not valid JSON: {error}") from error
+        except RecursionError as error:
+            raise MalformedBody("The body is nested too deeply.") from error
+        if not isinstance(value, dict):
+            raise MalformedBody("The body must be a JSON object.")
+        return value
+
+    async def respond(self, response: Response) -> None:
+        """Send a complete answer."""
+        self.status = response.status
+        headers = [
+            (b"content-type", response.content_type),
+            (b"content-length", str(len(response.body)).encode()),
+            *response.headers,
+        ]
+        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+        body = b"" if self.method == "HEAD" else response.body
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which is cancelled when the client hangs up first; raises ClientGone then."""
+        task = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self._gone())
+        try:
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone
+            return task.result()
+        finally:
+            await _cancel(task, watch)
+
+    async def stream(
+        self,
+        chunks: AsyncIterator[bytes],
+        *,
+        headers: Headers,
+        render_error: Callable[[ServingError], bytes],
+        keep_alive: bytes,
+        errors_before_head: bool = True,
+        end: bytes = b"",
+    ) -> None:
+        """Send `chunks` as they come, then `end`.
+
+        With `errors_before_head` the head waits for the first chunk, so that a ServingError until then is raised and
+        becomes an ordinary answer; later ones are rendered into the stream. `keep_alive` is sent in long silences.
+        """
+        pump = asyncio.ensure_future(
+            self._pump(chunks, headers, render_error, keep_alive, errors_before_head, end)
+        )
+        watch = asyncio.ensure_future(self._gone())
+        try:
+            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not pump.done():
+                raise ClientGone
+            pump.result()
+        finally:
+            await _cancel(pump, watch)
+
+    async def _pump(
+        self,
+        chunks: AsyncIterator[bytes],
+        headers: Headers,
+        render_error: Callable[[ServingError], bytes],
+        keep_alive: bytes,
+        errors_before_head: bool,
+        end: bytes,
+    ) -> None:
+        iterator = aiter(chunks)
+        upcoming: asyncio.Future[bytes] | None = None
+        try:
+            if not errors_before_head:
+                await self._start_stream(headers)
+            while True:
+                upcoming = asyncio.ensure_future(anext(iterator))
+                while not (await asyncio.wait({upcoming}, timeout=KEEP_ALIVE_S))[0]:
+                    await self._start_stream(headers)
+                    await self._chunk(keep_alive)
+                try:
+                    chunk = upcoming.result()
+                except StopAsyncIteration:
+                    break
+                except ServingError as error:
+                    if not self.status:
+                        raise
+                    chunk = render_error(error)
+                    await self._chunk(chunk)
+                    break
+                await self._start_stream(headers)
+                await self._chunk(chunk)
+            await self._start_stream(headers)
+            await self._send({"type": "http.response.body", "body": end})
+        finally:
+            if upcoming is not None and not upcoming.done():
+                await _cancel(upcoming)
+            await iterator.aclose()  # type: ignore[attr-defined]
+
+    async def _start_stream(self, headers: Headers) -> None:
+        if not self.status:
+            self.status = 200
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _chunk(self, body: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what still runs and wait for its end; a cancelled task's own error is the canceller's business."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""One folder a dialect: it parses bodies into `GenerationRequest`s and renders results, and holds no engine logic."""

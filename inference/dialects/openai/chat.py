@@ -1,0 +1,212 @@
+"""POST /v1/chat/completions: messages through the model's own template, answers whole or streamed."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from inference.asgi import json_response
+from inference.dialects.openai import errors, schema
+from inference.dialects.openai.completions import joined
+from inference.dialects.openai.logprobs import LogprobTexts
+from inference.dialects.openai.schema import ChatCompletionRequest
+from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
+from inference.dialects.openai.usage import usage
+from inference.errors import InvalidRequest, NotServed
+from inference.requests import ChatPrompt
+from inference.sse import DONE, event
+from inference.validation import check_range, convert
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from inference.asgi import Exchange
+    from inference.events import Delta
+    from inference.generate import Generation
+    from inference.services import Limits, Services
+
+RESERVED_TEMPLATE_NAMES = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
+
+
+async def create(exchange: Exchange, services: Services) -> None:
+    """The route's handler."""
+    with services.admission.place():
+        body = convert(await exchange.json(), ChatCompletionRequest)
+        check(body, services.limits)
+        target = services.router.resolve(body.model)
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        request = schema.generation_request(body, parse_prompt(body), max_tokens, logprobs, target.tokenizer)
+        generation = await services.generator.prepare(request, exchange.request_id, "openai")
+        chat = ChatCompletion(body, generation, exchange.request_id)
+        if body.stream:
+            await exchange.stream(
+                chat.chunks(),
+                headers=[*HEADERS, (b"x-request-id", exchange.request_id.encode())],
+                render_error=errors.render_event,
+                keep_alive=KEEP_ALIVE,
+                end=DONE,
+            )
+        else:
+            answer = await exchange.unless_gone(chat.whole())
+            headers = [(b"x-request-id", exchange.request_id.encode())]
+            await exchange.respond(json_response(answer, headers=headers))
+
+
+def check(body: ChatCompletionRequest, limits: Limits) -> None:
+    """The rules of this route beside the common ones."""
+    schema.check(body, limits)
+    check_range("max_tokens", body.max_tokens, 1, 1 << 31)
+    check_range("max_completion_tokens", body.max_completion_tokens, 1, 1 << 31)
+    check_range("top_logprobs", body.top_logprobs, 0, limits.max_logprobs)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs `logprobs` to be true.", "top_logprobs")
+    if body.tools is not None and not body.tools:
+        raise InvalidRequest("tools must not be an empty list.", "tools")
+    if body.tool_choice not in (None, "none") and not body.tools:
+        raise InvalidRequest("tool_choice needs `tools`.", "tool_choice")
+    if body.tools and body.tool_choice != "none":
+        raise NotServed("tools: tool calling is not supported by this server; tool_choice 'none' is.", "tools")
+    if body.modalities is not None and body.modalities != ["text"]:
+        raise NotServed("modalities: only ['text'] is supported by this server.", "modalities")
+    if body.add_generation_prompt and body.continue_final_message:
+        raise InvalidRequest(
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.", "add_generation_prompt"
+        )
+
+
+def parse_prompt(body: ChatCompletionRequest) -> ChatPrompt:
+    """Messages checked and their text parts joined; every other field of a message goes to the template as it is."""
+    if not body.messages:
+        raise InvalidRequest("messages must be a non-empty list.", "messages")
+    messages = [_message(i, message) for i, message in enumerate(body.messages)]
+    arguments = {k: v for k, v in (body.chat_template_kwargs or {}).items() if k not in RESERVED_TEMPLATE_NAMES}
+    if body.tools:
+        arguments["tools"] = body.tools
+    if body.documents:
+        arguments["documents"] = body.documents
+    continued = bool(body.continue_final_message)
+    return ChatPrompt(
+        messages,
+        add_generation_prompt=not continued and body.add_generation_prompt is not False,
+        continue_final_message=continued,
+        add_special_tokens=bool(body.add_special_tokens),
+        template_arguments=arguments,
+    )
+
+
+def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    field = f"messages[{index}]"
+    if not isinstance(message.get("role"), str) or not message["role"]:
+        raise InvalidRequest(f"{field}.role must be a non-empty string.", f"{field}.role")
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = []
+        for part in content:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise NotServed(f"{field}.content: parts of type {str(kind)[:40]!r} are not supported.", f"{field}.content")
+            texts.append(part["text"])
+        content = "\n".join(texts)
+    elif content is not None and not isinstance(content, str):
+        raise InvalidRequest(f"{field}.content must be a string, a list of parts or null.", f"{field}.content")
+    # Optional fields sent as null are absent, as clients that send every field expect.
+    return {**{k: v for k, v in message.items() if v is not None}, "content": content}
+
+
+class ChatCompletion:
+    """One chat request's answer."""
+
+    def __init__(self, body: ChatCompletionRequest, generation: Generation, request_id: str) -> None:
+        self.body, self.generation = body, generation
+        self.texts = LogprobTexts(generation.target.tokenizer, bool(body.return_tokens_as_token_ids))
+        self.id, self.created = f"chatcmpl-{request_id}", int(time.time())
+        self.model = body.model or generation.target.entry.name
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The stream's frames, without [DONE]: role chunks, content chunks, usage."""
+        begun = False
+        async with aclosing(self.generation.deltas()) as deltas:
+            async for delta in deltas:
+                if not begun:  # not earlier: what fails before the first token is still an ordinary answer
+                    begun = True
+                    for index in range(self.generation.request.n):
+                        yield event(self._role_chunk(index))
+                choice = {
+                    "index": delta.index,
+                    "delta": {"content": delta.text},
+                    "logprobs": self._logprobs(delta),
+                    "finish_reason": delta.finish_reason,
+                }
+                if delta.finish_reason is not None:
+                    choice["stop_reason"] = delta.stop_reason
+                if self.body.return_token_ids:
+                    choice["token_ids"] = delta.token_ids
+                yield event(self._chunk([choice]))
+        if self.body.include_usage:
+            yield event(self._chunk([], usage=self._usage()))
+
+    async def whole(self) -> dict[str, Any]:
+        """The complete answer."""
+        parts: list[list[Delta]] = [[] for _ in range(self.generation.request.n)]
+        async with aclosing(self.generation.deltas()) as deltas:
+            async for delta in deltas:
+                parts[delta.index].append(delta)
+        choices = [self._choice(joined(sequence)) for sequence in parts]
+        asked = self.body.prompt_logprobs is not None
+        return {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "service_tier": None,
+            "system_fingerprint": None,
+            "usage": self._usage(),
+            "prompt_logprobs": self.texts.prompt(self.generation.prompt_logprobs) if asked else None,
+            "prompt_token_ids": self.generation.prompt_token_ids if self.body.return_token_ids else None,
+            "kv_transfer_params": None,
+        }
+
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        message = {"role": "assistant", "content": self._echoed() + delta.text, "refusal": None, "annotations": None,
+                   "audio": None, "function_call": None, "reasoning": None}  # fmt: skip
+        return {
+            "index": delta.index,
+            "message": message,
+            "logprobs": self._logprobs(delta),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+            "token_ids": delta.token_ids if self.body.return_token_ids else None,
+        }
+
+    def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
+        chunk = {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model,
+                 "choices": choices, **extra}  # fmt: skip
+        if self.body.continuous_usage:
+            chunk["usage"] = self._usage()
+        return chunk
+
+    def _role_chunk(self, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": self._echoed()}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        extra = {"prompt_token_ids": self.generation.prompt_token_ids} if self.body.return_token_ids else {}
+        return self._chunk([choice], **extra)
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        if not self.body.logprobs or delta.logprobs is None:
+            return None
+        return self.texts.chat(delta.logprobs, self.body.top_logprobs or 0)
+
+    def _echoed(self) -> str:
+        """`echo` repeats the last message where the answer continues it."""
+        last = (self.body.messages or [{}])[-1]
+        if not self.body.echo or last.get("role") != "assistant":
+            return ""
+        content = last.get("content")
+        return content if isinstance(content, str) else ""
+
+    def _usage(self) -> dict[str, Any]:
+        counts = self.generation.usage
+        return usage(counts.prompt_tokens, counts.completion_tokens)

@@ -1,0 +1,204 @@
+"""POST /v1/completions: prompts in, text out, whole or streamed."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from inference.asgi import json_response
+from inference.dialects.openai import errors, schema
+from inference.dialects.openai.logprobs import LogprobTexts
+from inference.dialects.openai.schema import CompletionRequest
+from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
+from inference.dialects.openai.usage import usage
+from inference.errors import InvalidRequest
+from inference.merging import merge
+from inference.requests import Prompt, TextPrompt, TokenPrompt
+from inference.sse import DONE, event
+from inference.validation import check_count, check_range, convert
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from engine.messages import TokenLogprob
+    from inference.asgi import Exchange
+    from inference.events import Delta
+    from inference.generate import Generation
+    from inference.services import Limits, Services
+
+DEFAULT_MAX_TOKENS = 16
+
+
+async def create(exchange: Exchange, services: Services) -> None:
+    """The route's handler."""
+    with services.admission.place():
+        body = convert(await exchange.json(), CompletionRequest)
+        check(body, services.limits)
+        prompts = parse_prompts(body, services.limits)
+        target = services.router.resolve(body.model)
+        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
+        generations = []
+        for prompt in prompts:
+            request = schema.generation_request(body, prompt, max_tokens, body.logprobs, target.tokenizer)
+            if body.echo and body.logprobs is not None:
+                request.sampling.setdefault("prompt_logprobs", body.logprobs)
+            generations.append(await services.generator.prepare(request, exchange.request_id, "openai"))
+        completion = Completion(body, generations, exchange.request_id)
+        if body.stream:
+            await exchange.stream(
+                completion.chunks(),
+                headers=[*HEADERS, (b"x-request-id", exchange.request_id.encode())],
+                render_error=errors.render_event,
+                keep_alive=KEEP_ALIVE,
+                end=DONE,
+            )
+        else:
+            answer = await exchange.unless_gone(completion.whole())
+            headers = [(b"x-request-id", exchange.request_id.encode())]
+            await exchange.respond(json_response(answer, headers=headers))
+
+
+def check(body: CompletionRequest, limits: Limits) -> None:
+    """The rules of this route beside the common ones."""
+    schema.check(body, limits)
+    check_range("max_tokens", body.max_tokens, 0 if body.echo else 1, 1 << 31)
+    check_range("logprobs", body.logprobs, 0, limits.max_logprobs)
+    check_range("best_of", body.best_of, 1, limits.max_sequences)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequest("best_of must equal n: this server returns every sequence that it samples.", "best_of")
+
+
+def parse_prompts(body: CompletionRequest, limits: Limits) -> list[Prompt]:
+    """`prompt` in its four forms; a list of ints is one prompt."""
+    prompt = body.prompt
+    if not prompt:
+        raise InvalidRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    special = body.add_special_tokens is not False
+    if isinstance(prompt, str):
+        return [TextPrompt(prompt, special)]
+    if isinstance(prompt[0], int):
+        return [TokenPrompt(prompt)]  # type: ignore[arg-type]
+    check_count("prompt", prompt, limits.max_prompts)
+    if len(prompt) * (body.n or 1) > limits.max_sequences:
+        raise InvalidRequest(f"prompts times n must be at most {limits.max_sequences}.", "n")
+    if not all(prompt):
+        raise InvalidRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    return [TextPrompt(p, special) if isinstance(p, str) else TokenPrompt(p) for p in prompt]  # type: ignore[arg-type]
+
+
+class Choice:
+    """One sequence as it grows."""
+
+    def __init__(self, completion: Completion, generation: Generation, index: int) -> None:
+        self.completion, self.generation, self.index = completion, generation, index
+        self.offset = 0
+        self.started = False
+
+    def part(self, delta: Delta) -> dict[str, Any]:
+        """The choice's fields for what `delta` adds, the echoed prompt before the first."""
+        body, generation = self.completion.body, self.generation
+        text, entries = delta.text, self._entries(delta)
+        if body.max_tokens == 0:
+            text, entries = "", []
+        if body.echo and not self.started:
+            text = self.completion.prompt_text(generation) + text
+            entries = self._prompt_entries() + entries
+        first, self.started = not self.started, True
+        logprobs = None
+        if body.logprobs is not None:
+            logprobs = self.completion.texts.completion(entries, self.offset)
+            self.offset += sum(map(len, logprobs["tokens"]))
+        part = {
+            "index": self.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if body.return_token_ids:
+            part["token_ids"] = delta.token_ids
+            if first:
+                part["prompt_token_ids"] = generation.prompt_token_ids
+        return part
+
+    def _entries(self, delta: Delta) -> list[tuple[int, TokenLogprob | None]]:
+        return [(t.token_id, t) for t in delta.logprobs or []]
+
+    def _prompt_entries(self) -> list[tuple[int, TokenLogprob | None]]:
+        generation = self.generation
+        known: list[TokenLogprob | None] = [None, *generation.prompt_logprobs]
+        return list(zip(generation.prompt_token_ids, known, strict=False))
+
+
+class Completion:
+    """All prompts and sequences of one request; choice i of prompt p has the index p * n + i."""
+
+    def __init__(self, body: CompletionRequest, generations: list[Generation], request_id: str) -> None:
+        self.body, self.generations = body, generations
+        self.texts = LogprobTexts(generations[0].target.tokenizer, bool(body.return_tokens_as_token_ids))
+        self.n = body.n or 1
+        self.head = {
+            "id": f"cmpl-{request_id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model or generations[0].target.entry.name,
+        }
+
+    def prompt_text(self, generation: Generation) -> str:
+        """What `echo` puts before the completion: the prompt as sent, or the text of its ids."""
+        prompt = generation.request.prompt
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        return generation.target.tokenizer.decode(generation.prompt_token_ids)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The stream's frames, without [DONE]."""
+        choices = [
+            Choice(self, generation, p * self.n + i)
+            for p, generation in enumerate(self.generations)
+            for i in range(self.n)
+        ]
+        async with aclosing(self._merged()) as deltas:
+            async for p, delta in deltas:
+                chunk = {**self.head, "choices": [choices[p * self.n + delta.index].part(delta)]}
+                if self.body.continuous_usage:
+                    chunk["usage"] = self._usage()
+                yield event(chunk)
+        if self.body.include_usage:
+            yield event({**self.head, "choices": [], "usage": self._usage()})
+
+    async def whole(self) -> dict[str, Any]:
+        """The complete answer."""
+        parts: dict[int, list[Delta]] = {}
+        async with aclosing(self._merged()) as deltas:
+            async for p, delta in deltas:
+                parts.setdefault(p * self.n + delta.index, []).append(delta)
+        choices = []
+        for index in sorted(parts):
+            generation = self.generations[index // self.n]
+            choice = Choice(self, generation, index).part(joined(parts[index]))
+            choice.setdefault("token_ids", None)
+            choice.setdefault("prompt_token_ids", None)
+            asked = self.body.prompt_logprobs is not None
+            choice["prompt_logprobs"] = self.texts.prompt(generation.prompt_logprobs) if asked else None
+            choices.append(choice)
+        nulls = {"service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}
+        return {**self.head, "choices": choices, "usage": self._usage(), **nulls}
+
+    def _merged(self) -> AsyncIterator[tuple[int, Delta]]:
+        return merge([generation.deltas() for generation in self.generations])
+
+    def _usage(self) -> dict[str, Any]:
+        completion = 0 if self.body.max_tokens == 0 else sum(g.usage.completion_tokens for g in self.generations)
+        return usage(sum(g.usage.prompt_tokens for g in self.generations), completion)
+
+
+def joined(deltas: list[Delta]) -> Delta:
+    """All of one sequence's deltas as one."""
+    whole = deltas[-1]
+    whole.text = "".join(delta.text for delta in deltas)
+    whole.token_ids = [token for delta in deltas for token in delta.token_ids]
+    if whole.logprobs is not None:
+        whole.logprobs = [logprob for delta in deltas for logprob in delta.logprobs or []]
+    return whole

@@ -1,0 +1,50 @@
+"""Errors in the OpenAI envelope, with vLLM's types and statuses."""
+
+from __future__ import annotations
+
+from inference import errors
+from inference.asgi import Headers, Response, json_response
+from inference.errors import ServingError
+from inference.sse import event
+
+# First match wins, so a subclass stands before its base.
+TABLE: list[tuple[type[ServingError], int, str]] = [
+    (errors.MalformedBody, 400, "Bad Request"),
+    (errors.InvalidRequest, 400, "BadRequestError"),
+    (errors.TemplateError, 400, "BadRequestError"),
+    (errors.NotServed, 400, "BadRequestError"),
+    (errors.ModelNotFound, 404, "NotFoundError"),
+    (errors.RouteNotFound, 404, "Not Found"),
+    (errors.MethodNotAllowed, 405, "Method Not Allowed"),
+    (errors.BodyTooLarge, 413, "Request Entity Too Large"),
+    (errors.Forbidden, 403, "PermissionDeniedError"),
+    (errors.Overloaded, 503, "Service Unavailable"),
+    (errors.Unavailable, 503, "ServiceUnavailableError"),
+    (errors.DeadlineExceeded, 504, "GatewayTimeoutError"),
+    (errors.ServingError, 500, "InternalServerError"),
+]
+
+
+def body(error: ServingError) -> tuple[int, dict[str, object]]:
+    """Status and envelope."""
+    status, kind = next((status, kind) for cls, status, kind in TABLE if isinstance(error, cls))
+    param = "model" if isinstance(error, errors.ModelNotFound) else getattr(error, "field", None)
+    return status, {"error": {"message": error.message, "type": kind, "param": param, "code": status}}
+
+
+def render(error: ServingError) -> Response:
+    """A complete answer."""
+    if isinstance(error, errors.Unauthorized):  # vLLM answers with a bare string here
+        return json_response({"error": "Unauthorized"}, 401, [(b"www-authenticate", b"Bearer")])
+    status, envelope = body(error)
+    headers: Headers = []
+    if isinstance(error, errors.MethodNotAllowed):
+        headers.append((b"allow", ", ".join(error.allowed).encode()))
+    if isinstance(error, errors.Overloaded | errors.Unavailable):
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    return json_response(envelope, status, headers)
+
+
+def render_event(error: ServingError) -> bytes:
+    """An error after the head: its own frame, before [DONE]."""
+    return event(body(error)[1])

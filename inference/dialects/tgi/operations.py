@@ -1,0 +1,66 @@
+"""GET /health, /ping, / and /info; POST /tokenize."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inference.asgi import Response, json_response
+from inference.dialects.tgi.schema import GenerateRequest, parse
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.services import Services
+
+
+async def health(exchange: Exchange, services: Services) -> None:
+    """200 with an empty body while some worker can take requests, else 503."""
+    if services.router.ready and not services.admission.draining:
+        await exchange.respond(Response(200, b"", b"text/plain; charset=utf-8"))
+    else:
+        await exchange.respond(json_response({"error": "unhealthy", "error_type": "healthcheck"}, 503))
+
+
+async def info(exchange: Exchange, services: Services) -> None:
+    """The union of the fields that the router's versions have had."""
+    target = services.router.resolve(None)
+    model, limits = target.info, services.limits
+    await exchange.respond(
+        json_response(
+            {
+                "model_id": target.entry.model,
+                "model_sha": None,
+                "model_dtype": model.dtype,
+                "model_device_type": model.device,
+                "model_pipeline_tag": "text-generation",
+                "max_concurrent_requests": services.admission.max_concurrent_requests,
+                "max_best_of": limits.max_best_of,
+                "max_stop_sequences": limits.max_stop_sequences,
+                "max_input_length": model.max_model_len - 1,
+                "max_input_tokens": model.max_model_len - 1,
+                "max_total_tokens": model.max_model_len,
+                "max_batch_total_tokens": model.num_blocks * model.block_size,
+                "max_batch_size": model.max_num_seqs,
+                "validation_workers": 1,
+                "max_client_batch_size": limits.max_prompts,
+                "router": "text-generation-router",
+                "version": services.version,
+                "sha": None,
+                "docker_label": None,
+            }
+        )
+    )
+
+
+async def tokenize(exchange: Exchange, services: Services) -> None:
+    """Tokens of `inputs` with the byte range that each covers."""
+    request: GenerateRequest = parse(await exchange.json(), GenerateRequest)
+    tokenizer = services.router.resolve(None).tokenizer
+    encoding = tokenizer.encoding(request.inputs, add_special_tokens=True)
+    starts = [0]
+    for character in request.inputs:
+        starts.append(starts[-1] + len(character.encode()))
+    tokens = [
+        {"id": token_id, "text": request.inputs[start:stop], "start": starts[start], "stop": starts[stop]}
+        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
+    ]
+    await exchange.respond(json_response(tokens))

@@ -1,0 +1,95 @@
+"""What can go wrong with a request, in words that may be shown to the client. Each dialect maps these to its own shape."""
+
+from __future__ import annotations
+
+
+class ServingError(Exception):
+    """The root. `message` is for the client: it never carries paths, addresses or tracebacks."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class MalformedBody(ServingError):
+    """The body is not JSON, or not an object."""
+
+
+class InvalidRequest(ServingError):
+    """A field is missing, of the wrong type or out of range. `field` is its name in the client's own body."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class PromptTooLong(InvalidRequest):
+    """Prompt and output do not fit into the model's context."""
+
+
+class NotServed(ServingError):
+    """The field or route is known and this server cannot do it. It is named, never ignored."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class TemplateError(ServingError):
+    """The model has no chat template, or it failed on these messages."""
+
+
+class Unauthorized(ServingError):
+    """No API key, or one that is unknown, revoked or expired."""
+
+
+class Forbidden(ServingError):
+    """The API key is good and lacks the scope."""
+
+
+class ModelNotFound(ServingError):
+    """No running deployment answers to this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model `{name[:200]}` does not exist.")
+        self.name = name
+
+
+class RouteNotFound(ServingError):
+    """This plane has no such path."""
+
+
+class MethodNotAllowed(ServingError):
+    """The path exists and has no such method. `allowed` lists those that it has."""
+
+    def __init__(self, allowed: list[str]) -> None:
+        super().__init__("Method Not Allowed")
+        self.allowed = allowed
+
+
+class BodyTooLarge(ServingError):
+    """The body is over the limit; it was not read."""
+
+
+class Overloaded(ServingError):
+    """All places are taken; trying again later may succeed."""
+
+    retry_after_s = 1
+
+
+class ShuttingDown(Overloaded):
+    """The server is draining."""
+
+
+class Unavailable(ServingError):
+    """The model's workers are loading, restarting or gone."""
+
+    retry_after_s = 2
+
+
+class GenerationFailed(ServingError):
+    """The engine gave up on the request after accepting it."""
+
+
+class DeadlineExceeded(ServingError):
+    """The request ran into its deadline."""

@@ -1,0 +1,263 @@
+"""The use case that all dialects share: from a GenerationRequest to a stream of Deltas.
+
+The life of a request here: (1) the dialect has decoded the body and taken a place (`Admission`); (2) `prepare`
+resolves the model in the snapshot, (3) tokenises, checks lengths and fills in defaults; nothing has reached an engine
+so far, so every refusal is an ordinary answer. (4) `Generation.deltas` submits the sequences to the least busy
+worker, (5) turns token ids into text, looks for stop strings, (6) yields until every sequence has ended. (7) Closing
+the iterator early, by disconnect, stop string, deadline or error, aborts in the engine; (8) `finally` counts and logs.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from engine.client import EngineDead
+from inference.errors import (
+    DeadlineExceeded,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    ServingError,
+    ShuttingDown,
+    Unavailable,
+)
+from inference.events import Delta, Timings, Usage
+from inference.merging import merge
+from inference.text import IncrementalDecoder, StopStrings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from engine.messages import RequestOutput, TokenLogprob
+    from engine.sampling_params import SamplingParams
+    from inference.metrics import Metrics
+    from inference.requests import GenerationRequest
+    from inference.router import EngineRouter, Target
+
+logger = structlog.get_logger(__name__)
+
+SEED_MASK = (1 << 64) - 1
+
+
+class Generator:
+    """Prepares requests against the running deployments."""
+
+    def __init__(self, router: EngineRouter, metrics: Metrics, request_timeout_s: float) -> None:
+        self.router, self.metrics, self.request_timeout_s = router, metrics, request_timeout_s
+
+    async def prepare(self, request: GenerationRequest, request_id: str, dialect: str) -> Generation:
+        """Resolve, tokenise, check and default; raises a ServingError and changes nothing."""
+        arrived = time.monotonic()
+        target = self.router.resolve(request.model)
+        prompt = await target.tokenizer.encode(request.prompt)
+        if request.truncate_left is not None:
+            prompt = prompt[-request.truncate_left :]
+        if request.truncate_right is not None:
+            prompt = prompt[: request.truncate_right]
+        params = self._params(request, target, prompt)
+        return Generation(self, request, target, prompt, params, request_id, dialect, Timings(arrived))
+
+    def _params(self, request: GenerationRequest, target: Target, prompt: list[int]) -> SamplingParams:
+        """Lengths and token ids checked against the model, defaults filled in."""
+        info = target.info
+        if not prompt:
+            raise InvalidRequest("The prompt is empty: it must hold at least one token.", "prompt")
+        out_of_vocabulary = next((t for t in prompt if not 0 <= t < info.vocab_size), None)
+        if out_of_vocabulary is not None:
+            raise InvalidRequest(
+                f"Token id {out_of_vocabulary} is out of vocabulary: ids must be between 0 and {info.vocab_size - 1}.",
+                "prompt",
+            )
+        room = info.max_model_len - len(prompt)
+        if room < 1:
+            raise PromptTooLong(
+                f"This model's maximum context length is {info.max_model_len} tokens. However, your prompt contains "
+                f"{len(prompt)} tokens, which leaves no room for output.",
+                "prompt",
+            )
+        named = request.sampling
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            if any(not 0 <= int(t) < info.vocab_size for t in named.get(name) or ()):
+                raise InvalidRequest(f"{name}: token ids must be between 0 and {info.vocab_size - 1}.", name)
+        max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
+        if named.get("min_tokens", 0) > max_tokens:
+            raise InvalidRequest(f"min_tokens must be at most max_tokens, which is {max_tokens} here.", "min_tokens")
+        seed = secrets.randbits(64) if request.seed is None else request.seed & SEED_MASK
+        params = request.params(max_tokens, seed, info.sampling_defaults)
+        if params.greedy and request.n > 1:
+            raise InvalidRequest(f"n must be 1 when using greedy sampling, got {request.n}.", "n")
+        return params
+
+
+class Generation:
+    """A request that was accepted: run it once with `deltas`, then read `usage` and `prompt_logprobs`."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        request: GenerationRequest,
+        target: Target,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str,
+        dialect: str,
+        timings: Timings,
+    ) -> None:
+        self.request, self.target, self.params = request, target, params
+        self.prompt_token_ids, self.request_id, self.dialect = prompt_token_ids, request_id, dialect
+        self.timings = timings
+        self.usage = Usage(prompt_tokens=len(prompt_token_ids))
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.sequence_tokens = [0] * request.n
+        self._generator = generator
+        self._token_times: list[float] = []
+        self._preemptions = 0
+        self._finish = "abort"
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """What each step brings, until all sequences have ended; raises a ServingError when they cannot."""
+        self.timings.submitted = time.monotonic()
+        self._generator.metrics.started(self)
+        try:
+            sequences = [self._sequence(index) for index in range(self.request.n)]
+            async with aclosing(merge(sequences)) as merged:
+                async for _, delta in merged:
+                    self._note_tokens(delta)
+                    yield delta
+            self._finish = delta.finish_reason or "abort"
+        except ServingError:
+            self._finish = "error"
+            raise
+        finally:
+            self.timings.finished = time.monotonic()
+            self._generator.metrics.finished(self, self._finish, self._token_times, self._preemptions)
+            logger.info("generation", **self._log_fields())
+
+    async def _sequence(self, index: int) -> AsyncGenerator[Delta, None]:
+        """One sequence; it is sent once more when its worker dies before the first token."""
+        for attempt in (1, 2):
+            text = _SequenceText(self, index)
+            try:
+                async with aclosing(self._outputs(index)) as outputs:
+                    async for output in outputs:
+                        delta = text.render(output)
+                        yield delta
+                        if delta.finish_reason is not None:
+                            return
+                raise GenerationFailed("The generation ended early.")
+            except EngineDead as error:
+                if text.count or attempt == 2:
+                    raise GenerationFailed("The worker that served this request died.") from error
+
+    def _outputs(self, index: int) -> AsyncGenerator[RequestOutput, None]:
+        params = self.params
+        if index:
+            params = _with(params, seed=(params.seed + index) & SEED_MASK, prompt_logprobs=None)
+        timeout = min(self.request.timeout_s or self._generator.request_timeout_s, self._generator.request_timeout_s)
+        return self.target.pick().generate(
+            self.prompt_token_ids,
+            params,
+            priority=self.request.priority,
+            cache_salt=self.request.cache_salt,
+            timeout_s=timeout,
+        )
+
+    def note(self, index: int, output: RequestOutput) -> None:
+        """Take the facts that come with an output; raises the error that it may carry."""
+        if output.finish_reason == "timeout":
+            raise DeadlineExceeded("The request ran into its deadline.")
+        if output.finish_reason in ("error", "abort"):
+            raise {
+                "overloaded": Overloaded("Model is overloaded"),
+                "draining": ShuttingDown("The server is shutting down."),
+            }.get(output.error or "", GenerationFailed(f"Request failed during generation: {output.error}"))
+        if output.cached_tokens is not None and index == 0:
+            self.usage.cached_tokens = output.cached_tokens
+        if output.queue_s is not None:
+            self.timings.queue_s = output.queue_s
+        if output.prompt_logprobs:
+            self.prompt_logprobs += output.prompt_logprobs
+        self._preemptions = max(self._preemptions, output.preemptions)
+
+    def _note_tokens(self, delta: Delta) -> None:
+        now = time.monotonic()
+        if delta.token_ids and not self.timings.first_token:
+            self.timings.first_token = now
+        self.timings.last_token = now
+        self._token_times.extend([now] * len(delta.token_ids))
+        self.usage.completion_tokens += len(delta.token_ids)
+        self.sequence_tokens[delta.index] += len(delta.token_ids)
+
+    def _log_fields(self) -> dict[str, object]:
+        timings = self.timings
+        return {
+            "request_id": self.request_id,
+            "dialect": self.dialect,
+            "deployment": self.target.entry.name,
+            "finish": self._finish,
+            "prompt_tokens": self.usage.prompt_tokens,
+            "cached_tokens": self.usage.cached_tokens,
+            "completion_tokens": self.usage.completion_tokens,
+            "queue_ms": round(timings.queue_s * 1e3, 1),
+            "ttft_ms": round((timings.first_token - timings.arrived) * 1e3, 1) if timings.first_token else None,
+            "total_ms": round((timings.finished - timings.arrived) * 1e3, 1),
+        }
+
+
+class _SequenceText:
+    """Token ids of one sequence into Deltas."""
+
+    def __init__(self, generation: Generation, index: int) -> None:
+        request, tokenizer = generation.request, generation.target.tokenizer
+        prompt = generation.prompt_token_ids
+        self._generation, self._index, self._tokenizer = generation, index, tokenizer
+        self._decoder = IncrementalDecoder(tokenizer.fast, prompt, request.skip_special_tokens)
+        self._token_decoder = IncrementalDecoder(tokenizer.fast, prompt, False) if request.token_texts else None
+        self._stops = StopStrings(request.stop, request.include_stop)
+        self._eos = generation.target.info.eos_token_ids
+        self.count = 0
+
+    def render(self, output: RequestOutput) -> Delta:
+        """One engine output, which may hold several tokens when this reader lagged."""
+        self._generation.note(self._index, output)
+        delta = Delta(self._index, "", [])
+        shown: list[str] = []
+        for position, token in enumerate(output.token_ids):
+            self.count += 1
+            delta.token_ids.append(token)
+            if self._token_decoder is not None:
+                delta.token_texts.append(self._token_decoder.step(token))
+            last = position == len(output.token_ids) - 1
+            if last and output.stop_token_id is not None and not self._generation.request.include_stop:
+                break  # the token that ends the text is no part of it
+            text = self._decoder.step(token)
+            if self.count < self._generation.params.min_tokens:
+                shown.append(text)
+                continue
+            text, found = self._stops.feed(text)
+            shown.append(text)
+            if found is not None:
+                delta.finish_reason, delta.stop_reason = "stop", found
+                break
+        if delta.finish_reason is None and output.finish_reason is not None:
+            shown.append(self._stops.flush())
+            delta.finish_reason = output.finish_reason
+            if output.stop_token_id is not None:
+                delta.ended_by_eos = output.stop_token_id in self._eos
+                delta.stop_reason = None if delta.ended_by_eos else output.stop_token_id
+        delta.text = "".join(shown)
+        if output.logprobs is not None:
+            delta.logprobs = output.logprobs[: len(delta.token_ids)]
+        return delta
+
+
+def _with(params: SamplingParams, **changes: object) -> SamplingParams:
+
+    return msgspec.structs.replace(params, **changes)

@@ -1,0 +1,49 @@
+"""Several asynchronous iterators as one."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+T = TypeVar("T")
+
+
+async def merge(sources: list[AsyncGenerator[T, None]]) -> AsyncIterator[tuple[int, T]]:
+    """(number of the source, item) as items come. The first error ends all; closing this closes every source."""
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as source:
+            async for item in source:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, Any, BaseException | None]] = asyncio.Queue()
+    end = object()
+
+    async def forward(number: int, source: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    queue.put_nowait((number, item, None))
+        except Exception as error:  # carried to the consumer, who sees it where it would see its own source's
+            queue.put_nowait((number, end, error))
+        else:
+            queue.put_nowait((number, end, None))
+
+    tasks = [asyncio.create_task(forward(number, source)) for number, source in enumerate(sources)]
+    try:
+        running = len(tasks)
+        while running:
+            number, item, error = await queue.get()
+            if error is not None:
+                raise error
+            if item is end:
+                running -= 1
+            else:
+                yield number, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,64 @@
+"""The front plane's own routes: metrics for Prometheus, and the documentation of all routes."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from inference.asgi import Response, json_response
+from inference.dialects.tgi.errors import render
+from inference.errors import RouteNotFound
+from inference.openapi import document
+from inference.routing import Route
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.routing import Handler
+    from inference.services import Services
+
+ASSETS = {
+    "swagger-ui.css": b"text/css",
+    "swagger-ui-bundle.js": b"text/javascript",
+    "favicon-32x32.png": b"image/png",
+}
+PAGE = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Dragoman API</title>
+<link rel="stylesheet" href="/docs/swagger-ui.css"><link rel="icon" href="/docs/favicon-32x32.png"></head>
+<body><div id="ui"></div><script src="/docs/swagger-ui-bundle.js"></script>
+<script>SwaggerUIBundle({url: "/openapi.json", dom_id: "#ui"})</script></body></html>"""
+
+
+async def metrics(exchange: Exchange, services: Services) -> None:
+    """Both families on one page."""
+    await exchange.respond(Response(200, services.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8"))
+
+
+async def docs(exchange: Exchange, services: Services) -> None:
+    """The page that shows /openapi.json."""
+    await exchange.respond(Response(200, PAGE, b"text/html; charset=utf-8"))
+
+
+async def asset(exchange: Exchange, services: Services) -> None:
+    """The page's script and style, from the installed package: no other site is asked for anything."""
+    name = exchange.parameters["name"]
+    if name not in ASSETS:
+        raise RouteNotFound("Not Found")
+    root = resources.files("drf_spectacular_sidecar") / "static" / "drf_spectacular_sidecar" / "swagger-ui-dist"
+    await exchange.respond(Response(200, (root / name).read_bytes(), ASSETS[name]))
+
+
+def operation_routes(dialects: list[Route]) -> list[Route]:
+    """These routes, and the documentation of `dialects`' and their own."""
+
+    async def openapi(exchange: Exchange, services: Services) -> None:
+        await exchange.respond(json_response(document([*dialects, *own], services.version)))
+
+    def public(path: str, handler: Handler, summary: str) -> Route:
+        return Route("GET", path, handler, render, summary, scope=None)
+
+    own = [
+        Route("GET", "/metrics", metrics, render, "Metrics in the Prometheus format", scope="metrics"),
+        public("/docs", docs, "This documentation"),
+        public("/docs/{name}", asset, "The documentation's own files"),
+        public("/openapi.json", openapi, "This documentation as OpenAPI"),
+    ]
+    return own

@@ -1,0 +1,60 @@
+"""A plane is a listener's application: find the route, check the key, run the handler, answer errors as its dialect does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from inference.asgi import ClientGone, Exchange
+from inference.errors import GenerationFailed, ServingError
+
+if TYPE_CHECKING:
+    from inference.asgi import Receive, Response, Send
+    from inference.routing import RouteTable
+    from inference.services import Services
+
+logger = structlog.get_logger(__name__)
+
+
+class Plane:
+    """The ASGI application of one route table."""
+
+    def __init__(self, name: str, table: RouteTable, services: Services) -> None:
+        self.name, self.table, self.services = name, table, services
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """One HTTP request, from its route to its answer."""
+        if scope["type"] != "http":
+            raise ValueError(f"the {self.name} plane speaks HTTP only, got {scope['type']}")
+        exchange = Exchange(scope, receive, send)
+        structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
+        try:
+            await self._answer(exchange)
+        except ClientGone:
+            logger.info("client gone", path=exchange.path)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        render = self.table.renderer(exchange.path)
+        try:
+            route, exchange.parameters = self.table.find(exchange.method, exchange.path)
+            render = route.render
+            if route.scope is not None:
+                services = self.services
+                services.authenticator.check(exchange.header("authorization"), route.scope, services.holder.current)
+            await route.handler(exchange, self.services)
+        except ServingError as error:
+            if exchange.status:  # a handler that has begun an answer must end it itself
+                raise
+            await exchange.respond(render(error))
+        except ClientGone:
+            raise
+        except Exception:  # one of the edges: what nobody foresaw is logged here and told without details
+            logger.exception("unhandled error", path=exchange.path)
+            if exchange.status:
+                raise
+            await exchange.respond(render(GenerationFailed("internal error")))
+
+    def refuse(self, path: str, error: ServingError) -> Response:
+        """The answer to a request that never reached a handler."""
+        return self.table.renderer(path)(error)

@@ -1,0 +1,131 @@
+"""Which worker serves a request: connections to the running deployments' workers, kept in step with the snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from engine.client import EngineClient, EngineDead
+from inference.errors import ModelNotFound, Unavailable
+from inference.tokenizer import ModelTokenizer
+
+if TYPE_CHECKING:
+    from engine.messages import ModelInfo
+    from management.snapshot import DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
+
+logger = structlog.get_logger(__name__)
+
+CHECK_EVERY_S = 0.25
+
+
+@dataclass(slots=True)
+class Target:
+    """A deployment that can serve: its model's facts, its tokenizer, its connected workers."""
+
+    entry: DeploymentEntry
+    info: ModelInfo
+    tokenizer: ModelTokenizer
+    clients: dict[WorkerEntry, EngineClient] = field(default_factory=dict)
+
+    def pick(self) -> EngineClient:
+        """The usable worker with the fewest requests of ours, silent ones last; raises Unavailable without one."""
+        usable = [client for client in self.clients.values() if client.usable]
+        if not usable:
+            raise Unavailable("The model is not available at the moment; its workers are starting or restarting.")
+        return min(usable, key=lambda client: (client.suspect, client.inflight))
+
+
+class EngineRouter:
+    """Connects, reconnects and hangs up as the snapshot says."""
+
+    def __init__(self, holder: SnapshotHolder) -> None:
+        self._holder = holder
+        self._targets: dict[str, Target] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to follow the snapshot; call on the event loop."""
+        loop = asyncio.get_running_loop()
+        self._holder.subscribe(lambda _: loop.call_soon_threadsafe(self._wake.set))
+        self._task = loop.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Hang up on every worker; requests in flight fail."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for target in self._targets.values():
+            for client in target.clients.values():
+                await client.close()
+
+    @property
+    def targets(self) -> list[Target]:
+        """The deployments that have, or had a moment ago, a connected worker."""
+        return list(self._targets.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether any deployment can take a request now."""
+        clients = [client for target in self._targets.values() for client in target.clients.values()]
+        return any(client.usable and not client.suspect for client in clients)
+
+    def resolve(self, name: str | None) -> Target:
+        """The deployment that a client's model name means; raises ModelNotFound or Unavailable."""
+        entry = self._holder.current.resolve(name)
+        if entry is None:
+            if name:
+                raise ModelNotFound(name)
+            raise Unavailable("No model is deployed.")
+        target = self._targets.get(entry.name)
+        if target is None:
+            raise Unavailable("The model is still loading.")
+        return target
+
+    async def _follow(self) -> None:
+        while True:
+            await self._reconcile(self._holder.current)
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), CHECK_EVERY_S)
+            except TimeoutError:
+                continue
+
+    async def _reconcile(self, snapshot: Snapshot) -> None:
+        wanted = {deployment.name: deployment for deployment in snapshot.deployments}
+        for name, target in list(self._targets.items()):
+            workers = wanted[name].workers if name in wanted else ()
+            for worker, client in list(target.clients.items()):
+                leaving = worker not in workers and client.inflight == 0
+                if leaving or client.failure is not None:
+                    logger.info("worker disconnected", worker=worker.worker_id, reason=client.failure or "left")
+                    del target.clients[worker]
+                    await client.close()
+            if name not in wanted and not target.clients:
+                del self._targets[name]
+        for deployment in snapshot.deployments:
+            for worker in deployment.workers:
+                target_now = self._targets.get(deployment.name)
+                if target_now is None or worker not in target_now.clients:
+                    await self._connect(deployment, worker)
+            if deployment.name in self._targets:
+                self._targets[deployment.name].entry = deployment
+
+    async def _connect(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
+        client = EngineClient(worker.socket, worker.worker_id, worker.epoch)
+        try:
+            info = await client.connect()
+            target = self._targets.get(deployment.name)
+            if target is None or target.info.directory != info.directory:
+                tokenizer = await asyncio.to_thread(ModelTokenizer.load, info)
+                target = self._targets[deployment.name] = Target(deployment, info, tokenizer)
+            target.clients[worker] = client
+            logger.info("worker connected", worker=worker.worker_id, deployment=deployment.name)
+        except EngineDead as error:
+            logger.info("worker not reachable yet", worker=worker.worker_id, reason=str(error))
+        except (OSError, ValueError) as error:
+            logger.error("tokenizer not usable", deployment=deployment.name, reason=str(error))
+            await client.close()

@@ -1,0 +1,246 @@
+"""Daphne, taught to limit, to wait and to stop: a Server whose bodies are bounded and whose streams end honestly.
+
+- A body over `max_body_bytes` is discarded as it arrives and answered with 413.
+- `send()` waits while the client does not read, and gives the client up after `slow_client_timeout_s`.
+- A response that cannot be finished is a broken connection, never one that looks complete.
+- SIGTERM stops listening, tells the application to refuse, lets streams finish for `drain_s`, then asks them to end.
+- Requests without exactly one Host, and the header that would move the root path, are not believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from daphne import server as daphne_server  # first: installs the asyncio reactor
+from daphne.http_protocol import HTTPFactory, WebRequest
+from twisted.internet import defer, tcp
+from twisted.internet.interfaces import IPushProducer
+from twisted.web import http
+from zope.interface import implementer
+
+from inference.server.channel import DeadlineChannel
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Refuse = Callable[[int, str, int], tuple[bytes, bytes]]
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_S = 2.0
+"""After the drain's deadline, streams get this long to send their final event."""
+
+
+@implementer(IPushProducer)
+class PlaneRequest(WebRequest):  # type: ignore[misc]
+    """One request, from its headers to the last byte of its answer."""
+
+    writable: asyncio.Event | None = None  # set while the client reads too slowly
+    too_large = False
+
+    def gotLength(self, length: int | None) -> None:
+        """Headers are complete; `length` is None for chunked bodies."""
+        super().gotLength(length)
+        self.too_large = length is not None and length > self.server.max_body_bytes
+
+    def handleContentChunk(self, data: bytes) -> None:
+        """Keep body bytes only while they are within the limit."""
+        self.too_large = self.too_large or self.content.tell() + len(data) > self.server.max_body_bytes
+        if not self.too_large:
+            super().handleContentChunk(data)
+
+    def process(self) -> None:
+        """The request is complete: refuse it here or hand it to the application."""
+        hosts = self.requestHeaders.getRawHeaders(b"host") or []
+        if len(hosts) > 1 or (not hosts and self.clientproto != b"HTTP/1.0"):
+            self._refuse(400)
+        elif self.too_large:
+            self._refuse(413)
+        else:
+            self.requestHeaders.removeHeader(b"daphne-root-path")
+            super().process()
+
+    def pauseProducing(self) -> None:
+        """Twisted's write buffer is full."""
+        self.writable = asyncio.Event()
+
+    def resumeProducing(self) -> None:
+        """The client reads again."""
+        if self.writable:
+            self.writable.set()
+            self.writable = None
+
+    stopProducing = resumeProducing
+
+    def handle_reply(self, message: dict[str, Any]) -> None:
+        """One ASGI message."""
+        if message["type"] == "http.response.body":
+            if not message.get("more_body"):
+                if self.producer is not None:
+                    self.unregisterProducer()
+            elif self.startedWriting:
+                if self._write_now(message.get("body", b"")):
+                    return
+            else:
+                super().handle_reply(message)
+                if not self.finished and self.channel is not None:
+                    self.registerProducer(self, True)
+                return
+        super().handle_reply(message)
+
+    def handle_exception(self, exception: BaseException | None) -> None:
+        """After the head is out only a broken connection tells the client the truth."""
+        if not self._response_started:
+            self._reply(500, b"application/json", b'{"error":"internal error"}')
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Break the connection."""
+        if self.channel is not None:
+            if self.producer is not None:
+                self.unregisterProducer()
+            (getattr(self.channel, "transport", None) or self.channel).abortConnection()
+        self.resumeProducing()
+
+    def _refuse(self, status: int) -> None:
+        path = self.path.split(b"?", 1)[0].decode("latin-1")
+        self._reply(status, *self.server.refuse(self.getHost().port, path, status))
+
+    def _reply(self, status: int, content_type: bytes, body: bytes) -> None:
+        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+        super().handle_reply({"type": "http.response.start", "status": status, "headers": headers})
+        super().handle_reply({"type": "http.response.body", "body": body})
+
+    def _write_now(self, data: bytes) -> bool:
+        """Send one chunk without a trip through the reactor; False when it must queue. Halves the cost of an event."""
+        transport = getattr(self.channel, "transport", None)
+        # Exactly a plain TCP socket: a TLS wrapper forwards attributes and would leak plaintext.
+        if not isinstance(transport, tcp.Server) or transport.TLS or not self.chunked or self.finished:
+            return False
+        if not data or not transport.connected or transport.dataBuffer or transport._tempDataBuffer:
+            return not data
+        frame = b"%x\r\n%b\r\n" % (len(data), data)
+        try:
+            sent = transport.socket.send(frame)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return False  # let twisted notice and report the loss
+        self.sentLength += len(data)
+        if sent < len(frame):
+            transport.write(frame[sent:])
+        return True
+
+
+class PlaneFactory(HTTPFactory):  # type: ignore[misc]
+    """Connections with deadlines that make PlaneRequests."""
+
+    protocol = staticmethod(lambda: http._GenericHTTPChannelProtocol(DeadlineChannel()))
+
+    def buildProtocol(self, addr: Any) -> Any:
+        """One connection."""
+        protocol = super().buildProtocol(addr)
+        # The application parses bodies itself; twisted's form parsing would cost 0.1 ms a request.
+        protocol.requestFactory = partial(PlaneRequest, parsePOSTFormSubmission=False)
+        return protocol
+
+
+daphne_server.HTTPFactory = PlaneFactory
+
+
+class PlaneServer(daphne_server.Server):  # type: ignore[misc]
+    """Serves one ASGI application on several endpoints."""
+
+    def __init__(
+        self,
+        application: Any,
+        endpoints: list[str],
+        *,
+        refuse: Refuse,
+        max_body_bytes: int,
+        drain_s: float,
+        slow_client_timeout_s: float,
+        on_ready: Callable[[], None],
+        on_drain: Callable[[], None],
+        on_deadline: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`refuse(port, path, status)` gives content type and body of an answer that the application never sees.
+        `on_drain` is called when the drain begins, `on_deadline` when streams must end, both on the loop."""
+        super().__init__(application, endpoints, ready_callable=on_ready, verbosity=0, server_name="dragoman")
+        self.refuse, self.max_body_bytes = refuse, max_body_bytes
+        self.drain_s, self.slow_client_timeout_s = drain_s, slow_client_timeout_s
+        self._on_drain, self._on_deadline = on_drain, on_deadline
+        self.ports: list[Any] = []
+        self.failed: str | None = None
+
+    def listen_success(self, port: Any) -> None:
+        """Remember the port, so that a drain can close it."""
+        super().listen_success(port)
+        self.ports.append(port)
+
+    def listen_error(self, failure: Any) -> None:
+        """An address that is taken ends the server, with its reason."""
+        self.failed = failure.getErrorMessage()
+        self.stop()
+
+    def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
+        """Start the application for a request and watch for its end."""
+        queue = super().create_application(protocol, scope)
+        task = self.connections.get(protocol, {}).get("application_instance")
+        if task is not None:
+            task.add_done_callback(partial(self._reap, protocol))
+        return queue
+
+    def _reap(self, protocol: Any, task: asyncio.Task[None]) -> None:
+        """At once, and never raising: daphne's own checker polls each second and dies on a late error."""
+        details = self.connections.get(protocol)
+        if details is None or details.get("application_instance") is not task:
+            return
+        del details["application_instance"]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("exception inside application", exc_info=error)
+        unfinished = isinstance(protocol, WebRequest) and not protocol.finished
+        if not details.get("disconnected") and (error is not None or unfinished):
+            protocol.handle_exception(error)
+        if details.get("disconnected"):
+            self.connections.pop(protocol, None)
+
+    async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
+        """Pass a message on, and wait while the client does not read."""
+        await super().handle_reply(protocol, message)
+        writable = getattr(protocol, "writable", None)
+        if writable is None:
+            return
+        try:
+            await asyncio.wait_for(writable.wait(), self.slow_client_timeout_s)
+        except TimeoutError:
+            logger.warning("client stopped reading; connection broken")
+            protocol.abort()
+
+    def kill_all_applications(self) -> defer.Deferred[None]:
+        """SIGTERM or SIGINT: what is described at the top of this file."""
+        return defer.Deferred.fromFuture(asyncio.ensure_future(self._drain()))
+
+    async def _drain(self) -> None:
+        self._on_drain()
+        for port in self.ports:
+            await defer.maybeDeferred(port.stopListening).asFuture(asyncio.get_running_loop())
+        late = await self._wait(self.drain_s)
+        if late:
+            await self._on_deadline()
+            late = await self._wait(LAST_WORDS_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def _wait(self, timeout_s: float) -> list[asyncio.Task[None]]:
+        """The applications that are still running after `timeout_s`."""
+        tasks = [d["application_instance"] for d in self.connections.values() if d.get("application_instance")]
+        if not tasks:
+            return []
+        return list((await asyncio.wait(tasks, timeout=timeout_s))[1])

@@ -1,0 +1,42 @@
+"""What handlers may use, in one place. Built once by the process that serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inference.admission import Admission
+    from inference.auth import Authenticator
+    from inference.generate import Generator
+    from inference.metrics import Metrics
+    from inference.router import EngineRouter
+    from management.snapshot import SnapshotHolder
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask for; each is checked at the edge with the field's name."""
+
+    max_sequences: int = 128
+    max_prompts: int = 64
+    max_stop_strings: int = 16
+    max_stop_characters: int = 256
+    max_logprobs: int = 20
+    max_best_of: int = 8
+    max_stop_sequences: int = 4
+    max_top_n_tokens: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The running server's parts."""
+
+    holder: SnapshotHolder
+    router: EngineRouter
+    generator: Generator
+    admission: Admission
+    authenticator: Authenticator
+    metrics: Metrics
+    limits: Limits
+    version: str

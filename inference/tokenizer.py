@@ -1,0 +1,150 @@
+"""A model's tokenizer and chat template, read from its own files. It knows no dialect and runs no model code."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Encoding
+from tokenizers import Tokenizer as FastTokenizer
+
+from inference.errors import InvalidRequest, TemplateError
+from inference.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+if TYPE_CHECKING:
+    from engine.messages import ModelInfo
+
+INLINE_CHARACTERS = 8192
+"""Longer texts are tokenised in a thread, so that the event loop goes on serving streams."""
+MAX_RENDERED_CHARACTERS = 4_000_000
+
+
+@dataclass(slots=True)
+class ModelTokenizer:
+    """Encodes prompts and decodes tokens for one model."""
+
+    fast: FastTokenizer
+    vocab_size: int
+    special_ids: frozenset[int]
+    template: jinja2.Template | None
+    template_text: str | None
+    special_texts: dict[str, str]
+
+    @classmethod
+    def load(cls, info: ModelInfo) -> ModelTokenizer:
+        """Read the files that the worker named; raises OSError or ValueError when they are unusable."""
+        directory = Path(info.directory)
+        try:
+            fast = FastTokenizer.from_file(info.tokenizer_file)
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ValueError(f"tokenizer.json cannot be used: {error}") from error
+        fast.no_truncation()
+        fast.no_padding()
+        path = directory / "tokenizer_config.json"
+        config = json.loads(path.read_text()) if path.is_file() else {}
+        text = _template_text(directory, config)
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        special_texts = {name: t for name in names if (t := _content(config.get(name))) is not None}
+        special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
+        template = None if text is None else _environment().from_string(text)
+        return cls(fast, info.vocab_size, special_ids, template, text, special_texts)
+
+    async def encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids; raises InvalidRequest or TemplateError."""
+        if isinstance(prompt, TokenPrompt):
+            return prompt.token_ids
+        if isinstance(prompt, ChatPrompt):
+            prompt = TextPrompt(self.render(prompt), prompt.add_special_tokens)
+        if len(prompt.text) <= INLINE_CHARACTERS:
+            return self.encode_text(prompt.text, prompt.add_special_tokens)
+        return await asyncio.to_thread(self.encode_text, prompt.text, prompt.add_special_tokens)
+
+    def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+        ids: list[int] = self.encoding(text, add_special_tokens).ids
+        return ids
+
+    def encoding(self, text: str, add_special_tokens: bool) -> Encoding:
+        """Token ids with the character range that each covers."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("the text holds a lone surrogate, which is not valid Unicode") from error
+        return self.fast.encode(text, add_special_tokens=add_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """One token on its own, special tokens included."""
+        raw = self.fast.id_to_token(token_id)
+        if raw is None:
+            return ""
+        text: str = self.fast.decode([token_id], skip_special_tokens=False)
+        return f" {text}" if raw.startswith("\u2581") and not text.startswith(" ") else text
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        """The text of a token sequence."""
+        text: str = self.fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The model's chat template over the messages."""
+        if self.template is None:
+            raise TemplateError("This model has no chat template; use a completion route or add one to the model.")
+        try:
+            text = self.template.render(
+                messages=prompt.messages,
+                add_generation_prompt=prompt.add_generation_prompt,
+                **self.special_texts,
+                **prompt.template_arguments,
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
+            raise TemplateError(f"The chat template refused the messages: {str(error)[:300]}") from error
+        if len(text) > MAX_RENDERED_CHARACTERS:
+            raise TemplateError(f"The chat template produced more than {MAX_RENDERED_CHARACTERS} characters.")
+        if prompt.continue_final_message:
+            final = str(prompt.messages[-1].get("content") or "").strip()
+            if final not in text:
+                raise TemplateError("The chat template changed the final message, so it cannot be continued.")
+            text = text[: text.rindex(final) + len(final)]
+        return text
+
+
+def _template_text(directory: Path, config: dict[str, Any]) -> str | None:
+    """chat_template.jinja, else tokenizer_config.json's `chat_template` (a text, or the one named "default")."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text()
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = next((t.get("template") for t in template if t.get("name") == "default"), None)
+    return template
+
+
+def _content(token: Any) -> str | None:
+    """A special token's text: written as a string, or as an object with `content`."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+@lru_cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Jinja as transformers sets it up for chat templates: sandboxed, and without access to anything outside."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = lambda x, ensure_ascii=False, indent=None, separators=None, sort_keys=False: (
+        json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

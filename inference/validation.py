@@ -1,0 +1,42 @@
+"""Checks that every dialect shares: shapes of bodies, ranges of numbers, counts of lists. Each refusal names the field."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from inference.errors import InvalidRequest
+
+T = TypeVar("T")
+_AT = re.compile(r" - at `\$\.?(.*)`$")
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+
+
+def convert(value: dict[str, Any], schema: type[T]) -> T:
+    """The body as a Struct; raises InvalidRequest that names the field and the type it must have."""
+    try:
+        return msgspec.convert(value, schema)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        at = _AT.search(text)
+        field = at.group(1) if at else None
+        missing = _MISSING.search(text)
+        if missing:
+            field = f"{field}.{missing.group(1)}" if field else missing.group(1)
+            raise InvalidRequest(f"{field}: this field is required", field) from error
+        reason = _AT.sub("", text).replace(" | null", "")
+        raise InvalidRequest(f"{field}: {reason}" if field else reason, field) from error
+
+
+def check_range(field: str, value: float | None, low: float, high: float) -> None:
+    """`low` and `high` are allowed; None is an absent value."""
+    if value is not None and not low <= value <= high:
+        raise InvalidRequest(f"{field} must be between {low} and {high}, got {value}.", field)
+
+
+def check_count(field: str, values: list[Any] | None, most: int) -> None:
+    """At most so many entries."""
+    if values is not None and len(values) > most:
+        raise InvalidRequest(f"{field} must have at most {most} entries, got {len(values)}.", field)

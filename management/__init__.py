@@ -1,0 +1,1 @@
+"""The control plane: registries, their services, the admin, and the reconciler that makes them true."""

@@ -1,0 +1,5 @@
+"""The admin: what an operator sees and does. Every change goes through `management.services`."""
+
+from management.admin import access, deployments, registry, users
+
+__all__ = ["access", "deployments", "registry", "users"]

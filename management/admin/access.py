@@ -1,0 +1,74 @@
+"""API keys and audit events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.http import HttpResponseRedirect
+from django.urls import reverse
+from unfold.decorators import action
+
+from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor, run
+from management.models import ApiKey, AuditEvent
+from management.models.access import SCOPES
+from management.services import keys
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest, HttpResponse
+
+
+class ApiKeyForm(forms.ModelForm):  # type: ignore[type-arg]
+    """Scopes as check boxes."""
+
+    scopes = forms.MultipleChoiceField(
+        choices=[(scope, scope) for scope in SCOPES], initial=["infer"], widget=forms.CheckboxSelectMultiple
+    )
+
+    class Meta:
+        model = ApiKey
+        fields = ["name", "scopes", "expiry_date"]
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(ServiceAdmin):
+    """A key is shown once, when it is made."""
+
+    form = ApiKeyForm
+    list_display = ["name", "prefix", "scopes", "created", "expiry_date", "revoked"]
+    actions_row = ["revoke"]
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Made and revoked, never changed."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Revoked keys stay, so that it can be told who had them."""
+        return False
+
+    def has_revoke_permission(self, request: HttpRequest, object_id: Any = None) -> bool:
+        """Who may make a key may revoke one."""
+        return bool(self.has_add_permission(request))
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Through the service."""
+        key, text = keys.create_key(obj.name, form.cleaned_data["scopes"], actor(request), obj.expiry_date)
+        obj.pk, obj._state.adding = key.pk, False
+        messages.warning(request, f"The key, shown only now: {text}")
+
+    @action(description="Revoke", permissions=["revoke"], icon="block")
+    def revoke(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """For good."""
+        key = ApiKey.objects.get(pk=object_id)
+        run(request, lambda: keys.revoke_key(key, actor(request)), f"{key.name} is revoked.")
+        return HttpResponseRedirect(reverse("admin:management_apikey_changelist"))
+
+
+@admin.register(AuditEvent)
+class AuditEventAdmin(ReadOnlyAdmin):
+    """Who did what."""
+
+    list_display = ["at", "actor", "action", "target", "details"]
+    list_filter = ["action"]
+    search_fields = ["actor", "target"]

@@ -1,0 +1,125 @@
+"""Deployments and workers: state, and the buttons that start and stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin
+from django.http import HttpResponseRedirect
+from django.urls import reverse
+from unfold.decorators import action, display
+
+from management import live
+from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor, run
+from management.models import Deployment, Worker
+from management.services import deployments
+from management.services.errors import RegistryError
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest, HttpResponse
+
+LABELS = {
+    "Ready": "success",
+    "Starting": "info",
+    "Loading": "info",
+    "Stopping": "warning",
+    "Draining": "warning",
+    "Failed": "danger",
+}
+
+
+class DeploymentForm(forms.ModelForm):  # type: ignore[type-arg]
+    """Engine options are checked by the engine's own configuration."""
+
+    class Meta:
+        model = Deployment
+        fields = ["name", "version", "engine_options"]
+
+    def clean_engine_options(self) -> dict[str, Any]:
+        """Refuse what an engine would not accept, at its field."""
+        try:
+            return deployments.check_engine_options(self.cleaned_data["engine_options"] or {})
+        except RegistryError as error:
+            raise forms.ValidationError(str(error)) from error
+
+
+@admin.register(Deployment)
+class DeploymentAdmin(ServiceAdmin):
+    """Deployments with their live state."""
+
+    form = DeploymentForm
+    list_display = ["name", "version", "shown_state", "reason", "replicas", "load", "is_default"]
+    list_select_related = ["version__model"]
+    list_before_template = "admin/live_status.html"
+    readonly_fields = ["state", "reason", "replicas"]
+    actions_row = ["start", "stop", "make_default"]
+    actions_detail = ["start", "stop", "make_default"]
+
+    @display(description="State", label=LABELS)
+    def shown_state(self, obj: Deployment) -> str:
+        """With a colour."""
+        return obj.get_state_display()
+
+    @display(description="Load")
+    def load(self, obj: Deployment) -> str:
+        """Requests inside the engines of this deployment."""
+        mine = [s for worker, s in live.stats().items() if worker.rpartition("/")[0] == obj.name]
+        if not mine:
+            return ""
+        return f"{sum(s.running for s in mine)} running, {sum(s.waiting for s in mine)} waiting"
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        """A name is for ever."""
+        return [*self.readonly_fields, "name"] if obj else self.readonly_fields
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Through the services."""
+        if change:
+            deployments.change_deployment(obj, obj.version, obj.engine_options, actor(request))
+            return
+        saved = deployments.create_deployment(obj.name, obj.version, actor(request), obj.engine_options)
+        obj.pk, obj._state.adding = saved.pk, False
+
+    def remove(self, obj: Deployment, actor: str) -> None:
+        """Through the service."""
+        deployments.remove_deployment(obj, actor)
+
+    def has_operate_permission(self, request: HttpRequest, object_id: Any = None) -> bool:
+        """Starting and stopping has a permission of its own."""
+        return request.user.has_perm("management.operate_deployment")
+
+    @action(description="Start", permissions=["operate"], icon="play_arrow")
+    def start(self, request: HttpRequest, object_id: int) -> HttpResponse:
+        """One worker."""
+        return self._operate(request, object_id, deployments.start_deployment, "is starting")
+
+    @action(description="Stop", permissions=["operate"], icon="stop")
+    def stop(self, request: HttpRequest, object_id: int) -> HttpResponse:
+        """Running requests are finished first."""
+        return self._operate(request, object_id, deployments.stop_deployment, "is stopping")
+
+    @action(description="Make default", permissions=["operate"], icon="star")
+    def make_default(self, request: HttpRequest, object_id: int) -> HttpResponse:
+        """For requests that name no model."""
+        return self._operate(request, object_id, deployments.make_default, "is the default now")
+
+    def _operate(self, request: HttpRequest, object_id: int, service: Any, done: str) -> HttpResponse:
+        deployment = Deployment.objects.get(pk=object_id)
+        run(request, lambda: service(deployment, actor(request)), f"{deployment.name} {done}.")
+        return HttpResponseRedirect(reverse("admin:management_deployment_changelist"))
+
+
+@admin.register(Worker)
+class WorkerAdmin(ReadOnlyAdmin):
+    """Engine processes, past and present."""
+
+    list_display = ["worker_id", "epoch", "shown_state", "reason", "process_id", "started_at", "ready_at", "ended_at"]
+    list_filter = ["state"]
+    list_select_related = ["deployment"]
+    list_before_template = "admin/live_status.html"
+
+    @display(description="State", label=LABELS)
+    def shown_state(self, obj: Worker) -> str:
+        """With a colour."""
+        return obj.get_state_display()

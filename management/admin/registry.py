@@ -1,0 +1,117 @@
+"""Models and adapters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin
+from unfold.admin import TabularInline
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
+
+from management.admin.base import ServiceAdmin, actor
+from management.models import Adapter, Model, ModelVersion
+from management.services import adapters, models
+from management.services.errors import RegistryError
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+
+class ModelForm(forms.ModelForm):  # type: ignore[type-arg]
+    """Name and source; a new source makes a new version."""
+
+    source = forms.CharField(max_length=512, help_text="A directory on the worker's host, or a hub id.",
+                             widget=UnfoldAdminTextInputWidget)  # fmt: skip
+
+    class Meta:
+        model = Model
+        fields = ["name", "kind"]
+
+
+class VersionInline(TabularInline):  # type: ignore[misc]
+    """A model's versions."""
+
+    model = ModelVersion
+    fields = readonly_fields = ["number", "source", "is_default", "created_at"]
+    extra = 0
+    can_delete = False
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Versions come from the model's source."""
+        return False
+
+
+@admin.register(Model)
+class ModelAdmin(ServiceAdmin):
+    """Registered models."""
+
+    form = ModelForm
+    list_display = ["name", "kind", "default_source", "created_at"]
+    search_fields = ["name"]
+    inlines = [VersionInline]
+
+    @admin.display(description="Default version")
+    def default_source(self, obj: Model) -> str:
+        """Number and source of the default version."""
+        version = obj.versions.filter(is_default=True).first()
+        return "" if version is None else f"{version.number}: {version.source}"
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        """A name is for ever."""
+        return ["name", "kind"] if obj else []
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Through the service."""
+        name = obj.name
+        version = models.register_model(name, form.cleaned_data["source"], actor(request), obj.kind)
+        obj.pk, obj._state.adding = version.model_id, False
+
+    def remove(self, obj: Model, actor: str) -> None:
+        """Through the service."""
+        models.remove_model(obj, actor)
+
+
+class AdapterForm(forms.ModelForm):  # type: ignore[type-arg]
+    """The adapter's files are read while the form is checked."""
+
+    class Meta:
+        model = Adapter
+        fields = ["name", "model", "source"]
+        widgets = {"model": UnfoldAdminSelectWidget}
+
+    def clean_source(self) -> str:
+        """Refuse what is no adapter, at its field."""
+        source: str = self.cleaned_data["source"]
+        try:
+            adapters.read_identity(adapters.Path(source))
+        except RegistryError as error:
+            raise forms.ValidationError(str(error)) from error
+        return source
+
+
+@admin.register(Adapter)
+class AdapterAdmin(ServiceAdmin):
+    """Registered adapters."""
+
+    form = AdapterForm
+    list_display = ["name", "model", "rank", "short_digest", "source", "created_at"]
+    list_select_related = ["model"]
+    readonly_fields = ["rank", "digest"]
+    search_fields = ["name"]
+
+    @admin.display(description="Digest")
+    def short_digest(self, obj: Adapter) -> str:
+        """Enough of it to compare."""
+        return obj.digest[:12]
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Through the service."""
+        saved = adapters.register_adapter(obj.name, obj.model, obj.source, actor(request))
+        obj.pk, obj._state.adding = saved.pk, False
+
+    def remove(self, obj: Adapter, actor: str) -> None:
+        """Through the service."""
+        adapters.remove_adapter(obj, actor)
+
+

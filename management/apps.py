@@ -1,0 +1,13 @@
+"""The Django app of the control plane."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class ManagementConfig(AppConfig):
+    """Registries and their admin."""
+
+    name = "management"
+    verbose_name = "Serving"
+    default_auto_field = "django.db.models.BigAutoField"

@@ -1,0 +1,100 @@
+"""Workers as child processes of this one. When this process dies, however it dies, they see EOF and exit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from management.launchers.base import WorkerStatus
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXIT_PATIENCE_S = 5.0
+
+
+class LocalWorker:
+    """One child process; the pipes are described in `engine.__main__`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "engine"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+        )
+        self.process_id: int | None = self._process.pid
+        self._heard_at = time.monotonic()
+        self._unread = b""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._process.stdin.write(msgspec.json.encode(config) + b"\n")
+        self._process.stdin.flush()
+
+    def statuses(self) -> list[WorkerStatus]:
+        """The lines that are complete by now."""
+        assert self._process.stdout is not None
+        data = self._process.stdout.read()
+        if not data:
+            return []
+        self._heard_at = time.monotonic()
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        return [msgspec.json.decode(line, type=WorkerStatus) for line in lines]
+
+    def exit_code(self) -> int | None:
+        """As Popen.poll."""
+        return self._process.poll()
+
+    def silent_for_s(self) -> float:
+        """Since the last line."""
+        return time.monotonic() - self._heard_at
+
+    def drain(self) -> None:
+        """SIGTERM."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL, and no zombie."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Let go of the lifeline, and of patience after a while."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(EXIT_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process.stdout.close()
+
+
+class LocalLauncher:
+    """Child processes with sockets in a private folder."""
+
+    def __init__(self) -> None:
+        # The path of a Unix socket has at most 107 bytes, so it cannot lie in any data folder.
+        self._directory = Path(tempfile.mkdtemp(prefix="dragoman-"))
+        self._workers: list[LocalWorker] = []
+
+    def launch(self, config: EngineConfig) -> LocalWorker:
+        """Start a child."""
+        self._workers = [worker for worker in self._workers if worker.exit_code() is None]
+        self._workers.append(LocalWorker(config))
+        return self._workers[-1]
+
+    def socket_path(self, name: str) -> str:
+        """In the private folder."""
+        return str(self._directory / f"{name}.sock")
+
+    def close(self) -> None:
+        """End all children and remove the folder."""
+        for worker in self._workers:
+            worker.close()
+        shutil.rmtree(self._directory)

@@ -1,0 +1,7 @@
+"""The registries. Rows are written by `management.services` alone."""
+
+from management.models.access import ApiKey, AuditEvent
+from management.models.deployment import Deployment, Worker
+from management.models.model import Adapter, Model, ModelVersion
+
+__all__ = ["Adapter", "ApiKey", "AuditEvent", "Deployment", "Model", "ModelVersion", "Worker"]

@@ -1,0 +1,80 @@
+"""What should run and what does: desired state is written by people and APIs, observed state by the reconciler."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from management.models.model import ModelVersion, valid_name
+
+
+class Deployment(models.Model):
+    """A model version with engine options and a wish for so many workers."""
+
+    class State(models.TextChoices):
+        STOPPED = "stopped", "Stopped"
+        STARTING = "starting", "Starting"
+        READY = "ready", "Ready"
+        STOPPING = "stopping", "Stopping"
+        FAILED = "failed", "Failed"
+
+    name = models.CharField(max_length=128, unique=True, validators=[valid_name])
+    version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
+    is_default = models.BooleanField(default=False, help_text="Answers requests that name no model.")
+    engine_options = models.JSONField(default=dict, blank=True, help_text="Fields of the engine's configuration.")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    replicas = models.PositiveIntegerField(default=0, help_text="How many workers should run; 0 stops it.")
+    generation = models.PositiveIntegerField(default=1, editable=False, help_text="Raised by every start.")
+
+    state = models.CharField(max_length=16, choices=State, default=State.STOPPED, editable=False)
+    reason = models.TextField(blank=True, editable=False, help_text="Why it failed.")
+    observed_generation = models.PositiveIntegerField(default=0, editable=False)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["is_default"], condition=models.Q(is_default=True), name="one_default_deployment"
+            )
+        ]
+        permissions = [("operate_deployment", "Can start and stop deployments")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Worker(models.Model):
+    """One engine process, as the reconciler sees it. Its epoch sets it apart from earlier ones in its place."""
+
+    class State(models.TextChoices):
+        STARTING = "starting", "Starting"
+        LOADING = "loading", "Loading"
+        READY = "ready", "Ready"
+        DRAINING = "draining", "Draining"
+        EXITED = "exited", "Exited"
+        FAILED = "failed", "Failed"
+
+    LIVE = (State.STARTING, State.LOADING, State.READY, State.DRAINING)
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="workers")
+    index = models.PositiveIntegerField()
+    epoch = models.PositiveIntegerField()
+    state = models.CharField(max_length=16, choices=State, default=State.STARTING)
+    reason = models.TextField(blank=True)
+    socket = models.CharField(max_length=256)
+    process_id = models.PositiveIntegerField(null=True)
+    started_at = models.DateTimeField(auto_now_add=True)
+    ready_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-started_at"]
+        constraints = [models.UniqueConstraint(fields=["deployment", "index", "epoch"], name="one_worker_per_epoch")]
+
+    def __str__(self) -> str:
+        return self.worker_id
+
+    @property
+    def worker_id(self) -> str:
+        """Its name on the wire."""
+        return f"{self.deployment.name}/{self.index}"

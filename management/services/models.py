@@ -1,0 +1,38 @@
+"""Register and remove models."""
+
+from __future__ import annotations
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from management.models import Model, ModelVersion
+from management.services import audit
+from management.services.errors import RegistryError
+
+
+@transaction.atomic
+def register_model(name: str, source: str, actor: str, kind: str = Model.Kind.LLM) -> ModelVersion:
+    """Give `source` a name. A new source of a known name becomes its next version and its default."""
+    model, created = Model.objects.get_or_create(name=name, defaults={"kind": kind})
+    if created:
+        try:
+            model.full_clean()
+        except ValidationError as error:
+            raise RegistryError(f"name: {'; '.join(error.messages)}") from error
+    current = model.versions.filter(is_default=True).first()
+    if current is not None and current.source == source:
+        return current
+    latest = model.versions.order_by("-number").first()
+    model.versions.update(is_default=False)
+    version = model.versions.create(number=1 if latest is None else latest.number + 1, source=source)
+    audit.record(actor, "model.register", str(version), source=source)
+    return version
+
+
+@transaction.atomic
+def remove_model(model: Model, actor: str) -> None:
+    """Remove a model that no deployment uses."""
+    if ModelVersion.objects.filter(model=model, deployments__isnull=False).exists():
+        raise RegistryError(f"{model.name} has deployments; remove them first")
+    audit.record(actor, "model.remove", model.name)
+    model.delete()

@@ -1,0 +1,93 @@
+"""The registries as the request path reads them: immutable, in memory, built elsewhere. No ORM is imported here."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class WorkerEntry(msgspec.Struct, frozen=True):
+    """A worker that can be connected to."""
+
+    worker_id: str
+    epoch: int
+    socket: str
+
+
+class DeploymentEntry(msgspec.Struct, frozen=True):
+    """A deployment that should be serving. `created` is Unix seconds."""
+
+    name: str
+    model: str
+    version: int
+    source: str
+    created: int
+    is_default: bool
+    workers: tuple[WorkerEntry, ...]
+
+
+class ApiKeyEntry(msgspec.Struct, frozen=True):
+    """One usable key: its public prefix, the hash of the whole key, and what it may do. `expires` is Unix seconds."""
+
+    prefix: str
+    name: str
+    hashed_key: str
+    scopes: frozenset[str]
+    expires: float | None
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """All that the request path knows of the registries, as of one moment."""
+
+    deployments: tuple[DeploymentEntry, ...] = ()
+    keys: dict[str, ApiKeyEntry] = {}
+
+    def find_key(self, key: str) -> ApiKeyEntry | None:
+        """The entry of a key, if it is known and not expired. Takes as long for an unknown prefix."""
+        entry = self.keys.get(key.partition(".")[0])
+        stored = entry.hashed_key if entry else hash_key("")
+        same = hmac.compare_digest(hash_key(key), stored)
+        if entry is None or not same or (entry.expires is not None and entry.expires <= time.time()):
+            return None
+        return entry
+
+    def resolve(self, name: str | None) -> DeploymentEntry | None:
+        """The deployment a client means: by deployment name, by model name, or the default for "tgi", "dummy", ""."""
+        if not name or name in ("tgi", "dummy"):
+            defaults = [d for d in self.deployments if d.is_default] or list(self.deployments)
+            return defaults[0] if defaults else None
+        for deployment in self.deployments:
+            if deployment.name == name:
+                return deployment
+        return next((d for d in self.deployments if d.model == name), None)
+
+
+def hash_key(key: str) -> str:
+    """As djangorestframework-api-key stores it. Keys are random, so a fast hash is safe."""
+    return "sha512$$" + hashlib.sha512(key.encode()).hexdigest()
+
+
+class SnapshotHolder:
+    """The current snapshot, and who wants to hear of the next one."""
+
+    def __init__(self) -> None:
+        self.current = Snapshot()
+        self._listeners: list[Callable[[Snapshot], None]] = []
+
+    def subscribe(self, listener: Callable[[Snapshot], None]) -> None:
+        """Call `listener` with every new snapshot, from the thread that publishes it."""
+        self._listeners.append(listener)
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Replace the snapshot; tells the listeners only when something changed."""
+        if snapshot != self.current:
+            self.current = snapshot
+            for listener in self._listeners:
+                listener(snapshot)

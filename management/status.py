@@ -1,0 +1,63 @@
+"""The admin's live status: a WebSocket that sends the state of deployments and workers once a second to staff."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from channels.db import database_sync_to_async
+from channels.generic.websocket import AsyncJsonWebsocketConsumer
+
+from management import live
+from management.models import Deployment, Worker
+
+INTERVAL_S = 1.0
+NOT_STAFF = 4403
+
+
+class StatusConsumer(AsyncJsonWebsocketConsumer):  # type: ignore[misc]
+    """One open admin page."""
+
+    sending: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        """Staff only."""
+        user = self.scope["user"]
+        if not (user.is_authenticated and user.is_staff):
+            await self.close(NOT_STAFF)
+            return
+        await self.accept()
+        self.sending = asyncio.create_task(self._send_forever())
+
+    async def disconnect(self, code: int) -> None:
+        """The page was closed."""
+        if self.sending is not None:
+            self.sending.cancel()
+            await asyncio.gather(self.sending, return_exceptions=True)
+
+    async def _send_forever(self) -> None:
+        while True:
+            await self.send_json(await database_sync_to_async(status)())
+            await asyncio.sleep(INTERVAL_S)
+
+
+def status() -> dict[str, Any]:
+    """Deployments and live workers with their engines' gauges."""
+    stats = live.stats()
+    workers = [
+        {
+            "worker": worker.worker_id,
+            "epoch": worker.epoch,
+            "state": worker.get_state_display(),
+            "running": s.running if (s := stats.get(worker.worker_id)) else None,
+            "waiting": s.waiting if s else None,
+            "kv_usage_percent": round(100 * s.blocks_used / max(1, s.blocks_total), 1) if s else None,
+            "generated_tokens": s.generation_tokens if s else None,
+        }
+        for worker in Worker.objects.filter(state__in=Worker.LIVE).select_related("deployment")
+    ]
+    deployments = [
+        {"deployment": row.name, "state": row.get_state_display(), "replicas": row.replicas, "reason": row.reason}
+        for row in Deployment.objects.all()
+    ]
+    return {"deployments": deployments, "workers": workers}
