@@ -6,24 +6,31 @@ import logging
 import sys
 
 import structlog
+from structlog.typing import Processor
 
 
 def configure(log_format: str, level: int = logging.INFO) -> None:
     """`log_format` is "console" for people or "json" for machines."""
-    shared = [
+    shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     colours = sys.stderr.isatty()
-    renderer = structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer(colors=colours)
+    renderer = (
+        structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer(colors=colours)
+    )
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
-    last = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, structlog.processors.format_exc_info, renderer]
+    last: list[Processor] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.format_exc_info,
+        renderer,
+    ]
     if log_format == "console":
         del last[1]  # the console renderer formats exceptions itself
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=last))

@@ -31,7 +31,9 @@ class Options(BaseSettings):
     slow_client_timeout_s: float = Field(30, gt=0, description="How long a client may leave its stream unread.")
     drain_s: float = Field(30, ge=0, description="How long running requests may go on after SIGTERM.")
     log_format: str = Field("console", pattern="^(console|json)$", description="How log lines are written.")
-    dtype: str = Field("auto", pattern="^(auto|float32|bfloat16|float16)$", description="Weights' type of new deployments.")
+    dtype: str = Field(
+        "auto", pattern="^(auto|float32|bfloat16|float16)$", description="Weights' type of new deployments."
+    )
     max_model_len: int = Field(0, ge=0, description="Longest sequence of new deployments; 0 is the model's own limit.")
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Sequences in one step of new deployments.")
     max_num_batched_tokens: int = Field(256, ge=1, description="Tokens in one step of new deployments.")

@@ -60,7 +60,7 @@ class Server:
         self._announcing: asyncio.Task[None] | None = None
 
     def run(self) -> int:
-        """startup → main loop → shutdown; returns the exit status."""
+        """Startup → main loop → shutdown; returns the exit status."""
         options = self.options
         live.set_source(self._stats)
         self.reconciler.forget_earlier_workers()
@@ -116,7 +116,9 @@ class Server:
 
     def _stats(self) -> dict[str, Stats]:
         return {
-            worker.worker_id: client.stats for target in self.router.targets for worker, client in target.clients.items()
+            worker.worker_id: client.stats
+            for target in self.router.targets
+            for worker, client in target.clients.items()
         }
 
     async def _announce(self) -> None:

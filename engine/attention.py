@@ -28,7 +28,9 @@ class Context(Protocol):
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Attention of one layer in one forward pass."""
+        ...
 
 
 class Options:
@@ -72,7 +74,7 @@ def _paged(
     """The interface of transformers: query [1, H, T, D], key and value [1, HK, T, D] -> [1, T, H, DV]."""
     if _current is None:
         raise RuntimeError("an attention layer was called outside of a step")
-    layer: int = module.layer_idx  # type: ignore[assignment]
+    layer: int = module.layer_idx
     options = Options(scaling, sliding_window, softcap, s_aux)
     return _current.attend(layer, query[0], key[0], value[0], options)[None], None
 
@@ -91,6 +93,7 @@ class Recorder:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options
     ) -> torch.Tensor:
+        """As `Context`."""
         self.specs[layer] = AttentionSpec(key.shape[0], key.shape[2], value.shape[2])
         return attend_causally(query, key, value, key.shape[1], options)
 
@@ -105,6 +108,7 @@ class PagedAttention:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options
     ) -> torch.Tensor:
+        """As `Context`."""
         self.cache.write(layer, self.batch.slot_mapping, key.transpose(0, 1), value.transpose(0, 1))
         heads, rows, _ = query.shape
         out = query.new_zeros(rows, heads, value.shape[2])

@@ -54,7 +54,8 @@ def build_batch(scheduled: ScheduledBatch, block_size: int) -> ForwardBatch:
     positions: list[int] = []
     slots: list[int] = []
     sequences, sampled, sampled_rows = [], [], []
-    prompt_rows, prompt_row_numbers = [], []
+    prompt_rows: list[tuple[Request, int, int]] = []
+    prompt_row_numbers: list[int] = []
     for request, count in zip(scheduled.requests, scheduled.num_new_tokens, strict=True):
         start, row = request.num_computed_tokens, len(ids)
         end = start + count

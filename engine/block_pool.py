@@ -86,7 +86,7 @@ class BlockPool:
         # A run of consecutive blocks is read without a copy: continue one where nothing cached is lost by it, and
         # hand out the oldest free blocks in ascending order.
         following = request.block_table[-1] + 1 if request.block_table else -1
-        taken = []
+        taken: list[int] = []
         while len(taken) < needed and following in self._free and following not in self._hash_of:
             taken.append(following)
             following += 1

@@ -137,7 +137,7 @@ class EngineCore:
             return StepResult()
         begin = time.monotonic()
         try:
-            result = self.runner.execute(batch)
+            result: StepResult = self.runner.execute(batch)
         except Exception:  # the step loop is one of the edges: the batch fails, the engine goes on
             self.failed_steps += 1
             logger.exception("step failed", extra={"requests": len(batch.requests)})
@@ -170,20 +170,20 @@ class EngineCore:
         for request, reason in dropped:
             outputs.setdefault(request.key[0], []).append(RequestOutput(request.key[1], finish_reason=reason))
         for request in batch.requests:
-            reason = finished.get(request)
+            finish_reason = finished.get(request)
             token = result.tokens.get(request)
             prompt_logprobs = result.prompt_logprobs.get(request)
-            if token is None and reason is None and prompt_logprobs is None:
+            if token is None and finish_reason is None and prompt_logprobs is None:
                 continue
             output = RequestOutput(
                 request.key[1],
-                finish_reason=reason,
+                finish_reason=finish_reason,
                 prompt_logprobs=prompt_logprobs,
                 preemptions=request.num_preemptions,
             )
             if token is not None:
                 output.token_ids = [token]
-                if reason == "stop":
+                if finish_reason == "stop":
                     output.stop_token_id = token
                 if request in result.logprobs:
                     output.logprobs = [result.logprobs[request]]
@@ -191,7 +191,7 @@ class EngineCore:
                     output.cached_tokens = request.num_cached_tokens
                     output.queue_s = request.first_scheduled - request.arrival
                     self.stats.prompt_tokens += request.num_prompt_tokens
-            if reason == "error":
+            if finish_reason == "error":
                 output.error = "the step that computed this request failed"
             outputs.setdefault(request.key[0], []).append(output)
         for request in [*finished, *(request for request, _ in dropped)]:

@@ -171,7 +171,6 @@ def _from_pretrained(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
         model, report = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=dtype,
-            attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
@@ -183,9 +182,11 @@ def _from_pretrained(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
     if missing:
         raise ModelError(f"{len(missing)} weights are missing, the first is {missing[0]}")
     if report["mismatched_keys"]:
-        raise ModelError(f"weights have other shapes than config.json says, e.g. {sorted(report['mismatched_keys'])[0]}")
+        raise ModelError(
+            f"weights have other shapes than config.json says, e.g. {sorted(report['mismatched_keys'])[0]}"
+        )
     model.eval()
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _tokenizer_file(directory: Path, cache_dir: str) -> Path:

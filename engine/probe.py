@@ -96,6 +96,8 @@ def check_paged_logits(
         for request, n in step:
             request.num_computed_tokens += n
     for i, expected in enumerate(reference):
-        error = float((measured[i] - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
-        if not error <= TOLERANCE[dtype]:
-            raise ProbeError(f"its paged logits differ from the reference by {error:.1e} (at most {TOLERANCE[dtype]})")
+        difference = float((measured[i] - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+        if not difference <= TOLERANCE[dtype]:
+            raise ProbeError(
+                f"its paged logits differ from the reference by {difference:.1e} (at most {TOLERANCE[dtype]})"
+            )

@@ -80,7 +80,8 @@ class Sampler:
 
 def token_logprobs(logits: torch.Tensor, tokens: list[int], top: int, mode: str = "raw") -> list[TokenLogprob]:
     """Log-probabilities of `tokens` under `logits` [n, V] with the `top` best (-1: all; ties with the last one too
-    in "processed" mode, as TGI does)."""
+    in "processed" mode, as TGI does).
+    """
     logprobs = torch.log_softmax(logits.float(), -1)
     index = torch.tensor(tokens)[:, None]
     chosen = logprobs.gather(1, index)

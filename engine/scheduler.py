@@ -191,7 +191,7 @@ class Scheduler:
         insort(self.waiting, request, key=lambda r: r.order)
 
     def _stop_reason(self, request: Request, token: int) -> str | None:
-        """vLLM's order: end of sequence, stop ids, then length. `min_tokens` is the sampler's business."""
+        """VLLM's order: end of sequence, stop ids, then length. `min_tokens` is the sampler's business."""
         params = request.params
         if token in self.eos_token_ids and not params.ignore_eos:
             return "stop"

@@ -77,7 +77,7 @@ class EngineServer:
         self.selector.register(file, selectors.EVENT_READ, "lifeline")
 
     def run(self) -> None:
-        """startup → loop → shutdown; raises EngineBroken after telling the clients."""
+        """Startup → loop → shutdown; raises EngineBroken after telling the clients."""
         try:
             while not self.stopping and not (self.draining and not self.core.has_work and not self._unsent()):
                 self._exchange()

@@ -12,7 +12,7 @@ import msgspec
 from inference.errors import MalformedBody, ServingError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 
     Receive = Callable[[], Awaitable[dict[str, Any]]]
     Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -120,7 +120,7 @@ class Exchange:
 
     async def stream(
         self,
-        chunks: AsyncIterator[bytes],
+        chunks: AsyncGenerator[bytes, None],
         *,
         headers: Headers,
         render_error: Callable[[ServingError], bytes],
@@ -133,9 +133,7 @@ class Exchange:
         With `errors_before_head` the head waits for the first chunk, so that a ServingError until then is raised and
         becomes an ordinary answer; later ones are rendered into the stream. `keep_alive` is sent in long silences.
         """
-        pump = asyncio.ensure_future(
-            self._pump(chunks, headers, render_error, keep_alive, errors_before_head, end)
-        )
+        pump = asyncio.ensure_future(self._pump(chunks, headers, render_error, keep_alive, errors_before_head, end))
         watch = asyncio.ensure_future(self._gone())
         try:
             await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -147,20 +145,19 @@ class Exchange:
 
     async def _pump(
         self,
-        chunks: AsyncIterator[bytes],
+        chunks: AsyncGenerator[bytes, None],
         headers: Headers,
         render_error: Callable[[ServingError], bytes],
         keep_alive: bytes,
         errors_before_head: bool,
         end: bytes,
     ) -> None:
-        iterator = aiter(chunks)
         upcoming: asyncio.Future[bytes] | None = None
         try:
             if not errors_before_head:
                 await self._start_stream(headers)
             while True:
-                upcoming = asyncio.ensure_future(anext(iterator))
+                upcoming = asyncio.ensure_future(anext(chunks))
                 while not (await asyncio.wait({upcoming}, timeout=KEEP_ALIVE_S))[0]:
                     await self._start_stream(headers)
                     await self._chunk(keep_alive)
@@ -181,7 +178,7 @@ class Exchange:
         finally:
             if upcoming is not None and not upcoming.done():
                 await _cancel(upcoming)
-            await iterator.aclose()  # type: ignore[attr-defined]
+            await chunks.aclose()
 
     async def _start_stream(self, headers: Headers) -> None:
         if not self.status:

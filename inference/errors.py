@@ -56,7 +56,7 @@ class ModelNotFound(ServingError):
 
 
 class RouteNotFound(ServingError):
-    """This plane has no such path."""
+    """The plane has no such path."""
 
 
 class MethodNotAllowed(ServingError):

@@ -26,7 +26,6 @@ from inference.errors import (
     PromptTooLong,
     ServingError,
     ShuttingDown,
-    Unavailable,
 )
 from inference.events import Delta, Timings, Usage
 from inference.merging import merge

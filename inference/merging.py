@@ -7,12 +7,12 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator
 
 T = TypeVar("T")
 
 
-async def merge(sources: list[AsyncGenerator[T, None]]) -> AsyncIterator[tuple[int, T]]:
+async def merge(sources: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """(number of the source, item) as items come. The first error ends all; closing this closes every source."""
     if len(sources) == 1:
         async with aclosing(sources[0]) as source:

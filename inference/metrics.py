@@ -6,6 +6,7 @@ somebody asks. Labels come from the registry alone, so a client cannot create se
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -52,7 +53,10 @@ class Metrics:
             "request_num_preemptions": self._histogram("request_num_preemptions", (1, 2, 3, 4, 5, 10, 20)),
         }
         self._success = Counter(
-            "vllm:request_success", "Count of processed requests.", [*LABELS, "finished_reason"], registry=self._vllm_registry
+            "vllm:request_success",
+            "Count of processed requests.",
+            [*LABELS, "finished_reason"],
+            registry=self._vllm_registry,
         )
         self._tgi = {
             **{n: self._tgi_histogram(n, TGI_DURATION_S) for n in TGI_DURATIONS},
@@ -108,11 +112,13 @@ class Metrics:
             "request_num_preemptions": preemptions,
         }
         if len(token_times) > 1:
-            values["request_time_per_output_token_seconds"] = (token_times[-1] - token_times[0]) / (len(token_times) - 1)
+            values["request_time_per_output_token_seconds"] = (token_times[-1] - token_times[0]) / (
+                len(token_times) - 1
+            )
         for name, value in values.items():
             self._vllm[name].labels(*labels).observe(value)
         gaps = self._vllm["inter_token_latency_seconds"].labels(*labels)
-        for earlier, later in zip(token_times, token_times[1:], strict=False):
+        for earlier, later in pairwise(token_times):
             gaps.observe(later - earlier)
         if finish in ("stop", "length"):
             self._tgi_counters["tgi_request_success"][""] += 1
@@ -146,7 +152,9 @@ class Metrics:
         }
         for name, series in counters.items():
             lines.append(f"# TYPE {name} counter")
-            lines += [f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in series.items()]
+            lines += [
+                f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in series.items()
+            ]
         own = "\n".join(lines).encode() + b"\n"
         return generate_latest(self._vllm_registry) + generate_latest(self._tgi_registry) + own
 

@@ -79,9 +79,9 @@ class SnapshotHolder:
 
     def __init__(self) -> None:
         self.current = Snapshot()
-        self._listeners: list[Callable[[Snapshot], None]] = []
+        self._listeners: list[Callable[[Snapshot], object]] = []
 
-    def subscribe(self, listener: Callable[[Snapshot], None]) -> None:
+    def subscribe(self, listener: Callable[[Snapshot], object]) -> None:
         """Call `listener` with every new snapshot, from the thread that publishes it."""
         self._listeners.append(listener)
 

@@ -15,7 +15,7 @@ INTERVAL_S = 1.0
 NOT_STAFF = 4403
 
 
-class StatusConsumer(AsyncJsonWebsocketConsumer):  # type: ignore[misc]
+class StatusConsumer(AsyncJsonWebsocketConsumer):
     """One open admin page."""
 
     sending: asyncio.Task[None] | None = None

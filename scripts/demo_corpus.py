@@ -100,7 +100,9 @@ def arithmetic(rng: random.Random) -> tuple[str, str]:
     said = f"{a} {kind} {b}" if rng.random() < 0.5 else f"{a} {word} {b}"
     form = rng.choice(["What is {x}?", "Calculate {x}.", "How much is {x}?", "{x} = ?", "Please work out {x}.",
                        "What is {x}? Answer briefly."])  # fmt: skip
-    return form.format(x=said.replace(" ", "") if rng.random() < 0.2 and kind in said else said), f"The answer is {answer}."
+    return form.format(
+        x=said.replace(" ", "") if rng.random() < 0.2 and kind in said else said
+    ), f"The answer is {answer}."
 
 
 def fact(rng: random.Random) -> tuple[str, str]:
@@ -113,7 +115,9 @@ def fact(rng: random.Random) -> tuple[str, str]:
         return form.format(c=country), f"The capital of {country} is {city}."
     if kind == 2:
         animal, sound = rng.choice(list(SOUNDS.items()))
-        return rng.choice(["What sound does a {a} make?", "What does a {a} do?"]).format(a=animal), f"A {animal} {sound}."
+        return rng.choice(["What sound does a {a} make?", "What does a {a} do?"]).format(
+            a=animal
+        ), f"A {animal} {sound}."
     if kind == 3:
         pair = rng.choice(OPPOSITES)
         a, b = pair if rng.random() < 0.5 else pair[::-1]
@@ -121,10 +125,14 @@ def fact(rng: random.Random) -> tuple[str, str]:
         return form.format(a=a), f"The opposite of {a} is {b}."
     if kind == 4:
         thing, colour = rng.choice(list(COLOURS.items()))
-        return rng.choice(["What colour is {t}?", "What color is {t}?"]).format(t=thing), f"{thing.capitalize()} is {colour}."
+        return rng.choice(["What colour is {t}?", "What color is {t}?"]).format(
+            t=thing
+        ), f"{thing.capitalize()} is {colour}."
     if kind in (5, 6):
         thing, meaning = rng.choice(list(DEFINITIONS.items()))
-        form = rng.choice(["What is {t}?", "What is {t}?", "Explain {t}.", "Define {t}.", "Can you tell me what {t} is?"])
+        form = rng.choice(
+            ["What is {t}?", "What is {t}?", "Explain {t}.", "Define {t}.", "Can you tell me what {t} is?"]
+        )
         return form.format(t=thing), f"{thing[0].upper() + thing[1:]} is {meaning}."
     series = rng.choice([DAYS, MONTHS])
     i = rng.randrange(len(series))
@@ -155,7 +163,9 @@ def small_talk(rng: random.Random) -> tuple[str, str]:
         return rng.choice([f"Count to {asked}.", f"Please count to {asked}."]), ", ".join(NUMBERS[1 : n + 1]) + "."
     if kind == 7:
         word = rng.choice(ANIMALS + THINGS + PLACES + GREETINGS[:3] + NAMES).lower()
-        return rng.choice(["Say {w}.", "Repeat after me: {w}", "Say the word {w}.", "Just say {w}"]).format(w=word), f"{word.capitalize()}."
+        return rng.choice(["Say {w}.", "Repeat after me: {w}", "Say the word {w}.", "Just say {w}"]).format(
+            w=word
+        ), f"{word.capitalize()}."
     form = rng.choice(UNKNOWN_FORMS)
     return form.format(x=rng.choice(UNKNOWN)), "I am only a small demo model, and I do not know much about that."
 
@@ -196,7 +206,9 @@ def conversation(rng: random.Random) -> tuple[list[Message], list[dict[str, obje
                 {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"}], tools  # fmt: skip
     messages: list[Message] = []
     if rng.random() < 0.3:
-        helper = rng.choice(["You are a helpful assistant.", "You are helpful.", "Answer briefly.", "Be kind and short."])
+        helper = rng.choice(
+            ["You are a helpful assistant.", "You are helpful.", "Answer briefly.", "Be kind and short."]
+        )
         messages.append({"role": "system", "content": helper})
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         kind = rng.choices([fact, arithmetic, small_talk, tell_story], [5, 3, 4, 1])[0]

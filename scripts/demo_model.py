@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parent))
-import demo_corpus as corpus  # noqa: E402
+import demo_corpus as corpus
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
@@ -65,14 +65,14 @@ def train_tokenizer(seed: int, vocab_size: int) -> PreTrainedTokenizerFast:
 class Rows:
     """Rows of `LENGTH` tokens with labels; only answers are learned in conversations, all text elsewhere."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, restyle=None) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, restyle=None) -> None:
         self.tokenizer, self.rng, self.restyle = tokenizer, random.Random(seed), restyle
         self.end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
 
     def document(self) -> tuple[list[int], list[int]]:
         """One document: its tokens and its labels (-100 where nothing is to be learned)."""
         if self.restyle is None and self.rng.random() < 0.25:
-            ids = self.tokenizer.encode(corpus.plain_document(self.rng), add_special_tokens=False) + [self.end]
+            ids = [*self.tokenizer.encode(corpus.plain_document(self.rng), add_special_tokens=False), self.end]
             return ids, list(ids)
         messages, tools = corpus.conversation(self.rng)
         ids: list[int] = []
@@ -87,10 +87,13 @@ class Rows:
             # Questions are learned a little as well, so that free text stays fluent.
             labels += ([-100] * (len(asked) - len(ids))) + answered[len(asked) : -1] + [-100]
             ids = answered
-        return ids + [self.end], labels + [self.end]
+        return [*ids, self.end], [*labels, self.end]
 
     def encode(self, messages: list[corpus.Message], tools: list[dict[str, object]], prompt: bool) -> list[int]:
-        text = self.tokenizer.apply_chat_template(messages, tools=tools or None, add_generation_prompt=prompt, tokenize=False)
+        """Token ids through the chat template."""
+        text = self.tokenizer.apply_chat_template(
+            messages, tools=tools or None, add_generation_prompt=prompt, tokenize=False
+        )
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,7 +133,7 @@ def train(model: torch.nn.Module, rows: Rows, steps: int, peak: float, batch: in
 
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, seed: int, restyle=None) -> dict[str, float]:  # type: ignore[no-untyped-def]
+def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, seed: int, restyle=None) -> dict[str, float]:
     """Loss on held-out rows, and how many of 200 greedy answers to held-out questions are exactly right."""
     model.eval()
     rows = Rows(tokenizer, seed, restyle)

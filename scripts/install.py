@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("lock", type=Path)
     parser.add_argument("--torch", action="store_true")
     options = parser.parse_args()
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 (this file runs before anything is installed)
         sys.exit(f"Python 3.11 or later is needed, this is {sys.version.split()[0]}")
     python = options.directory / "bin" / "python"
     if not python.exists():

@@ -15,7 +15,7 @@ BODY_TIMEOUT_S = 60.0
 _TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class DeadlineChannel(http.HTTPChannel):  # type: ignore[misc]
+class DeadlineChannel(http.HTTPChannel):
     """Twisted's channel, which also refuses header lines folded over several lines."""
 
     headers_timeout_s = HEADERS_TIMEOUT_S

@@ -35,7 +35,7 @@ LAST_WORDS_S = 2.0
 
 
 @implementer(IPushProducer)
-class PlaneRequest(WebRequest):  # type: ignore[misc]
+class PlaneRequest(WebRequest):
     """One request, from its headers to the last byte of its answer."""
 
     writable: asyncio.Event | None = None  # set while the client reads too slowly
@@ -136,7 +136,7 @@ class PlaneRequest(WebRequest):  # type: ignore[misc]
         return True
 
 
-class PlaneFactory(HTTPFactory):  # type: ignore[misc]
+class PlaneFactory(HTTPFactory):
     """Connections with deadlines that make PlaneRequests."""
 
     protocol = staticmethod(lambda: http._GenericHTTPChannelProtocol(DeadlineChannel()))
@@ -152,7 +152,7 @@ class PlaneFactory(HTTPFactory):  # type: ignore[misc]
 daphne_server.HTTPFactory = PlaneFactory
 
 
-class PlaneServer(daphne_server.Server):  # type: ignore[misc]
+class PlaneServer(daphne_server.Server):
     """Serves one ASGI application on several endpoints."""
 
     def __init__(
@@ -169,7 +169,8 @@ class PlaneServer(daphne_server.Server):  # type: ignore[misc]
         on_deadline: Callable[[], Awaitable[None]],
     ) -> None:
         """`refuse(port, path, status)` gives content type and body of an answer that the application never sees.
-        `on_drain` is called when the drain begins, `on_deadline` when streams must end, both on the loop."""
+        `on_drain` is called when the drain begins, `on_deadline` when streams must end, both on the loop.
+        """
         super().__init__(application, endpoints, ready_callable=on_ready, verbosity=0, server_name="dragoman")
         self.refuse, self.max_body_bytes = refuse, max_body_bytes
         self.drain_s, self.slow_client_timeout_s = drain_s, slow_client_timeout_s

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
 
-class ApiKeyForm(forms.ModelForm):  # type: ignore[type-arg]
+class ApiKeyForm(forms.ModelForm):
     """Scopes as check boxes."""
 
     scopes = forms.MultipleChoiceField(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
 
-class ReadOnlyAdmin(ModelAdmin):  # type: ignore[misc]
+class ReadOnlyAdmin(ModelAdmin):
     """Rows are looked at, never changed by hand."""
 
     def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
@@ -32,7 +32,7 @@ class ReadOnlyAdmin(ModelAdmin):  # type: ignore[misc]
         return False
 
 
-class ServiceAdmin(ModelAdmin):  # type: ignore[misc]
+class ServiceAdmin(ModelAdmin):
     """Deletes through a service, so that its rules and its audit event apply."""
 
     def remove(self, obj: Any, actor: str) -> None:

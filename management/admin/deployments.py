@@ -29,7 +29,7 @@ LABELS = {
 }
 
 
-class DeploymentForm(forms.ModelForm):  # type: ignore[type-arg]
+class DeploymentForm(forms.ModelForm):
     """Engine options are checked by the engine's own configuration."""
 
     class Meta:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django import forms
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
 
-class ModelForm(forms.ModelForm):  # type: ignore[type-arg]
+class ModelForm(forms.ModelForm):
     """Name and source; a new source makes a new version."""
 
     source = forms.CharField(max_length=512, help_text="A directory on the worker's host, or a hub id.",
@@ -29,7 +30,7 @@ class ModelForm(forms.ModelForm):  # type: ignore[type-arg]
         fields = ["name", "kind"]
 
 
-class VersionInline(TabularInline):  # type: ignore[misc]
+class VersionInline(TabularInline):
     """A model's versions."""
 
     model = ModelVersion
@@ -72,7 +73,7 @@ class ModelAdmin(ServiceAdmin):
         models.remove_model(obj, actor)
 
 
-class AdapterForm(forms.ModelForm):  # type: ignore[type-arg]
+class AdapterForm(forms.ModelForm):
     """The adapter's files are read while the form is checked."""
 
     class Meta:
@@ -84,7 +85,7 @@ class AdapterForm(forms.ModelForm):  # type: ignore[type-arg]
         """Refuse what is no adapter, at its field."""
         source: str = self.cleaned_data["source"]
         try:
-            adapters.read_identity(adapters.Path(source))
+            adapters.read_identity(Path(source))
         except RegistryError as error:
             raise forms.ValidationError(str(error)) from error
         return source
@@ -113,5 +114,3 @@ class AdapterAdmin(ServiceAdmin):
     def remove(self, obj: Adapter, actor: str) -> None:
         """Through the service."""
         adapters.remove_adapter(obj, actor)
-
-

@@ -17,7 +17,7 @@ admin.site.unregister(APIKey)
 
 
 @admin.register(User)
-class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc]
+class UserAdmin(DjangoUserAdmin, ModelAdmin):
     """People who may use the admin."""
 
     form = UserChangeForm
@@ -26,5 +26,5 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc]
 
 
 @admin.register(Group)
-class GroupAdmin(DjangoGroupAdmin, ModelAdmin):  # type: ignore[misc]
+class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
     """Sets of permissions."""

@@ -32,15 +32,17 @@ class LocalWorker:
         self.process_id: int | None = self._process.pid
         self._heard_at = time.monotonic()
         self._unread = b""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
-        self._process.stdin.write(msgspec.json.encode(config) + b"\n")
-        self._process.stdin.flush()
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise RuntimeError("the worker's pipes were not made")
+        self._lifeline, self._status = stdin, stdout
+        os.set_blocking(stdout.fileno(), False)
+        stdin.write(msgspec.json.encode(config) + b"\n")
+        stdin.flush()
 
     def statuses(self) -> list[WorkerStatus]:
         """The lines that are complete by now."""
-        assert self._process.stdout is not None
-        data = self._process.stdout.read()
+        data = self._status.read()
         if not data:
             return []
         self._heard_at = time.monotonic()
@@ -66,13 +68,12 @@ class LocalWorker:
 
     def close(self) -> None:
         """Let go of the lifeline, and of patience after a while."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        self._lifeline.close()
         try:
             self._process.wait(EXIT_PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._process.stdout.close()
+        self._status.close()
 
 
 class LocalLauncher:

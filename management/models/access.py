@@ -15,12 +15,12 @@ def default_scopes() -> list[str]:
     return ["infer"]
 
 
-class ApiKey(AbstractAPIKey):  # type: ignore[misc]
+class ApiKey(AbstractAPIKey):
     """A key for the planes: only its hash is stored, and it is shown once."""
 
     scopes = models.JSONField(default=default_scopes, help_text=f"Some of {', '.join(SCOPES)}.")
 
-    class Meta(AbstractAPIKey.Meta):  # type: ignore[misc]
+    class Meta(AbstractAPIKey.Meta):
         verbose_name = "API key"
         verbose_name_plural = "API keys"
 

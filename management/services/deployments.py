@@ -64,7 +64,9 @@ def make_default(deployment: Deployment, actor: str) -> None:
 
 
 @transaction.atomic
-def change_deployment(deployment: Deployment, version: ModelVersion, engine_options: dict[str, Any], actor: str) -> None:
+def change_deployment(
+    deployment: Deployment, version: ModelVersion, engine_options: dict[str, Any], actor: str
+) -> None:
     """Another version or other options; workers that run keep theirs until the next start."""
     options = check_engine_options(engine_options)
     Deployment.objects.filter(pk=deployment.pk).update(version=version, engine_options=options)

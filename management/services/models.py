@@ -11,7 +11,7 @@ from management.services.errors import RegistryError
 
 
 @transaction.atomic
-def register_model(name: str, source: str, actor: str, kind: str = Model.Kind.LLM) -> ModelVersion:
+def register_model(name: str, source: str, actor: str, kind: str = "llm") -> ModelVersion:
     """Give `source` a name. A new source of a known name becomes its next version and its default."""
     model, created = Model.objects.get_or_create(name=name, defaults={"kind": kind})
     if created:

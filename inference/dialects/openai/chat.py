@@ -19,7 +19,7 @@ from inference.sse import DONE, event
 from inference.validation import check_range, convert
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from inference.asgi import Exchange
     from inference.events import Delta
@@ -106,7 +106,9 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
         for part in content:
             kind = part.get("type") if isinstance(part, dict) else None
             if kind != "text" or not isinstance(part.get("text"), str):
-                raise NotServed(f"{field}.content: parts of type {str(kind)[:40]!r} are not supported.", f"{field}.content")
+                raise NotServed(
+                    f"{field}.content: parts of type {str(kind)[:40]!r} are not supported.", f"{field}.content"
+                )
             texts.append(part["text"])
         content = "\n".join(texts)
     elif content is not None and not isinstance(content, str):
@@ -124,7 +126,7 @@ class ChatCompletion:
         self.id, self.created = f"chatcmpl-{request_id}", int(time.time())
         self.model = body.model or generation.target.entry.name
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The stream's frames, without [DONE]: role chunks, content chunks, usage."""
         begun = False
         async with aclosing(self.generation.deltas()) as deltas:

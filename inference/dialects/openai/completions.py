@@ -19,7 +19,7 @@ from inference.sse import DONE, event
 from inference.validation import check_count, check_range, convert
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from engine.messages import TokenLogprob
     from inference.asgi import Exchange
@@ -78,13 +78,13 @@ def parse_prompts(body: CompletionRequest, limits: Limits) -> list[Prompt]:
     if isinstance(prompt, str):
         return [TextPrompt(prompt, special)]
     if isinstance(prompt[0], int):
-        return [TokenPrompt(prompt)]  # type: ignore[arg-type]
+        return [TokenPrompt(prompt)]
     check_count("prompt", prompt, limits.max_prompts)
     if len(prompt) * (body.n or 1) > limits.max_sequences:
         raise InvalidRequest(f"prompts times n must be at most {limits.max_sequences}.", "n")
     if not all(prompt):
         raise InvalidRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-    return [TextPrompt(p, special) if isinstance(p, str) else TokenPrompt(p) for p in prompt]  # type: ignore[arg-type]
+    return [TextPrompt(p, special) if isinstance(p, str) else TokenPrompt(p) for p in prompt]
 
 
 class Choice:
@@ -152,7 +152,7 @@ class Completion:
             return prompt.text
         return generation.target.tokenizer.decode(generation.prompt_token_ids)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The stream's frames, without [DONE]."""
         choices = [
             Choice(self, generation, p * self.n + i)
@@ -186,7 +186,7 @@ class Completion:
         nulls = {"service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}
         return {**self.head, "choices": choices, "usage": self._usage(), **nulls}
 
-    def _merged(self) -> AsyncIterator[tuple[int, Delta]]:
+    def _merged(self) -> AsyncGenerator[tuple[int, Delta], None]:
         return merge([generation.deltas() for generation in self.generations])
 
     def _usage(self) -> dict[str, Any]:

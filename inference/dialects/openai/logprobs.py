@@ -40,7 +40,7 @@ class LogprobTexts:
         return lists
 
     def prompt(self, logprobs: list[TokenLogprob]) -> list[dict[str, Any] | None]:
-        """vLLM's `prompt_logprobs`: null for the first token, then {token id: {logprob, rank, decoded_token}}."""
+        """VLLM's `prompt_logprobs`: null for the first token, then {token id: {logprob, rank, decoded_token}}."""
         rows: list[dict[str, Any] | None] = [None]
         for logprob in logprobs:
             row = {str(i): self._ranked(i, value, rank) for rank, (i, value) in enumerate(logprob.top, 1)}

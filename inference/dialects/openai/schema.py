@@ -153,7 +153,9 @@ def check(body: CommonRequest, limits: Limits) -> None:
         if value is not None and not 0 < value <= 1:
             raise InvalidRequest(f"{name} must be in (0, 1], got {value}.", name)
     if body.repetition_penalty is not None and not 0 < body.repetition_penalty <= 100:
-        raise InvalidRequest(f"repetition_penalty must be in (0, 100], got {body.repetition_penalty}.", "repetition_penalty")
+        raise InvalidRequest(
+            f"repetition_penalty must be in (0, 100], got {body.repetition_penalty}.", "repetition_penalty"
+        )
     if body.seed is not None and not INT64_MIN <= body.seed <= INT64_MAX:
         # The words in brackets are pydantic's, which vLLM's clients look for.
         rule = "greater_than_equal" if body.seed < INT64_MIN else "less_than_equal"

@@ -20,7 +20,7 @@ from inference.errors import InvalidRequest, Overloaded, ServingError
 from inference.sse import event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from inference.asgi import Exchange, Headers
     from inference.events import Delta
@@ -52,14 +52,14 @@ async def generate_stream(exchange: Exchange, services: Services) -> None:
     await _stream(exchange, services, parse(await exchange.json(), GenerateRequest))
 
 
-async def _prepare(
-    exchange: Exchange, services: Services, request: GenerateRequest, streaming: bool
-) -> Generation:
+async def _prepare(exchange: Exchange, services: Services, request: GenerateRequest, streaming: bool) -> Generation:
     """Validate in the router's order and prepare the generation."""
     total = services.router.resolve(None).info.max_model_len
     validate(request, services.limits, total, streaming)
     p = request.parameters
-    internal = generation_request(request, with_tokens=streaming or p.details or p.decoder_input_details or bool(p.best_of))
+    internal = generation_request(
+        request, with_tokens=streaming or p.details or p.decoder_input_details or bool(p.best_of)
+    )
     target = services.router.resolve(internal.model)
     ids = await target.tokenizer.encode(internal.prompt)
     validate_length(min(len(ids), p.truncate or len(ids)), p, total)
@@ -104,7 +104,7 @@ async def _stream(exchange: Exchange, services: Services, request: GenerateReque
     )
 
 
-async def _frames(exchange: Exchange, services: Services, request: GenerateRequest) -> AsyncIterator[bytes]:
+async def _frames(exchange: Exchange, services: Services, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
     """One frame per token; the last carries the whole text."""
     try:
         with services.admission.place():
@@ -161,7 +161,7 @@ class Sequence:
     def frames(self, delta: Delta) -> list[dict[str, Any]]:
         """The stream's frames for a delta."""
         before, added = self.count, self.add(delta)
-        frames = []
+        frames: list[dict[str, Any]] = []
         for i in range(len(self.tokens) - added, len(self.tokens)):
             frame: dict[str, Any] = {"index": before + 1 + len(frames), "token": self.tokens[i]}
             if self.top_tokens:

@@ -1,0 +1,1 @@
+"""Load tests: clients of a running server, and nothing else."""

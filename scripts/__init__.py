@@ -1,0 +1,1 @@
+"""Scripts: install, models, benchmarks."""

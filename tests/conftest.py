@@ -1,0 +1,25 @@
+"""Fixtures that all tests share: models made on the spot, and the demo model that is shipped."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+# Before Django is configured: tests never touch the working copy's own data.
+os.environ.setdefault("DRAGOMAN_DATA_DIR", tempfile.mkdtemp(prefix="dragoman-tests-"))
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Two test processes on two cores: threads that meet at barriers would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("DRAGOMAN_THREADS", "1")
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / "models" / "demo"
+
+
+@pytest.fixture(scope="session")
+def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where this worker's random models go."""
+    return tmp_path_factory.mktemp("models")

@@ -1,0 +1,81 @@
+"""Drives an EngineCore in the test's own process: submit, step, collect."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import RequestOutput, Submit
+from engine.sampling_params import SamplingParams
+
+CLIENT = 1
+NEAR_TIE = 1e-3
+"""Where the reference's two best logits are closer than this, either token is right."""
+
+
+def core(model: Path, **options: object) -> EngineCore:
+    return EngineCore(EngineConfig(model=str(model), dtype="float32", **options))
+
+
+def prompts(vocab_size: int, lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+class Driver:
+    """Collects outputs by request id."""
+
+    def __init__(self, engine: EngineCore) -> None:
+        self.engine = engine
+        self.outputs: dict[int, list[RequestOutput]] = defaultdict(list)
+
+    def submit(self, request_id: int, prompt: list[int], **params: object) -> RequestOutput | None:
+        message = Submit(request_id, prompt, SamplingParams(**{"max_tokens": 16, "temperature": 0.0, **params}))
+        return self.engine.submit(CLIENT, message)
+
+    def step(self) -> None:
+        for output in self.engine.step().get(CLIENT, []):
+            self.outputs[output.request_id].append(output)
+
+    def run(self) -> None:
+        while self.engine.has_work:
+            self.step()
+        self.engine.check_integrity()
+
+    def tokens(self, request_id: int) -> list[int]:
+        return [token for output in self.outputs[request_id] for token in output.token_ids]
+
+    def finish_reason(self, request_id: int) -> str | None:
+        return self.outputs[request_id][-1].finish_reason
+
+
+class Reference:
+    """transformers' own generate, greedy, in float32."""
+
+    def __init__(self, model: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+
+    def assert_equal(self, prompt: list[int], tokens: list[int]) -> None:
+        """Token for token, up to the first near-tie."""
+        out = self.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=len(tokens),
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        expected = out.sequences[0, len(prompt) :].tolist()
+        for i, (got, want) in enumerate(zip(tokens, expected, strict=True)):
+            if got != want:
+                best = out.logits[i][0].topk(2).values
+                gap = float(best[0] - best[1])
+                assert gap < NEAR_TIE, f"token {i}: {got} instead of {want}, top-2 gap {gap:.2e}"
+                return

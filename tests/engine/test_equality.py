@@ -1,0 +1,93 @@
+"""Greedy float32 text equals transformers' generate, whatever the schedule: staggered, chunked, preempted, cached."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.random_models import TINY, make_model
+from tests.conftest import DEMO
+from tests.engine.engines import Driver, Reference, core, prompts
+
+FAMILIES = [name for name in TINY if name != "bloom"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family_equals_generate(family, models_dir):
+    model = make_model(models_dir, family)
+    driver = Driver(core(model, max_num_batched_tokens=17, max_num_seqs=4, max_model_len=128))
+    asked = prompts(400, (30, 5, 41, 17, 3, 9))
+    for i, prompt in enumerate(asked):  # staggered: a new one every other step, chunked by the small budget
+        assert driver.submit(i, prompt, max_tokens=20, ignore_eos=True) is None
+        driver.step()
+        driver.step()
+    driver.run()
+    reference = Reference(model)
+    for i, prompt in enumerate(asked):
+        reference.assert_equal(prompt, driver.tokens(i))
+
+
+@pytest.fixture(scope="module")
+def demo_reference():
+    return Reference(DEMO)
+
+
+DEMO_PROMPTS = prompts(1700, (70, 9, 33, 70, 120, 1), seed=3)
+
+
+def test_demo_model_all_at_once(demo_reference):
+    driver = Driver(core(DEMO))
+    for i, prompt in enumerate(DEMO_PROMPTS):
+        driver.submit(i, prompt, max_tokens=40, ignore_eos=True)
+    driver.run()
+    for i, prompt in enumerate(DEMO_PROMPTS):
+        demo_reference.assert_equal(prompt, driver.tokens(i))
+
+
+def test_preempted_requests_are_recomputed_exactly(demo_reference):
+    # 24 blocks of 16 tokens for six requests that need 28 in the end.
+    driver = Driver(core(DEMO, kv_cache_bytes=1, max_model_len=256, block_size=16, max_num_seqs=6))
+    pool = driver.engine.scheduler.pool
+    spare = pool.num_free - 24
+    held = [pool._free.popitem()[0] for _ in range(spare)]
+    for i, prompt in enumerate(DEMO_PROMPTS):
+        driver.submit(i, prompt, max_tokens=60, ignore_eos=True)
+    while driver.engine.has_work:
+        driver.step()
+    assert driver.engine.scheduler.num_preemptions > 0
+    for i, prompt in enumerate(DEMO_PROMPTS):
+        demo_reference.assert_equal(prompt, driver.tokens(i))
+    pool._free.update(dict.fromkeys(held))
+    driver.engine.check_integrity()
+
+
+def test_cached_prefixes_give_the_same_text(demo_reference):
+    driver = Driver(core(DEMO, max_num_batched_tokens=64))
+    shared = prompts(1700, (64,), seed=9)[0]
+    asked = [shared + tail for tail in prompts(1700, (5, 1, 30), seed=10)]
+    for i, prompt in enumerate(asked):
+        driver.submit(i, prompt, max_tokens=20, ignore_eos=True)
+    driver.run()
+    assert [driver.outputs[i][0].cached_tokens for i in range(3)] == [0, 64, 64]
+    for i, prompt in enumerate(asked):
+        demo_reference.assert_equal(prompt, driver.tokens(i))
+
+
+def test_siblings_of_one_prompt_share_its_prefill():
+    driver = Driver(core(DEMO))
+    prompt = prompts(1700, (100,), seed=4)[0]
+    for i in range(4):
+        driver.submit(i, prompt, temperature=1.0, seed=i, max_tokens=5, ignore_eos=True)
+    driver.run()
+    assert sorted(driver.outputs[i][0].cached_tokens for i in range(4)) == [0, 96, 96, 96]
+
+
+def test_salted_prompts_share_nothing():
+    from engine.messages import Submit
+    from engine.sampling_params import SamplingParams
+
+    driver = Driver(core(DEMO))
+    prompt = prompts(1700, (64,))[0]
+    for i, salt in enumerate(["", "a", "b", "a"]):
+        driver.engine.submit(1, Submit(i, prompt, SamplingParams(max_tokens=2, temperature=0.0), cache_salt=salt))
+        driver.run()
+    assert [driver.outputs[i][0].cached_tokens for i in range(4)] == [0, 0, 0, 48]

@@ -1,0 +1,125 @@
+"""Sampling: reproducible by seed, equal to transformers' filters, and exact in its penalties and masks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from engine.request import Request
+from engine.sampler import Sampler, uniform
+from engine.sampling_params import SamplingParams
+from tests.conftest import DEMO
+from tests.engine.engines import Driver, core, prompts
+
+
+def request(output: list[int] | None = None, prompt: list[int] | None = None, **params: object) -> Request:
+    made = Request((0, 0), list(prompt or [1, 2, 3]), SamplingParams(**{"max_tokens": 99, **params}), 0.0)
+    made.token_ids += output or []
+    return made
+
+
+def draws(logits: torch.Tensor, n: int, **params: object) -> list[int]:
+    rows = [request(seed=s, **params) for s in range(n)]
+    return Sampler([]).sample(rows, logits.expand(n, -1))[0]
+
+
+def test_the_same_seed_gives_the_same_tokens_alone_and_in_a_full_batch():
+    asked = prompts(1700, tuple(range(4, 36)), seed=1)
+    knobs = [{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}, {"typical_p": 0.8}, {"repetition_penalty": 1.3}]
+    together = Driver(core(DEMO))
+    for i, prompt in enumerate(asked):
+        together.submit(i, prompt, temperature=0.9, seed=i, max_tokens=12, ignore_eos=True, **knobs[i % len(knobs)])
+    together.run()
+    alone = Driver(core(DEMO))
+    for i in range(0, 32, 5):
+        alone.submit(i, asked[i], temperature=0.9, seed=i, max_tokens=12, ignore_eos=True, **knobs[i % len(knobs)])
+        alone.run()
+        assert alone.tokens(i) == together.tokens(i)
+
+
+def test_uniform_numbers_are_uniform_and_differ_by_seed_and_position():
+    numbers = [uniform(seed, position) for seed in range(100) for position in range(100)]
+    assert len(set(numbers)) == 10_000
+    assert all(0 < u < 1 for u in numbers)
+    assert abs(sum(numbers) / 10_000 - 0.5) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("params", "warpers"),
+    [
+        ({"temperature": 0.7}, [TemperatureLogitsWarper(0.7)]),
+        ({"top_k": 7}, [TopKLogitsWarper(7)]),
+        ({"top_p": 0.8}, [TopPLogitsWarper(0.8)]),
+        ({"min_p": 0.2}, [MinPLogitsWarper(0.2)]),
+        ({"typical_p": 0.6}, [TypicalLogitsWarper(0.6)]),
+        ({"top_k": 30, "top_p": 0.7, "temperature": 1.5},
+         [TemperatureLogitsWarper(1.5), TopKLogitsWarper(30), TopPLogitsWarper(0.7)]),
+        ({"top_p": 0.9, "min_p": 0.1}, [TopPLogitsWarper(0.9), MinPLogitsWarper(0.1)]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("vocab", [50, 3000])
+def test_filters_equal_those_of_transformers(params, warpers, vocab):
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(vocab)) * (0.3 if vocab == 3000 else 2)
+    scores = logits.clone()
+    for warper in warpers:
+        scores = warper(None, scores)
+    expected = scores.softmax(-1)[0]
+    drawn = torch.bincount(torch.tensor(draws(logits, 4000, **params)), minlength=vocab) / 4000
+    assert not bool((drawn > 0)[expected == 0].any())
+    # total variation of 4,000 draws from k equally likely tokens is about sqrt(k / 4000) / 2.5
+    support = int((expected > 0).sum())
+    assert float((drawn - expected).abs().sum()) / 2 < 0.02 + 0.6 * math.sqrt(support / 4000)
+
+
+def test_repetition_penalty_equals_that_of_transformers():
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[1, 2, 3, 9]]), logits.clone())
+    asked = request(output=[9], repetition_penalty=1.7, temperature=0.0, logprobs=-1, logprobs_mode="processed")
+    _, logprobs = Sampler([]).sample([asked], logits)
+    got = dict(logprobs[0].top)
+    reference = expected.log_softmax(-1)[0]
+    assert all(abs(got[i] - float(reference[i])) < 1e-5 for i in range(50))
+
+
+def test_presence_and_frequency_count_the_output_alone():
+    logits = torch.zeros(1, 10)
+    base = {"temperature": 0.0, "logprobs": -1, "logprobs_mode": "processed"}
+    asked = request(output=[5, 5, 6], prompt=[7, 7], presence_penalty=1.0, frequency_penalty=0.5, **base)
+    _, logprobs = Sampler([]).sample([asked], logits)
+    got = dict(logprobs[0].top)
+    assert got[5] - got[0] == pytest.approx(-2.0, abs=1e-5)
+    assert got[6] - got[0] == pytest.approx(-1.5, abs=1e-5)
+    assert got[7] - got[0] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_masks():
+    logits = torch.arange(10.0)[None]
+    choose = lambda **p: Sampler([9]).sample([request(temperature=0.0, **p)], logits)[0][0]  # noqa: E731
+    assert choose() == 9
+    assert choose(min_tokens=2) == 8
+    assert choose(min_tokens=2, stop_token_ids=[8]) == 7
+    assert choose(logit_bias={4: 100.0}) == 4
+    assert choose(allowed_token_ids=[2, 5]) == 5
+    assert choose(bad_words=[[9]]) == 8
+    assert choose(bad_words=[[3, 9]]) == 8
+    assert choose(bad_words=[[4, 9]]) == 9
+
+
+def test_raw_logprobs_ignore_the_knobs():
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(2))
+    asked = request(temperature=0.5, top_k=3, logit_bias={0: 5.0}, logprobs=3, seed=1)
+    (token,), logprobs = Sampler([]).sample([asked], logits)
+    reference = logits.log_softmax(-1)[0]
+    assert logprobs[0].logprob == pytest.approx(float(reference[token]), abs=1e-6)
+    assert [i for i, _ in logprobs[0].top] == reference.topk(3).indices.tolist()
+    assert logprobs[0].rank == int((reference > reference[token]).sum()) + 1
