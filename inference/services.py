@@ -40,3 +40,8 @@ class Services:
     metrics: Metrics
     limits: Limits
     version: str
+
+    @property
+    def fingerprint(self) -> str:
+        """What OpenAI's answers call `system_fingerprint`; some clients insist on a string."""
+        return f"dragoman-{self.version}"

@@ -93,7 +93,7 @@ def arithmetic(rng: random.Random) -> tuple[str, str]:
         a, b = rng.randint(0, 10), rng.randint(0, 10)
         word, answer = "times", a * b
     else:
-        a, b = rng.randint(0, 20), rng.randint(0, 20)
+        a, b = rng.randint(0, 10), rng.randint(0, 10)
         if kind == "-":
             a, b = max(a, b), min(a, b)
         word, answer = ("plus", a + b) if kind == "+" else ("minus", a - b)

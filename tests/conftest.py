@@ -23,3 +23,13 @@ DEMO = ROOT / "models" / "demo"
 def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where this worker's random models go."""
     return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory):
+    """One running server with the demo model for all tests of this process that do not break it."""
+    from tests.live import LiveServer
+
+    live = LiveServer(tmp_path_factory.mktemp("server") / "var").start()
+    yield live
+    assert live.stop() == 0, live.log

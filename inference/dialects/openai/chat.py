@@ -39,7 +39,7 @@ async def create(exchange: Exchange, services: Services) -> None:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         request = schema.generation_request(body, parse_prompt(body), max_tokens, logprobs, target.tokenizer)
         generation = await services.generator.prepare(request, exchange.request_id, "openai")
-        chat = ChatCompletion(body, generation, exchange.request_id)
+        chat = ChatCompletion(body, generation, exchange.request_id, services.fingerprint)
         if body.stream:
             await exchange.stream(
                 chat.chunks(),
@@ -120,8 +120,8 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
 class ChatCompletion:
     """One chat request's answer."""
 
-    def __init__(self, body: ChatCompletionRequest, generation: Generation, request_id: str) -> None:
-        self.body, self.generation = body, generation
+    def __init__(self, body: ChatCompletionRequest, generation: Generation, request_id: str, fingerprint: str) -> None:
+        self.body, self.generation, self.fingerprint = body, generation, fingerprint
         self.texts = LogprobTexts(generation.target.tokenizer, bool(body.return_tokens_as_token_ids))
         self.id, self.created = f"chatcmpl-{request_id}", int(time.time())
         self.model = body.model or generation.target.entry.name
@@ -164,7 +164,7 @@ class ChatCompletion:
             "model": self.model,
             "choices": choices,
             "service_tier": None,
-            "system_fingerprint": None,
+            "system_fingerprint": self.fingerprint,
             "usage": self._usage(),
             "prompt_logprobs": self.texts.prompt(self.generation.prompt_logprobs) if asked else None,
             "prompt_token_ids": self.generation.prompt_token_ids if self.body.return_token_ids else None,
@@ -187,13 +187,17 @@ class ChatCompletion:
         chunk = {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model,
                  "choices": choices, **extra}  # fmt: skip
         if self.body.continuous_usage:
-            chunk["usage"] = self._usage()
+            chunk.setdefault("usage", self._usage())
         return chunk
 
     def _role_chunk(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": self._echoed()}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        extra = {"prompt_token_ids": self.generation.prompt_token_ids} if self.body.return_token_ids else {}
+        extra: dict[str, Any] = (
+            {"prompt_token_ids": self.generation.prompt_token_ids} if self.body.return_token_ids else {}
+        )
+        if self.body.continuous_usage:
+            extra["usage"] = usage(self.generation.usage.prompt_tokens, 0)
         return self._chunk([choice], **extra)
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:

@@ -44,7 +44,7 @@ async def create(exchange: Exchange, services: Services) -> None:
             if body.echo and body.logprobs is not None:
                 request.sampling.setdefault("prompt_logprobs", body.logprobs)
             generations.append(await services.generator.prepare(request, exchange.request_id, "openai"))
-        completion = Completion(body, generations, exchange.request_id)
+        completion = Completion(body, generations, exchange.request_id, services.fingerprint)
         if body.stream:
             await exchange.stream(
                 completion.chunks(),
@@ -70,21 +70,29 @@ def check(body: CompletionRequest, limits: Limits) -> None:
 
 
 def parse_prompts(body: CompletionRequest, limits: Limits) -> list[Prompt]:
-    """`prompt` in its four forms; a list of ints is one prompt."""
-    prompt = body.prompt
-    if not prompt:
-        raise InvalidRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    """`prompt` in its four forms: a text, ids, a list of texts, a list of ids."""
     special = body.add_special_tokens is not False
-    if isinstance(prompt, str):
-        return [TextPrompt(prompt, special)]
-    if isinstance(prompt[0], int):
-        return [TokenPrompt(prompt)]
-    check_count("prompt", prompt, limits.max_prompts)
-    if len(prompt) * (body.n or 1) > limits.max_sequences:
-        raise InvalidRequest(f"prompts times n must be at most {limits.max_sequences}.", "n")
-    if not all(prompt):
+    prompt = body.prompt
+    several = isinstance(prompt, list) and not _is_ids(prompt)
+    items = prompt if several else [prompt]
+    if not prompt or not all(items):
         raise InvalidRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-    return [TextPrompt(p, special) if isinstance(p, str) else TokenPrompt(p) for p in prompt]
+    check_count("prompt", items, limits.max_prompts)
+    if len(items) * (body.n or 1) > limits.max_sequences:
+        raise InvalidRequest(f"prompts times n must be at most {limits.max_sequences}.", "n")
+    prompts: list[Prompt] = []
+    for item in items:
+        if isinstance(item, str):
+            prompts.append(TextPrompt(item, special))
+        elif isinstance(item, list) and _is_ids(item):
+            prompts.append(TokenPrompt(item))
+        else:
+            raise InvalidRequest("prompt must be a string, a list of token ids, or a list of either.", "prompt")
+    return prompts
+
+
+def _is_ids(value: list[Any]) -> bool:
+    return all(type(item) is int for item in value)
 
 
 class Choice:
@@ -134,8 +142,10 @@ class Choice:
 class Completion:
     """All prompts and sequences of one request; choice i of prompt p has the index p * n + i."""
 
-    def __init__(self, body: CompletionRequest, generations: list[Generation], request_id: str) -> None:
-        self.body, self.generations = body, generations
+    def __init__(
+        self, body: CompletionRequest, generations: list[Generation], request_id: str, fingerprint: str
+    ) -> None:
+        self.body, self.generations, self.fingerprint = body, generations, fingerprint
         self.texts = LogprobTexts(generations[0].target.tokenizer, bool(body.return_tokens_as_token_ids))
         self.n = body.n or 1
         self.head = {
@@ -183,7 +193,7 @@ class Completion:
             asked = self.body.prompt_logprobs is not None
             choice["prompt_logprobs"] = self.texts.prompt(generation.prompt_logprobs) if asked else None
             choices.append(choice)
-        nulls = {"service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}
+        nulls = {"service_tier": None, "system_fingerprint": self.fingerprint, "kv_transfer_params": None}
         return {**self.head, "choices": choices, "usage": self._usage(), **nulls}
 
     def _merged(self) -> AsyncGenerator[tuple[int, Delta], None]:

@@ -6,7 +6,7 @@ and vLLM's servers do. `null` is an absent value.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 GREEDY_EPSILON = 1e-2
 """vLLM lifts temperatures between 0 and this to it, so that tiny ones do not overflow."""
+
+
+PROMPT_FORMS = [
+    {"type": "string"},
+    {"type": "array", "items": {"type": "string"}},
+    {"type": "array", "items": {"type": "integer"}},
+    {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+]
 
 
 class StreamOptions(msgspec.Struct):
@@ -97,7 +105,7 @@ class CommonRequest(msgspec.Struct):
 class CompletionRequest(CommonRequest):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] | None = None
+    prompt: Annotated[Any, msgspec.Meta(extra_json_schema={"anyOf": PROMPT_FORMS})] = None
     prompt_embeds: Any = None
     suffix: str | None = None
     logprobs: int | None = None

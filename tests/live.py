@@ -1,0 +1,132 @@
+"""A real server process on loopback, as `make serve` starts it, and raw HTTP to talk to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.conftest import DEMO, ROOT
+
+START_TIMEOUT_S = 90
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclass
+class LiveServer:
+    data_dir: Path
+    model: str = str(DEMO)
+    environment: dict[str, str] = field(default_factory=dict)
+    front_port: int = field(default_factory=free_port)
+    control_port: int = field(default_factory=free_port)
+    process: subprocess.Popen | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.front_port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.control_port}"
+
+    @property
+    def log(self) -> str:
+        return (self.data_dir / "test.log").read_text()
+
+    def start(self, wait: bool = True) -> LiveServer:
+        self.data_dir.mkdir(exist_ok=True, parents=True)
+        environment = {
+            **os.environ,
+            "DRAGOMAN_DATA_DIR": str(self.data_dir),
+            "DRAGOMAN_FRONT_PORT": str(self.front_port),
+            "DRAGOMAN_CONTROL_PORT": str(self.control_port),
+            "DRAGOMAN_THREADS": "1",
+            "DRAGOMAN_MODEL": self.model,
+            **self.environment,
+        }
+        command = [sys.executable, "-W", "ignore", "manage.py", "serve"]
+        with (self.data_dir / "test.log").open("a") as log:
+            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        if wait:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        wait_until(lambda: self.healthy(), timeout_s, lambda: self.log)
+
+    def healthy(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/health").status_code == 200
+        return False
+
+    def stop(self, signal_number: int = signal.SIGTERM, timeout_s: float = 45) -> int:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        return self.process.wait(timeout_s)
+
+    def workers(self) -> list[psutil.Process]:
+        assert self.process is not None
+        return [p for p in psutil.Process(self.process.pid).children() if "engine" in p.cmdline()]
+
+    def post(self, path: str, body: object, **options: object) -> httpx.Response:
+        content = body if isinstance(body, bytes | str) else json.dumps(body)
+        return httpx.post(f"{self.url}{path}", content=content, timeout=60, **options)
+
+    def get(self, path: str, **options: object) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=60, **options)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's series that carry these labels."""
+        total = 0.0
+        for line in self.get("/metrics").text.splitlines():
+            match = re.fullmatch(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)", line)
+            if match and all(f'{k}="{v}"' in (match[1] or "") for k, v in labels.items()):
+                total += float(match[2])
+        return total
+
+    def wait_idle(self) -> None:
+        """Every engine gauge is back at zero."""
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+        wait_until(lambda: all(self.metric(name) == 0 for name in names), 15, lambda: self.get("/metrics").text)
+
+    @contextlib.contextmanager
+    def raw(self, path: str, body: object) -> Iterator[socket.socket]:
+        """A socket that has sent a POST and read nothing."""
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n".encode()
+        with socket.create_connection(("127.0.0.1", self.front_port), timeout=30) as connection:
+            connection.sendall(head + content)
+            yield connection
+
+
+def wait_until(condition, timeout_s: float, explain=lambda: "") -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s; {explain()}"
+        time.sleep(0.05)
+
+
+def events(response: httpx.Response) -> list[object]:
+    """The JSON of every `data:` frame; [DONE] stays text."""
+    frames = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
+    return [f if f == "[DONE]" else json.loads(f) for f in frames]
