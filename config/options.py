@@ -28,6 +28,8 @@ class Options(BaseSettings):
     max_concurrent_requests: int = Field(256, ge=1, le=65536, description="Requests inside at once; more are refused.")
     max_body_bytes: int = Field(2_000_000, ge=1024, le=1 << 30, description="Largest request body.")
     request_timeout_s: float = Field(600, gt=0, description="Longest time that one request may take.")
+    headers_timeout_s: float = Field(10, gt=0, description="How long a client may take to send a request's headers.")
+    body_timeout_s: float = Field(60, gt=0, description="How long a client may take to send a request's body.")
     slow_client_timeout_s: float = Field(30, gt=0, description="How long a client may leave its stream unread.")
     drain_s: float = Field(30, ge=0, description="How long running requests may go on after SIGTERM.")
     log_format: str = Field("console", pattern="^(console|json)$", description="How log lines are written.")

@@ -74,6 +74,8 @@ class Server:
             max_body_bytes=options.max_body_bytes,
             drain_s=options.drain_s,
             slow_client_timeout_s=options.slow_client_timeout_s,
+            headers_timeout_s=options.headers_timeout_s,
+            body_timeout_s=options.body_timeout_s,
             on_ready=self._ready,
             on_drain=self._drain,
             on_deadline=self.router.stop,

@@ -15,6 +15,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -175,6 +176,7 @@ def _from_pretrained(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that the report below names them
         )
     except (ValueError, KeyError, TypeError, OSError, RuntimeError, SafetensorError, AttributeError) as error:
         raise ModelError(f"transformers cannot load the model: {error}") from error
@@ -192,6 +194,10 @@ def _from_pretrained(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
 def _tokenizer_file(directory: Path, cache_dir: str) -> Path:
     """tokenizer.json, or one that transformers makes of older files."""
     if (directory / "tokenizer.json").is_file():
+        try:
+            FastTokenizer.from_file(str(directory / "tokenizer.json"))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ModelError(f"tokenizer.json cannot be used: {error}") from error
         return directory / "tokenizer.json"
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)

@@ -44,6 +44,7 @@ class EngineRouter:
     def __init__(self, holder: SnapshotHolder) -> None:
         self._holder = holder
         self._targets: dict[str, Target] = {}
+        self._refused: set[WorkerEntry] = set()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -109,7 +110,8 @@ class EngineRouter:
         for deployment in snapshot.deployments:
             for worker in deployment.workers:
                 target_now = self._targets.get(deployment.name)
-                if target_now is None or worker not in target_now.clients:
+                connected = target_now is not None and worker in target_now.clients
+                if not connected and worker not in self._refused:
                     await self._connect(deployment, worker)
             if deployment.name in self._targets:
                 self._targets[deployment.name].entry = deployment
@@ -128,4 +130,5 @@ class EngineRouter:
             logger.info("worker not reachable yet", worker=worker.worker_id, reason=str(error))
         except (OSError, ValueError) as error:
             logger.error("tokenizer not usable", deployment=deployment.name, reason=str(error))
+            self._refused.add(worker)
             await client.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.ext
+import structlog
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
@@ -21,6 +22,8 @@ from inference.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 if TYPE_CHECKING:
     from engine.messages import ModelInfo
+
+logger = structlog.get_logger(__name__)
 
 INLINE_CHARACTERS = 8192
 """Longer texts are tokenised in a thread, so that the event loop goes on serving streams."""
@@ -54,7 +57,11 @@ class ModelTokenizer:
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         special_texts = {name: t for name in names if (t := _content(config.get(name))) is not None}
         special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
-        template = None if text is None else _environment().from_string(text)
+        try:
+            template = None if text is None else _environment().from_string(text)
+        except jinja2.TemplateSyntaxError as error:  # such a model still completes text
+            logger.warning("chat template not usable", reason=str(error))
+            template = None
         return cls(fast, info.vocab_size, special_ids, template, text, special_texts)
 
     async def encode(self, prompt: Prompt) -> list[int]:
@@ -96,7 +103,9 @@ class ModelTokenizer:
     def render(self, prompt: ChatPrompt) -> str:
         """The model's chat template over the messages."""
         if self.template is None:
-            raise TemplateError("This model has no chat template; use a completion route or add one to the model.")
+            raise TemplateError(
+                "This model has no usable chat template; use a completion route or add one to the model."
+            )
         try:
             text = self.template.render(
                 messages=prompt.messages,

@@ -10,16 +10,15 @@ from typing import Any
 from twisted.internet import reactor
 from twisted.web import http
 
-HEADERS_TIMEOUT_S = 10.0
-BODY_TIMEOUT_S = 60.0
+LAST_WORDS_S = 1.0
 _TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class DeadlineChannel(http.HTTPChannel):
     """Twisted's channel, which also refuses header lines folded over several lines."""
 
-    headers_timeout_s = HEADERS_TIMEOUT_S
-    body_timeout_s = BODY_TIMEOUT_S
+    headers_timeout_s = 10.0
+    body_timeout_s = 60.0
     _deadline: Any = None
 
     def connectionMade(self) -> None:
@@ -60,12 +59,12 @@ class DeadlineChannel(http.HTTPChannel):
         self._deadline = reactor.callLater(timeout_s, self._too_late)
 
     def _met(self) -> None:
-        if self._deadline is not None:
+        if self._deadline is not None and self._deadline.active():
             self._deadline.cancel()
-            self._deadline = None
+        self._deadline = None
 
     def _too_late(self) -> None:
-        self._deadline = None
         self.transport.write(_TOO_LATE)
         self.transport.loseConnection()
-        self.transport.abortConnection()
+        # A client that drips may not read either; then the answer is never flushed.
+        self._deadline = reactor.callLater(LAST_WORDS_S, self.transport.abortConnection)

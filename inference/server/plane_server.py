@@ -139,12 +139,17 @@ class PlaneRequest(WebRequest):
 class PlaneFactory(HTTPFactory):
     """Connections with deadlines that make PlaneRequests."""
 
-    protocol = staticmethod(lambda: http._GenericHTTPChannelProtocol(DeadlineChannel()))
+    @staticmethod
+    def protocol() -> Any:
+        """Twisted calls this for a new connection."""
+        return http._GenericHTTPChannelProtocol(DeadlineChannel())
 
     def buildProtocol(self, addr: Any) -> Any:
         """One connection."""
         protocol = super().buildProtocol(addr)
         # The application parses bodies itself; twisted's form parsing would cost 0.1 ms a request.
+        protocol._channel.headers_timeout_s = self.server.headers_timeout_s
+        protocol._channel.body_timeout_s = self.server.body_timeout_s
         protocol.requestFactory = partial(PlaneRequest, parsePOSTFormSubmission=False)
         return protocol
 
@@ -164,6 +169,8 @@ class PlaneServer(daphne_server.Server):
         max_body_bytes: int,
         drain_s: float,
         slow_client_timeout_s: float,
+        headers_timeout_s: float,
+        body_timeout_s: float,
         on_ready: Callable[[], None],
         on_drain: Callable[[], None],
         on_deadline: Callable[[], Awaitable[None]],
@@ -174,6 +181,7 @@ class PlaneServer(daphne_server.Server):
         super().__init__(application, endpoints, ready_callable=on_ready, verbosity=0, server_name="dragoman")
         self.refuse, self.max_body_bytes = refuse, max_body_bytes
         self.drain_s, self.slow_client_timeout_s = drain_s, slow_client_timeout_s
+        self.headers_timeout_s, self.body_timeout_s = headers_timeout_s, body_timeout_s
         self._on_drain, self._on_deadline = on_drain, on_deadline
         self.ports: list[Any] = []
         self.failed: str | None = None

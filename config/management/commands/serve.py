@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
 from pathlib import Path
@@ -66,7 +67,10 @@ def deploy(source: str) -> Deployment:
     local = path.is_dir()
     if local:
         source = str(path.resolve())
-    name = path.resolve().name if local else source
+    looks_like_path = local or source.startswith((".", "/", "~"))
+    name = (
+        re.sub(r"[^A-Za-z0-9._/-]", "-", path.resolve().name if looks_like_path else source).lstrip("._/-") or "model"
+    )
     version = register_model(name, source, ACTOR)
     engine_options = {
         field: getattr(settings, field)

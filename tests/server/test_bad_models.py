@@ -1,0 +1,93 @@
+"""Models that cannot be served fail their deployment with a clear reason, and the server stays up."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from tests.conftest import DEMO
+from tests.live import LiveServer, wait_until
+
+
+def missing(path):
+    return str(path / "nothing")
+
+
+def empty(path):
+    return str(path)
+
+
+def copy(path):
+    shutil.copytree(DEMO, path, dirs_exist_ok=True)
+    return path
+
+
+def truncated(path):
+    weights = copy(path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    return str(path)
+
+
+def pickled(path):
+    (copy(path) / "model.safetensors").unlink()
+    (path / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
+    return str(path)
+
+
+def unknown_architecture(path):
+    config = json.loads((copy(path) / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "model_type": "t5"}))
+    return str(path)
+
+
+def missing_weights(path):
+    config = json.loads((copy(path) / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 7}))
+    return str(path)
+
+
+def other_shapes(path):
+    config = json.loads((copy(path) / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "intermediate_size": 500}))
+    return str(path)
+
+
+def broken_tokenizer(path):
+    (copy(path) / "tokenizer.json").write_text("{}")
+    return str(path)
+
+
+def wrong_on_the_paged_path(path):
+    from scripts.random_models import make_model
+
+    return str(make_model(path, "bloom"))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (missing, "does not exist"),
+        (empty, "config.json is missing"),
+        (truncated, "model.safetensors is damaged or truncated"),
+        (pickled, "pytorch_model.bin is pickled and never loaded"),
+        (unknown_architecture, "'t5' is not a causal language model"),
+        (missing_weights, "weights are missing"),
+        (other_shapes, "other shapes than config.json says"),
+        (broken_tokenizer, "tokenizer.json cannot be used"),
+        (wrong_on_the_paged_path, "BloomForCausalLM cannot be served"),
+    ],
+)
+def test_the_reason_is_told(tmp_path, make, reason):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    live = LiveServer(tmp_path / "var", model=make(folder)).start(wait=False)
+    try:
+        wait_until(lambda: "failed:" in live.log, 60, lambda: live.log)
+        assert reason in live.log
+        assert live.get("/health").status_code == 503
+        assert live.post("/v1/completions", {"prompt": "x"}).status_code == 503
+        assert live.get("/metrics").status_code == 200
+    finally:
+        assert live.stop() == 0

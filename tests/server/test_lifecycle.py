@@ -1,0 +1,136 @@
+"""Start, drain, crash, recover: what happens to requests when processes come and go."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+
+from tests.live import LiveServer, events, wait_until
+
+STORY = {"prompt": "Once upon a time", "ignore_eos": True, "temperature": 0, "stream": True}
+
+
+@pytest.fixture
+def live(tmp_path):
+    server = LiveServer(tmp_path / "var", environment={"DRAGOMAN_DRAIN_S": "5"}).start()
+    yield server
+    if server.process.poll() is None:
+        server.stop(signal.SIGKILL)
+
+
+def in_background(server, body, results):
+    def run():
+        results.append(server.post("/v1/completions", body))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_sigterm_lets_streams_finish_and_leaves_no_process(live):
+    results: list[httpx.Response] = []
+    threads = [in_background(live, {**STORY, "max_tokens": 200}, results) for _ in range(4)]
+    wait_until(lambda: live.metric("vllm:num_requests_running") == 4, 10)
+    children = psutil.Process(live.process.pid).children(recursive=True)
+    assert live.stop() == 0
+    for thread in threads:
+        thread.join()
+    for answer in results:
+        *chunks, done = events(answer)
+        assert done == "[DONE]"
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert not any(child.is_running() for child in children)
+
+
+def test_streams_that_outlast_the_drain_end_with_an_error(tmp_path):
+    live = LiveServer(tmp_path / "var", environment={"DRAGOMAN_DRAIN_S": "0.3"}).start()
+    results: list[httpx.Response] = []
+    bodies = [{**STORY, "max_tokens": 1900, "n": 1} for _ in range(16)]
+    threads = [in_background(live, body, results) for body in bodies]
+    wait_until(lambda: live.metric("vllm:num_requests_running") == 16, 20)
+    begin = time.monotonic()
+    assert live.stop() == 0
+    assert time.monotonic() - begin < 15
+    for thread in threads:
+        thread.join()
+    for answer in results:
+        *_, error, done = events(answer)
+        assert done == "[DONE]"
+        assert error["error"]["message"]
+
+
+def test_refused_while_draining(live):
+    results: list[httpx.Response] = []
+    thread = in_background(live, {**STORY, "max_tokens": 600}, results)
+    wait_until(lambda: live.metric("vllm:num_requests_running") == 1, 10)
+    with httpx.Client(base_url=live.url) as kept:  # a kept connection outlives the listener
+        assert kept.get("/health").status_code == 200
+        live.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert kept.get("/health").status_code == 503
+        answer = kept.post("/v1/completions", content=json.dumps({"prompt": "x"}))
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        tgi = kept.post("/generate", content=json.dumps({"inputs": "x"}))
+        assert (tgi.status_code, tgi.json()["error_type"]) == (429, "overloaded")
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", live.front_port), timeout=2)
+    assert live.stop() == 0
+    thread.join()
+    assert events(results[0])[-1] == "[DONE]"
+
+
+def test_a_killed_worker_fails_its_requests_and_is_replaced(live):
+    results: list[httpx.Response] = []
+    thread = in_background(live, {**STORY, "max_tokens": 1900}, results)
+    wait_until(lambda: live.metric("vllm:num_requests_running") == 1, 10)
+    time.sleep(0.5)
+    (worker,) = live.workers()
+    begin = time.monotonic()
+    worker.kill()
+    thread.join(5)
+    assert time.monotonic() - begin < 2
+    *_, error, done = events(results[0])
+    assert done == "[DONE]"
+    assert error["error"]["code"] == 500
+    wait_until(lambda: not live.healthy(), 5)
+    answer = live.post("/v1/completions", {"prompt": "x"})
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]
+    live.wait_ready(30)
+    assert live.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
+    assert live.workers()[0].pid != worker.pid
+
+
+def test_a_stopped_worker_is_noticed_killed_and_replaced(live):
+    (worker,) = live.workers()
+    worker.suspend()
+    wait_until(lambda: not live.healthy(), 10)
+    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 30)
+    live.wait_ready(30)
+
+
+def test_workers_die_with_a_killed_server(live):
+    (worker,) = live.workers()
+    live.process.kill()
+    live.process.wait()
+    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 5)
+
+
+def test_a_second_start_is_quick_and_a_taken_port_is_told(live):
+    again = LiveServer(live.data_dir.parent / "other", front_port=live.front_port).start(wait=False)
+    assert again.process.wait(60) == 1
+    assert "error:" in again.log
+    assert str(live.front_port) in again.log
+    assert live.stop(signal.SIGINT) == 0
+    begin = time.monotonic()
+    live.start()
+    assert time.monotonic() - begin < 30  # the figure itself is a benchmark's business
+    assert live.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
