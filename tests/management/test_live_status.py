@@ -1,0 +1,49 @@
+"""The admin's WebSocket: staff sees what runs, others see nothing."""
+
+from __future__ import annotations
+
+import pytest
+from channels.db import database_sync_to_async
+from channels.testing import WebsocketCommunicator
+from django.contrib.auth.models import AnonymousUser, User
+
+from engine.messages import Stats
+from management import live
+from management.models import Worker
+from management.services.deployments import create_deployment
+from management.services.models import register_model
+from management.status import StatusConsumer
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def communicator(user):
+    made = WebsocketCommunicator(StatusConsumer.as_asgi(), "/ws/status")
+    made.scope["user"] = user
+    return made
+
+
+async def test_staff_sees_workers_with_their_load(monkeypatch):
+    def rows():
+        deployment = create_deployment("demo", register_model("demo", "/models/demo", "tester"), "tester")
+        Worker.objects.create(deployment=deployment, index=0, epoch=3, state="ready", socket="x")
+        return User.objects.create_user("staff", is_staff=True)
+
+    user = await database_sync_to_async(rows)()
+    monkeypatch.setattr(
+        live, "_source", lambda: {"demo/0": Stats(running=2, waiting=1, blocks_total=10, blocks_used=5)}
+    )
+    socket = communicator(user)
+    assert (await socket.connect())[0]
+    status = await socket.receive_json_from(5)
+    assert status["deployments"][0]["deployment"] == "demo"
+    (worker,) = status["workers"]
+    assert (worker["state"], worker["running"], worker["kv_usage_percent"]) == ("Ready", 2, 50.0)
+    await socket.disconnect()
+
+
+@pytest.mark.parametrize("user", [AnonymousUser(), User(username="x")])
+async def test_others_are_turned_away(user):
+    connected, code = await communicator(user).connect()
+    assert not connected
+    assert code == 4403

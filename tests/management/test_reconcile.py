@@ -1,0 +1,139 @@
+"""The reconciler: launches, restarts, gives up, drains, and says what it sees."""
+
+from __future__ import annotations
+
+import pytest
+
+from management import reconcile
+from management.models import Worker
+from management.services.deployments import start_deployment, stop_deployment
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(reconcile, "FIRST_PAUSE_S", 0.0)
+
+
+def state(deployment):
+    deployment.refresh_from_db()
+    return deployment.state, deployment.reason
+
+
+def test_it_works(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    (worker,) = launcher.workers
+    assert worker.config.model == "/models/demo"
+    assert worker.config.epoch == 1
+    assert state(deployment) == ("starting", "")
+    assert reconciler.holder.current.deployments[0].workers == ()
+    worker.ready()
+    reconciler.reconcile_once()
+    reconciler.reconcile_once()
+    assert state(deployment) == ("ready", "")
+    (entry,) = reconciler.holder.current.deployments[0].workers
+    assert (entry.worker_id, entry.epoch) == ("demo/0", 1)
+
+
+def test_a_crash_brings_a_new_epoch(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    launcher.workers[0].ready()
+    reconciler.reconcile_once()
+    launcher.workers[0].code = -9
+    reconciler.reconcile_once()
+    assert [w.config.epoch for w in launcher.workers] == [1, 2]
+    assert Worker.objects.get(epoch=1).reason == "killed by signal 9"
+    assert state(deployment)[0] == "starting"
+
+
+def test_an_unservable_model_fails_at_once_and_start_tries_again(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    launcher.workers[0].fail(3, "config.json is missing")
+    for _ in range(3):
+        reconciler.reconcile_once()
+    assert len(launcher.workers) == 1
+    assert state(deployment) == ("failed", "config.json is missing")
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    assert len(launcher.workers) == 2
+    assert state(deployment) == ("starting", "")
+
+
+def test_a_crash_loop_is_given_up(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    for _ in range(20):
+        reconciler.reconcile_once()
+        launcher.workers[-1].code = 1
+    assert len(launcher.workers) == reconcile.MAX_CRASHES
+    assert state(deployment) == ("failed", "5 crashes in a row, the last: exit status 1")
+
+
+def test_pauses_grow(reconciler, launcher, deployment, monkeypatch):
+    monkeypatch.setattr(reconcile, "FIRST_PAUSE_S", 100.0)
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    launcher.workers[0].code = 1
+    for _ in range(5):
+        reconciler.reconcile_once()
+    assert len(launcher.workers) == 1
+
+
+def test_a_silent_worker_is_killed(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    launcher.workers[0].ready()
+    reconciler.reconcile_once()
+    launcher.workers[0].silent = reconcile.HUNG_AFTER_S + 1
+    reconciler.reconcile_once()
+    assert launcher.workers[0].killed
+    reconciler.reconcile_once()
+    assert "no heartbeat" in Worker.objects.get(epoch=1).reason
+    assert len(launcher.workers) == 2
+
+
+def test_stopping_drains(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester", replicas=2)
+    reconciler.reconcile_once()
+    for worker in launcher.workers:
+        worker.ready()
+    reconciler.reconcile_once()
+    stop_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    assert all(w.drained for w in launcher.workers)
+    assert state(deployment)[0] == "stopping"
+    assert reconciler.holder.current.deployments == ()
+    for worker in launcher.workers:
+        worker.code = 0
+    reconciler.reconcile_once()
+    reconciler.reconcile_once()
+    assert state(deployment)[0] == "stopped"
+    assert set(Worker.objects.values_list("state", flat=True)) == {"exited"}
+
+
+def test_a_stopped_failed_deployment_is_stopped(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    launcher.workers[0].fail(3, "bad")
+    reconciler.reconcile_once()
+    stop_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    assert state(deployment)[0] == "stopped"
+
+
+def test_scaling_keeps_the_first_workers(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester", replicas=3)
+    reconciler.reconcile_once()
+    start_deployment(deployment, "tester", replicas=1)
+    reconciler.reconcile_once()
+    assert [w.drained for w in launcher.workers] == [False, True, True]
+
+
+def test_workers_of_an_earlier_process_are_gone(reconciler, launcher, deployment):
+    Worker.objects.create(deployment=deployment, index=0, epoch=7, state="ready", socket="x")
+    reconciler.forget_earlier_workers()
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    assert launcher.workers[0].config.epoch == 8
+    assert Worker.objects.get(epoch=7).state == "exited"
