@@ -107,8 +107,10 @@ class EngineClient:
                 self._writer.write(frame(Hello(PROTOCOL_VERSION, self.worker_id, self.epoch)))
                 answer = messages.to_client.decode(await _read_frame(reader))
         except (OSError, asyncio.IncompleteReadError, ProtocolError, msgspec.MsgspecError) as error:
+            await self.close()
             raise EngineDead(f"the worker at {self.path} cannot be reached: {type(error).__name__}") from error
         if not isinstance(answer, Ready):
+            await self.close()
             raise EngineDead(answer.reason if isinstance(answer, Refused) else "the worker did not greet")
         self._model, self._last_heard = answer.model, time.monotonic()
         self._reading = asyncio.create_task(self._read(reader))

@@ -1,0 +1,89 @@
+"""Blocks: references, the prefix cache, eviction order; under random work nothing leaks."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.block_pool import BlockPool
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+
+
+def request(tokens, salt=""):
+    return Request((0, 0), list(tokens), SamplingParams(max_tokens=1), 0.0, cache_salt=salt)
+
+
+def fill(pool, tokens, salt=""):
+    made = request(tokens, salt)
+    pool.extend_hashes(made)
+    assert pool.allocate(made, len(made.token_ids))
+    made.num_computed_tokens = len(made.token_ids)
+    pool.cache(made)
+    return made
+
+
+def test_a_freed_prefix_is_found_until_its_blocks_are_needed():
+    pool = BlockPool(9, 4)
+    first = fill(pool, range(16))
+    blocks = list(first.block_table)
+    pool.free(first)
+    again = request([*range(12), 99, 99, 99, 99])
+    pool.extend_hashes(again)
+    assert pool.match(again.block_hashes) == blocks[:3]
+    fill(pool, range(100, 116))  # takes the four blocks that hold nothing
+    assert pool.match(again.block_hashes) == blocks[:3]
+    fill(pool, range(200, 208))  # evicts from the end of the chain
+    assert pool.match(again.block_hashes) == blocks[:2]
+    pool.check_integrity()
+
+
+def test_prompts_get_consecutive_blocks_even_after_reuse():
+    pool = BlockPool(33, 4)
+    for round_number in range(4):
+        made = fill(pool, range(1000 * round_number, 1000 * round_number + 128))
+        assert made.block_table == list(range(made.block_table[0], made.block_table[0] + 32))
+        pool.free(made)
+
+
+def test_salts_keep_tenants_apart():
+    pool = BlockPool(9, 4)
+    pool.free(fill(pool, range(8), salt="a"))
+    other = request(range(8), salt="b")
+    pool.extend_hashes(other)
+    assert pool.match(other.block_hashes) == []
+
+
+def test_too_few_blocks_change_nothing():
+    pool = BlockPool(4, 4)
+    made = request(range(40))
+    assert not pool.allocate(made, 40)
+    assert made.block_table == []
+    assert pool.num_free == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), max_size=60))
+def test_random_work_leaks_nothing(steps):
+    pool = BlockPool(24, 4)
+    alive = []
+    for kind, length in steps:
+        if kind and alive:
+            pool.free(alive.pop(length % len(alive)))
+            continue
+        made = request(range(length))
+        pool.extend_hashes(made)
+        hit = pool.match(made.block_hashes)
+        if -(-length // 4) - len(hit) > pool.num_free_after(hit):
+            continue
+        pool.touch(hit)
+        made.block_table = hit
+        assert pool.allocate(made, length)
+        made.num_computed_tokens = length
+        pool.cache(made)
+        alive.append(made)
+        pool.check_integrity()
+    for made in alive:
+        pool.free(made)
+    pool.check_integrity()
+    assert pool.num_free == pool.num_usable

@@ -1,0 +1,155 @@
+"""A worker process on its socket: greeting, streams, slow clients, garbage, drain, the lifeline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from contextlib import aclosing
+
+import msgspec
+import pytest
+
+from engine.client import EngineClient, EngineDead
+from engine.config import EngineConfig
+from engine.messages import PROTOCOL_VERSION, FrameBuffer, Hello, ProtocolError, Stats, frame
+from engine.sampling_params import SamplingParams
+from tests.conftest import DEMO, ROOT
+from tests.live import wait_until
+
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+@pytest.fixture
+def worker(tmp_path):
+    path = str(tmp_path / "w.sock")
+    config = EngineConfig(model=str(DEMO), socket=path, worker_id="w", epoch=3, threads=1, client_timeout_s=1.0)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "engine"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    process.stdin.write(msgspec.json.encode(config) + b"\n")
+    process.stdin.flush()
+    states = [json.loads(process.stdout.readline())["state"] for _ in range(2)]
+    assert states == ["loading", "ready"]
+    process.socket_path = path
+    yield process
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
+async def connect(worker) -> EngineClient:
+    client = EngineClient(worker.socket_path, "w", 3)
+    await client.connect()
+    return client
+
+
+async def collect(client, prompt, **params):
+    outputs = client.generate(prompt, SamplingParams(**{"max_tokens": 8, **GREEDY, **params}))
+    return [token async for output in outputs for token in output.token_ids]
+
+
+async def test_many_clients_at_once(worker):
+    clients = [await connect(worker) for _ in range(3)]
+    alone = await collect(clients[0], [1, 2, 3])
+    together = await asyncio.gather(*(collect(c, [1, 2, 3]) for c in clients for _ in range(5)))
+    assert all(tokens == alone for tokens in together)
+    assert clients[0].stats.blocks_total > 0
+    for client in clients:
+        await client.close()
+
+
+async def test_a_stale_epoch_is_refused(worker):
+    for worker_id, epoch in (("w", 2), ("other", 3)):
+        with pytest.raises(EngineDead, match="protocol, worker, epoch"):
+            await EngineClient(worker.socket_path, worker_id, epoch).connect()
+
+
+async def test_leaving_a_stream_aborts_it(worker):
+    client = await connect(worker)
+    async with aclosing(client.generate([1, 2], SamplingParams(max_tokens=2000, **GREEDY))) as outputs:
+        async for _ in outputs:
+            break
+    assert client.inflight == 0
+    await asyncio.sleep(1.5)
+    assert (client.stats.running, client.stats.blocks_used) == (0, 0)
+    await client.close()
+
+
+async def test_a_client_that_never_reads_is_dropped_and_disturbs_nobody(worker):
+    deaf = socket.socket(socket.AF_UNIX)
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    deaf.connect(worker.socket_path)
+    deaf.sendall(frame(Hello(PROTOCOL_VERSION, "w", 3)))
+    from engine.messages import Submit
+
+    for i in range(8):
+        params = SamplingParams(max_tokens=1500, logprobs=200, **GREEDY)
+        deaf.sendall(frame(Submit(i, [1, 2, 3, i], params)))
+    client = await connect(worker)
+    assert len(await collect(client, [4, 5, 6], max_tokens=30)) == 30
+    for _ in range(100):
+        await asyncio.sleep(0.1)
+        if client.stats == Stats() or client.stats.running == 0:
+            break
+    assert client.stats.running == 0
+    deaf.close()
+    await client.close()
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", 5) + b"\xff" * 5, b"\xff" * 64])
+async def test_garbage_is_dropped(worker, garbage):
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(worker.socket_path)
+        stranger.settimeout(5)
+        stranger.sendall(garbage)
+        if garbage[:4] != b"GET ":
+            assert stranger.recv(100) == b""
+    client = await connect(worker)
+    assert len(await collect(client, [1])) == 8
+    await client.close()
+
+
+async def test_the_socket_is_private(worker):
+    assert os.stat(worker.socket_path).st_mode & 0o077 == 0
+
+
+async def test_drain_finishes_what_runs(worker):
+    client = await connect(worker)
+    running = asyncio.create_task(collect(client, [1, 2, 3], max_tokens=150))
+    await asyncio.sleep(0.3)
+    worker.send_signal(signal.SIGTERM)
+    assert len(await running) == 150
+    wait_until(lambda: worker.poll() == 0, 5)
+    await client.close()
+
+
+async def test_death_is_noticed_at_once(worker):
+    client = await connect(worker)
+    running = asyncio.create_task(collect(client, [1, 2, 3], max_tokens=1500))
+    await asyncio.sleep(0.3)
+    worker.kill()
+    with pytest.raises(EngineDead):
+        await asyncio.wait_for(running, 2)
+    assert not client.usable
+    await client.close()
+
+
+def test_the_worker_goes_with_its_launcher(worker):
+    worker.stdin.close()
+    wait_until(lambda: worker.poll() == 0, 5)
+
+
+def test_frames_in_any_pieces():
+    messages = [frame(Hello(1, "x" * n, n)) for n in (0, 3, 300)]
+    data, buffer = b"".join(messages), FrameBuffer()
+    bodies = [body for i in range(len(data)) for body in buffer.feed(data[i : i + 1])]
+    assert [msgspec.msgpack.decode(b)[3] for b in bodies] == [0, 3, 300]
+    with pytest.raises(ProtocolError, match="over the limit"):
+        FrameBuffer().feed(b"\xff\xff\xff\xff")
