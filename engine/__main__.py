@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 
 import msgspec
 
@@ -28,7 +29,8 @@ def main() -> int:
     os.dup2(2, 1)
 
     def report(state: str, **details: object) -> None:
-        print(json.dumps({"state": state, **details}), file=status, flush=True)
+        with suppress(BrokenPipeError):  # the launcher is gone, as the lifeline is about to tell
+            print(json.dumps({"state": state, **details}), file=status, flush=True)
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine %(message)s")
     # The launcher decides when to stop: Ctrl-C in a terminal reaches the whole process group.

@@ -51,6 +51,12 @@ class KVCache:
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
 
+    def gather(self, layer: int, blocks: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of `count` sequences' blocks, all of one number: two `[count, length, num_kv_heads, dim]`."""
+        key = self.keys[layer].index_select(0, blocks)
+        value = self.values[layer].index_select(0, blocks)
+        return key.view(count, -1, *key.shape[2:]), value.view(count, -1, *value.shape[2:])
+
     def read(self, layer: int, blocks: list[int] | range, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of positions `start`..`end` of a sequence, `[length, num_kv_heads, dim]`.
 

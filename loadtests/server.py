@@ -1,0 +1,64 @@
+"""Starts the server as its own process, for runs that bring their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+START_TIMEOUT_S = 300
+
+
+@contextlib.contextmanager
+def running_server(settings: dict[str, str]) -> Iterator[str]:
+    """The front plane's URL of a server with these DRAGOMAN_ settings; it is stopped at the end."""
+    front, control = _free_port(), _free_port()
+    with tempfile.TemporaryDirectory(prefix="dragoman-load-") as folder:
+        environment = {
+            **os.environ,
+            "DRAGOMAN_DATA_DIR": folder,
+            "DRAGOMAN_FRONT_PORT": str(front),
+            "DRAGOMAN_CONTROL_PORT": str(control),
+            "DRAGOMAN_LOG_FORMAT": "json",
+            **{f"DRAGOMAN_{name}": value for name, value in settings.items()},
+        }
+        with Path(folder, "log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "manage.py", "serve"],
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            url = f"http://127.0.0.1:{front}"
+            _wait(process, f"{url}/health", Path(folder, "log"))
+            yield url
+        finally:
+            process.terminate()
+            process.wait(90)
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"the server did not become ready:\n{log.read_text()[-2000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,202 @@
+"""Measure the engine alone and then the whole server on the same work, in turn, and print both with their ratio.
+
+    python -m scripts.bench [--model DIR ...] [--streams 1 8 32] [--rounds 3] [--json FILE]
+
+The engine alone is a worker process driven over its socket with token ids; the server is `manage.py serve` driven
+over HTTP with the same ids, streaming. The work of one cell: so many streams at once, each a prompt of its own and a
+fixed number of output tokens. Beside each cell stands the physical floor: the time to read the weights once a step at
+the memory bandwidth that was measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import torch
+from safetensors import safe_open
+
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.sampling_params import SamplingParams
+from loadtests.server import running_server
+from management.launchers.local import LocalLauncher
+from scripts.random_models import DEMO, REAL, make_model
+from scripts.sse_client import post
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VOCABULARY = 1500  # ids that every model here has
+
+
+def prompts(count: int, length: int, seed: int) -> list[list[int]]:
+    """Prompts without a common prefix."""
+    rng = random.Random(seed)
+    return [[rng.randrange(3, VOCABULARY) for _ in range(length)] for _ in range(count)]
+
+
+async def engine_run(client: EngineClient, work: list[list[int]], output_tokens: int) -> float:
+    """Output tokens per second of the engine alone."""
+
+    async def one(prompt: list[int]) -> int:
+        params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+        return sum([len(output.token_ids) async for output in client.generate(prompt, params)])
+
+    start = time.perf_counter()
+    tokens = sum(await asyncio.gather(*(one(prompt) for prompt in work)))
+    return tokens / (time.perf_counter() - start)
+
+
+async def server_run(port: int, work: list[list[int]], output_tokens: int) -> tuple[float, float, float]:
+    """Output tokens per second of the whole server; median time to first token and between tokens in ms."""
+
+    def body(prompt: list[int]) -> dict[str, Any]:
+        return {"prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+
+    start = time.perf_counter()
+    streams = await asyncio.gather(*(post(port, "/v1/completions", body(prompt)) for prompt in work))
+    elapsed = time.perf_counter() - start
+    gaps = [gap for stream in streams for gap in stream.gaps_s]
+    ttft = statistics.median(stream.ttft_s for stream in streams)
+    return sum(s.events for s in streams) / elapsed, ttft * 1e3, statistics.median(gaps) * 1e3
+
+
+@contextmanager
+def engine_worker(model: Path, dtype: str) -> Iterator[EngineConfig]:
+    """A worker process of its own."""
+    launcher = LocalLauncher()
+    config = EngineConfig(model=str(model), dtype=dtype, worker_id="bench", socket=launcher.socket_path("bench"))
+    worker = launcher.launch(config)
+    try:
+        while not any(status.state == "ready" for status in worker.statuses()):
+            if worker.exit_code() is not None:
+                raise RuntimeError("the worker did not start")
+            time.sleep(0.1)
+        yield config
+    finally:
+        launcher.close()
+
+
+def read_bandwidth() -> float:
+    """Bytes per second of reading memory, the best of five sums over 256 MiB."""
+    data = torch.ones(64 << 20)
+    best = 1e9
+    for _ in range(5):
+        start = time.perf_counter()
+        data.sum()
+        best = min(best, time.perf_counter() - start)
+    return data.numel() * 4 / best
+
+
+def weight_bytes(model: Path, dtype: str) -> int:
+    """Bytes of all weights in the type that they are served in."""
+    total = 0
+    for file in model.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            total += sum(torch.Size(tensors.get_slice(k).get_shape()).numel() for k in tensors.keys())  # noqa: SIM118
+    return total * (2 if dtype in ("bfloat16", "float16") else 4)
+
+
+async def measure(model: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All cells of one model: engine and server alternate, medians over the rounds."""
+    rows = []
+    with (
+        running_server({"MODEL": str(model), "DTYPE": options.dtype}) as url,
+        engine_worker(model, options.dtype) as config,
+    ):
+        port = urlsplit(url).port or 0
+        client = EngineClient(config.socket, config.worker_id, config.epoch)
+        info = await client.connect()
+        floor_s = weight_bytes(model, info.dtype) / read_bandwidth()
+        for streams in options.streams:
+            engine, server = [], []
+            for number in range(options.rounds + 1):
+                work = prompts(streams, options.prompt_tokens, seed=1000 * streams + number)
+                first = await engine_run(client, work, options.output_tokens)
+                second = await server_run(port, work, options.output_tokens)
+                if number:  # the first round warms up
+                    engine.append(first)
+                    server.append(second)
+            rows.append(
+                {
+                    "model": model.name,
+                    "dtype": info.dtype,
+                    "streams": streams,
+                    "engine_tokens_per_s": statistics.median(engine),
+                    "server_tokens_per_s": statistics.median(s[0] for s in server),
+                    "ratio": statistics.median(s[0] / e for s, e in zip(server, engine, strict=True)),
+                    "ttft_ms": statistics.median(s[1] for s in server),
+                    "inter_token_ms": statistics.median(s[2] for s in server),
+                    "floor_tokens_per_s": streams / floor_s,
+                }
+            )
+            print(line(rows[-1]), flush=True)
+        await client.close()
+    return rows
+
+
+HEAD = """| model | dtype | streams | engine tok/s | server tok/s | server / engine | TTFT ms | inter-token ms | floor tok/s |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    return (
+        f"| {row['model']} | {row['dtype']} | {row['streams']} | {row['engine_tokens_per_s']:.1f} "
+        f"| {row['server_tokens_per_s']:.1f} | {row['ratio']:.3f} | {row['ttft_ms']:.0f} "
+        f"| {row['inter_token_ms']:.1f} | {row['floor_tokens_per_s']:.0f} |"
+    )
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    model = next(
+        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), ""
+    )
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "amx": torch.cpu._is_amx_tile_supported(),
+        "torch": torch.__version__,
+    }
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", nargs="+", default=[*REAL], help="Directories, or names of random models to make.")
+    parser.add_argument("--streams", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    print(json.dumps(machine()))
+    print(HEAD, flush=True)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="dragoman-bench-") as folder:
+        for name in options.model:
+            model = Path(name) if Path(name).is_dir() else DEMO if name == "demo" else make_model(Path(folder), name)
+            rows += asyncio.run(measure(model, options))
+    if options.json:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        record = {"commit": commit.stdout.strip(), "machine": machine(), "command": sys.argv, "rows": rows}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
