@@ -34,6 +34,20 @@ application = ProtocolTypeRouter(
 )
 
 
+CONTROL_PATHS = ("/admin", "/static/", "/ws/")
+
+
+class SharedPort:
+    """Both planes on one port: the control plane has its paths, the front plane all others."""
+
+    def __init__(self, front: Application, control: Application) -> None:
+        self.front, self.control = front, control
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """By the decoded path."""
+        await (self.control if scope["path"].startswith(CONTROL_PATHS) else self.front)(scope, receive, send)
+
+
 class PlaneRouter:
     """Sends each connection to the application of the port that it came in on."""
 

@@ -18,7 +18,12 @@ def configure(log_format: str, level: int = logging.INFO) -> None:
     ]
     colours = sys.stderr.isatty()
     renderer = (
-        structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer(colors=colours)
+        structlog.processors.JSONRenderer()
+        if log_format == "json"
+        else structlog.dev.ConsoleRenderer(
+            colors=colours,
+            exception_formatter=structlog.dev.plain_traceback,  # others print local variables, keys included
+        )
     )
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -18,8 +18,8 @@ class Options(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="DRAGOMAN_", extra="forbid", frozen=True)
 
     host: str = Field("127.0.0.1", description="Address that every plane binds.")
-    front_port: int = Field(8000, ge=0, le=65535, description="Port of the OpenAI and TGI dialects.")
-    control_port: int = Field(8080, ge=0, le=65535, description="Port of the admin.")
+    front_port: int = Field(8000, ge=1, le=65535, description="Port of the OpenAI and TGI dialects.")
+    control_port: int = Field(8080, ge=1, le=65535, description="Port of the admin; may be the front port.")
     data_dir: Path = Field(ROOT / "var", description="Folder for the database, sockets and generated secrets.")
     database_url: str = Field("", description="postgresql://user:password@host/name; empty is SQLite in data_dir.")
     model: str = Field(str(ROOT / "models" / "demo"), description="Directory or hub id that `serve` deploys.")

@@ -14,7 +14,7 @@ from inference.server.plane_server import PlaneServer  # first: installs the asy
 # isort: split
 import structlog
 
-from config.asgi import PlaneRouter, application
+from config.asgi import PlaneRouter, SharedPort, application
 from inference import errors
 from inference.admission import Admission
 from inference.auth import Authenticator
@@ -67,6 +67,8 @@ class Server:
         self.reconciler.reconcile_once()  # the worker loads its model while the rest of this starts
         loop_of_reconciler = threading.Thread(target=self.reconciler.run, args=(self.stopping,), name="reconciler")
         planes = {options.front_port: self.front, options.control_port: application}
+        if len(planes) == 1:
+            planes = {options.front_port: SharedPort(self.front, application)}
         server = PlaneServer(
             PlaneRouter(planes),
             [f"tcp:{port}:interface={options.host.replace(':', chr(92) + ':')}" for port in planes],
@@ -120,7 +122,7 @@ class Server:
         return {
             worker.worker_id: client.stats
             for target in self.router.targets
-            for worker, client in target.clients.items()
+            for worker, client in list(target.clients.items())
         }
 
     async def _announce(self) -> None:

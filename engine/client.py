@@ -18,7 +18,6 @@ from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
     Dead,
-    Drain,
     Heartbeat,
     Hello,
     ModelInfo,
@@ -169,10 +168,6 @@ class EngineClient:
             self._collectors.pop(request_id, None)
             if not finished and self._failure is None:
                 self._send(Abort([request_id]))
-
-    def drain(self) -> None:
-        """Ask the worker to finish what it has and exit."""
-        self._send(Drain())
 
     async def close(self) -> None:
         """Hang up; the worker aborts whatever this client still has running."""

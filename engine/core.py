@@ -145,7 +145,6 @@ class EngineCore:
         self.failed_steps = 0
         elapsed, stats = time.monotonic() - begin, self.stats
         stats.steps += 1
-        stats.last_batch_size = len(batch.requests)
         stats.generation_tokens += len(result.tokens)
         if batch.is_decode:
             stats.decode_steps, stats.decode_s = stats.decode_steps + 1, stats.decode_s + elapsed

@@ -77,10 +77,6 @@ class Abort(msgspec.Struct, array_like=True, tag=True):
     request_ids: list[int]
 
 
-class Drain(msgspec.Struct, array_like=True, tag=True):
-    """Refuse new requests, finish the running ones, then exit 0."""
-
-
 class Ready(msgspec.Struct, array_like=True, tag=True):
     """The worker's answer to `Hello`."""
 
@@ -134,7 +130,6 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     decode_steps: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    last_batch_size: int = 0
 
 
 class Outputs(msgspec.Struct, array_like=True, tag=True):
@@ -157,7 +152,7 @@ class Dead(msgspec.Struct, array_like=True, tag=True):
     reason: str
 
 
-ToWorker = Hello | Submit | Abort | Drain
+ToWorker = Hello | Submit | Abort
 ToClient = Ready | Refused | Outputs | Heartbeat | Dead
 
 _encoder = msgspec.msgpack.Encoder()

@@ -107,9 +107,7 @@ def _adjust_row(row: torch.Tensor, request: Request, forbidden: list[int]) -> No
         ids = torch.tensor(list(p.logit_bias))
         row[ids] += torch.tensor(list(p.logit_bias.values()))
     if p.allowed_token_ids:
-        keep = torch.full_like(row, -torch.inf)
-        keep[p.allowed_token_ids] = 0
-        row += keep
+        row += _state(request, row.shape[0]).forbidden
     for word in p.bad_words or []:
         before = word[:-1]
         if not before or request.token_ids[-len(before) :] == before:
@@ -120,10 +118,14 @@ def _adjust_row(row: torch.Tensor, request: Request, forbidden: list[int]) -> No
         _penalise(row, request)
 
 
-class _Counts:
-    """Per vocabulary entry: seen in the prompt or output, and occurrences in prompt and in output."""
+class _State:
+    """What a request keeps between steps, per vocabulary entry: occurrences in prompt and output, and 0 or -inf."""
 
     def __init__(self, request: Request, vocab_size: int) -> None:
+        self.forbidden = torch.zeros(vocab_size)
+        if request.params.allowed_token_ids:
+            self.forbidden.fill_(-torch.inf)
+            self.forbidden[request.params.allowed_token_ids] = 0
         self.prompt = torch.bincount(torch.tensor(request.token_ids[: request.num_prompt_tokens]), minlength=vocab_size)
         self.output = torch.zeros(vocab_size, dtype=torch.int64)
         self.counted = request.num_prompt_tokens
@@ -134,12 +136,17 @@ class _Counts:
         self.counted = len(request.token_ids)
 
 
+def _state(request: Request, vocab_size: int) -> _State:
+    if request.sampler_state is None:
+        request.sampler_state = _State(request, vocab_size)
+    state: _State = request.sampler_state
+    return state
+
+
 def _penalise(row: torch.Tensor, request: Request) -> None:
     """Repetition (prompt and output; the formula of CTRL), frequency and presence (output; OpenAI's), TGI's own."""
     p = request.params
-    if request.sampler_state is None:
-        request.sampler_state = _Counts(request, row.shape[0])
-    counts: _Counts = request.sampler_state
+    counts = _state(request, row.shape[0])
     counts.catch_up(request)
     if p.repetition_penalty != 1:
         penalised = torch.where(row < 0, row * p.repetition_penalty, row / p.repetition_penalty)

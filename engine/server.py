@@ -23,7 +23,6 @@ from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
     Dead,
-    Drain,
     FrameBuffer,
     Heartbeat,
     Hello,
@@ -130,6 +129,8 @@ class EngineServer:
             if not data:
                 return self._drop(connection, None)
             for body in connection.received.feed(data):
+                if connection.client not in self.connections:  # dropped while an earlier frame was handled
+                    break
                 self._handle(connection, messages.to_worker.decode(body))
         except BlockingIOError:
             pass
@@ -151,8 +152,6 @@ class EngineServer:
                 self._send(connection, Outputs([refused], self.core.refresh_stats()))
         elif isinstance(message, Abort):
             self.core.abort(connection.client, message.request_ids)
-        elif isinstance(message, Drain):
-            self.draining = True
 
     def _greet(self, connection: Connection, hello: Hello) -> None:
         mine = (PROTOCOL_VERSION, self.config.worker_id, self.config.epoch)

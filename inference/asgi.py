@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qs
 
 import msgspec
 
@@ -51,17 +50,16 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.parameters: dict[str, str] = {}
         self.request_id = self._request_id()
+        self.tenant = ""
+        """The public prefix of the API key that was used; empty where none is required."""
+        self.answer_headers: Headers = []
+        """Sent with every answer, errors and streams included."""
         self.status = 0
 
     def header(self, name: str) -> str | None:
         """A request header by its lower-case name."""
         value = self.headers.get(name.encode())
         return None if value is None else value.decode("latin-1")
-
-    @property
-    def query(self) -> dict[str, list[str]]:
-        """The query string's parameters."""
-        return parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
 
     def _request_id(self) -> str:
         """The client's own id where it is harmless to log and echo, else a new one."""
@@ -101,6 +99,7 @@ class Exchange:
             (b"content-type", response.content_type),
             (b"content-length", str(len(response.body)).encode()),
             *response.headers,
+            *self.answer_headers,
         ]
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
         body = b"" if self.method == "HEAD" else response.body
@@ -183,7 +182,9 @@ class Exchange:
     async def _start_stream(self, headers: Headers) -> None:
         if not self.status:
             self.status = 200
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send(
+                {"type": "http.response.start", "status": 200, "headers": [*headers, *self.answer_headers]}
+            )
 
     async def _chunk(self, body: bytes) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})

@@ -14,7 +14,7 @@ class Delta:
     """New text and tokens of sequence `index`.
 
     `text` may lag behind the tokens: incomplete characters and possible stop strings are held back. `token_texts`
-    has each token's own text, special tokens included, when the request asked for it. `finish_reason` is None,
+    has each shown token's own text; special tokens have theirs when the request asked for `token_texts`. `finish_reason` is None,
     "stop" (end of sequence, stop token or stop string) or "length". `stop_reason` is the stop string or stop token
     id that ended it, None for the model's own end of sequence.
     """

@@ -15,7 +15,7 @@ from inference.routing import RouteTable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from inference.asgi import Response
+    from inference.asgi import Exchange, Headers, Response
     from inference.errors import ServingError
     from inference.services import Services
 
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 def front_plane(services: Services) -> Plane:
     """The application of port 8000."""
     dialects = [*OPENAI, *TGI]
-    return Plane("front", RouteTable([*dialects, *operation_routes(dialects)], _fallback), services)
+    return Plane("front", RouteTable([*dialects, *operation_routes(dialects)], _fallback), services, _answer_headers)
+
+
+def _answer_headers(exchange: Exchange) -> Headers:
+    """OpenAI's clients show this id with every answer and error."""
+    return [(b"x-request-id", exchange.request_id.encode())] if exchange.path.startswith("/v1/") else []
 
 
 def _fallback(path: str) -> Callable[[ServingError], Response]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from engine.messages import RequestOutput, TokenLogprob
     from engine.sampling_params import SamplingParams
+    from inference.asgi import Exchange
     from inference.metrics import Metrics
     from inference.requests import GenerationRequest
     from inference.router import EngineRouter, Target
@@ -51,17 +52,15 @@ class Generator:
     def __init__(self, router: EngineRouter, metrics: Metrics, request_timeout_s: float) -> None:
         self.router, self.metrics, self.request_timeout_s = router, metrics, request_timeout_s
 
-    async def prepare(self, request: GenerationRequest, request_id: str, dialect: str) -> Generation:
+    async def prepare(self, request: GenerationRequest, exchange: Exchange, dialect: str) -> Generation:
         """Resolve, tokenise, check and default; raises a ServingError and changes nothing."""
         arrived = time.monotonic()
         target = self.router.resolve(request.model)
-        prompt = await target.tokenizer.encode(request.prompt)
-        if request.truncate_left is not None:
-            prompt = prompt[-request.truncate_left :]
+        prompt = await target.tokenizer.encode(request.prompt, request.truncate_left)
         if request.truncate_right is not None:
             prompt = prompt[: request.truncate_right]
         params = self._params(request, target, prompt)
-        return Generation(self, request, target, prompt, params, request_id, dialect, Timings(arrived))
+        return Generation(self, request, target, prompt, params, exchange, dialect, Timings(arrived))
 
     def _params(self, request: GenerationRequest, target: Target, prompt: list[int]) -> SamplingParams:
         """Lengths and token ids checked against the model, defaults filled in."""
@@ -82,6 +81,10 @@ class Generator:
                 "prompt",
             )
         named = request.sampling
+        if "bad_words" in named:  # a tokenizer may know more tokens than the model
+            named["bad_words"] = [w for w in named["bad_words"] if max(w) < info.vocab_size]
+        if "allowed_token_ids" in named:
+            named["allowed_token_ids"] = sorted(set(named["allowed_token_ids"]))
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             if any(not 0 <= int(t) < info.vocab_size for t in named.get(name) or ()):
                 raise InvalidRequest(f"{name}: token ids must be between 0 and {info.vocab_size - 1}.", name)
@@ -105,12 +108,14 @@ class Generation:
         target: Target,
         prompt_token_ids: list[int],
         params: SamplingParams,
-        request_id: str,
+        exchange: Exchange,
         dialect: str,
         timings: Timings,
     ) -> None:
         self.request, self.target, self.params = request, target, params
-        self.prompt_token_ids, self.request_id, self.dialect = prompt_token_ids, request_id, dialect
+        self.prompt_token_ids, self.request_id, self.dialect = prompt_token_ids, exchange.request_id, dialect
+        # Equal prompts share cached blocks only within one API key.
+        self._cache_salt = f"{exchange.tenant}:{request.cache_salt}"
         self.timings = timings
         self.usage = Usage(prompt_tokens=len(prompt_token_ids))
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -143,29 +148,34 @@ class Generation:
         """One sequence; it is sent once more when its worker dies before the first token."""
         for attempt in (1, 2):
             text = _SequenceText(self, index)
+            if index == 0:
+                self.prompt_logprobs = []
             try:
                 async with aclosing(self._outputs(index)) as outputs:
                     async for output in outputs:
                         delta = text.render(output)
-                        yield delta
+                        if delta.token_ids or delta.finish_reason is not None:
+                            yield delta
                         if delta.finish_reason is not None:
                             return
                 raise GenerationFailed("The generation ended early.")
             except EngineDead as error:
                 if text.count or attempt == 2:
                     raise GenerationFailed("The worker that served this request died.") from error
+            except ShuttingDown:  # this worker drains; another may not
+                if text.count or attempt == 2:
+                    raise
 
     def _outputs(self, index: int) -> AsyncGenerator[RequestOutput, None]:
         params = self.params
         if index:
             params = _with(params, seed=(params.seed + index) & SEED_MASK, prompt_logprobs=None)
-        timeout = min(self.request.timeout_s or self._generator.request_timeout_s, self._generator.request_timeout_s)
-        return self.target.pick().generate(
+        client = self.target.pick()
+        return client.generate(
             self.prompt_token_ids,
             params,
-            priority=self.request.priority,
-            cache_salt=self.request.cache_salt,
-            timeout_s=timeout,
+            cache_salt=self._cache_salt,
+            timeout_s=self._generator.request_timeout_s,
         )
 
     def note(self, index: int, output: RequestOutput) -> None:
@@ -217,8 +227,8 @@ class _SequenceText:
         request, tokenizer = generation.request, generation.target.tokenizer
         prompt = generation.prompt_token_ids
         self._generation, self._index, self._tokenizer = generation, index, tokenizer
-        self._decoder = IncrementalDecoder(tokenizer.fast, prompt, request.skip_special_tokens)
-        self._token_decoder = IncrementalDecoder(tokenizer.fast, prompt, False) if request.token_texts else None
+        skip = request.skip_special_tokens and not request.token_texts
+        self._decoder = IncrementalDecoder(tokenizer.fast, prompt, skip)
         self._stops = StopStrings(request.stop, request.include_stop)
         self._eos = generation.target.info.eos_token_ids
         self.count = 0
@@ -231,12 +241,11 @@ class _SequenceText:
         for position, token in enumerate(output.token_ids):
             self.count += 1
             delta.token_ids.append(token)
-            if self._token_decoder is not None:
-                delta.token_texts.append(self._token_decoder.step(token))
             last = position == len(output.token_ids) - 1
             if last and output.stop_token_id is not None and not self._generation.request.include_stop:
                 break  # the token that ends the text is no part of it
             text = self._decoder.step(token)
+            delta.token_texts.append(text)
             if self.count < self._generation.params.min_tokens:
                 shown.append(text)
                 continue

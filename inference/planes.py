@@ -10,7 +10,9 @@ from inference.asgi import ClientGone, Exchange
 from inference.errors import GenerationFailed, ServingError
 
 if TYPE_CHECKING:
-    from inference.asgi import Receive, Response, Send
+    from collections.abc import Callable
+
+    from inference.asgi import Headers, Receive, Response, Send
     from inference.routing import RouteTable
     from inference.services import Services
 
@@ -20,14 +22,19 @@ logger = structlog.get_logger(__name__)
 class Plane:
     """The ASGI application of one route table."""
 
-    def __init__(self, name: str, table: RouteTable, services: Services) -> None:
-        self.name, self.table, self.services = name, table, services
+    def __init__(
+        self, name: str, table: RouteTable, services: Services, answer_headers: Callable[[Exchange], Headers]
+    ) -> None:
+        """`answer_headers` gives what every answer to an exchange carries, whatever comes of it."""
+        self.name, self.table, self.services, self.answer_headers = name, table, services, answer_headers
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """One HTTP request, from its route to its answer."""
         if scope["type"] != "http":
-            raise ValueError(f"the {self.name} plane speaks HTTP only, got {scope['type']}")
+            await send({"type": "websocket.close"})
+            return
         exchange = Exchange(scope, receive, send)
+        exchange.answer_headers = self.answer_headers(exchange)
         structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
         try:
             await self._answer(exchange)
@@ -41,7 +48,10 @@ class Plane:
             render = route.render
             if route.scope is not None:
                 services = self.services
-                services.authenticator.check(exchange.header("authorization"), route.scope, services.holder.current)
+                key = services.authenticator.check(
+                    exchange.header("authorization"), route.scope, services.holder.current
+                )
+                exchange.tenant = key.prefix if key else ""
             await route.handler(exchange, self.services)
         except ServingError as error:
             if exchange.status:  # a handler that has begun an answer must end it itself

@@ -44,7 +44,8 @@ class GenerationRequest:
     `sampling` holds the SamplingParams fields that the client set; what it left out comes from the model's
     generation_config.json and then from SamplingParams. `max_tokens` None means the rest of the context.
     Sequence i samples with `seed + i`. `truncate_left` keeps the last so many prompt tokens, `truncate_right` the
-    first. `field_names` gives the client's own names for `max_tokens` and `prompt` in messages.
+    first. `token_texts` asks for each token's own text, special tokens included, and for stop strings to be looked
+    for in that text.
     """
 
     model: str | None
@@ -59,9 +60,7 @@ class GenerationRequest:
     token_texts: bool = False
     truncate_left: int | None = None
     truncate_right: int | None = None
-    priority: int = 0
     cache_salt: str = ""
-    timeout_s: float | None = None
     use_model_defaults: bool = True
 
     def params(self, max_tokens: int, seed: int, defaults: dict[str, float]) -> SamplingParams:

@@ -88,7 +88,10 @@ class EngineRouter:
 
     async def _follow(self) -> None:
         while True:
-            await self._reconcile(self._holder.current)
+            try:
+                await self._reconcile(self._holder.current)
+            except Exception:  # one of the edges: one bad model must not end the routing to all others
+                logger.exception("routing table not updated")
             self._wake.clear()
             try:
                 await asyncio.wait_for(self._wake.wait(), CHECK_EVERY_S)
@@ -121,14 +124,16 @@ class EngineRouter:
         try:
             info = await client.connect()
             target = self._targets.get(deployment.name)
-            if target is None or target.info.directory != info.directory:
-                tokenizer = await asyncio.to_thread(ModelTokenizer.load, info)
-                target = self._targets[deployment.name] = Target(deployment, info, tokenizer)
-            target.clients[worker] = client
+            same = target is not None and target.info.tokenizer_file == info.tokenizer_file
+            tokenizer = target.tokenizer if target and same else await asyncio.to_thread(ModelTokenizer.load, info)
+            clients = {} if target is None else target.clients
+            # A restarted worker may have other limits than the one before it.
+            self._targets[deployment.name] = Target(deployment, info, tokenizer, clients)
+            clients[worker] = client
             logger.info("worker connected", worker=worker.worker_id, deployment=deployment.name)
         except EngineDead as error:
             logger.info("worker not reachable yet", worker=worker.worker_id, reason=str(error))
-        except (OSError, ValueError) as error:
-            logger.error("tokenizer not usable", deployment=deployment.name, reason=str(error))
+        except Exception as error:  # whatever is wrong with its files, the worker is of no use and others are
+            logger.exception("tokenizer not usable", deployment=deployment.name, reason=str(error))
             self._refused.add(worker)
             await client.close()

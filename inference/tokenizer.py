@@ -35,10 +35,8 @@ class ModelTokenizer:
     """Encodes prompts and decodes tokens for one model."""
 
     fast: FastTokenizer
-    vocab_size: int
     special_ids: frozenset[int]
     template: jinja2.Template | None
-    template_text: str | None
     special_texts: dict[str, str]
 
     @classmethod
@@ -53,6 +51,8 @@ class ModelTokenizer:
         fast.no_padding()
         path = directory / "tokenizer_config.json"
         config = json.loads(path.read_text()) if path.is_file() else {}
+        if not isinstance(config, dict):
+            raise ValueError("tokenizer_config.json is not an object")
         text = _template_text(directory, config)
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         special_texts = {name: t for name in names if (t := _content(config.get(name))) is not None}
@@ -62,30 +62,35 @@ class ModelTokenizer:
         except jinja2.TemplateSyntaxError as error:  # such a model still completes text
             logger.warning("chat template not usable", reason=str(error))
             template = None
-        return cls(fast, info.vocab_size, special_ids, template, text, special_texts)
+        return cls(fast, special_ids, template, special_texts)
 
-    async def encode(self, prompt: Prompt) -> list[int]:
-        """The prompt's token ids; raises InvalidRequest or TemplateError."""
+    async def encode(self, prompt: Prompt, keep_last: int | None = None) -> list[int]:
+        """The prompt's token ids; raises InvalidRequest or TemplateError.
+
+        `keep_last` cuts to so many ids from the end; leading special tokens stay, as in transformers' truncation.
+        """
         if isinstance(prompt, TokenPrompt):
-            return prompt.token_ids
+            return prompt.token_ids if keep_last is None else prompt.token_ids[-keep_last:]
         if isinstance(prompt, ChatPrompt):
             prompt = TextPrompt(self.render(prompt), prompt.add_special_tokens)
-        if len(prompt.text) <= INLINE_CHARACTERS:
-            return self.encode_text(prompt.text, prompt.add_special_tokens)
-        return await asyncio.to_thread(self.encode_text, prompt.text, prompt.add_special_tokens)
+        ids = list((await self.encoding(prompt.text, prompt.add_special_tokens)).ids)
+        if keep_last is None or len(ids) <= keep_last:
+            return ids
+        leading = next((i for i, token in enumerate(ids) if token not in self.special_ids), 0)
+        leading = min(leading if prompt.add_special_tokens else 0, keep_last)
+        return ids[:leading] + ids[len(ids) - (keep_last - leading) :]
 
-    def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
-        ids: list[int] = self.encoding(text, add_special_tokens).ids
-        return ids
-
-    def encoding(self, text: str, add_special_tokens: bool) -> Encoding:
-        """Token ids with the character range that each covers."""
+    async def encoding(self, text: str, add_special_tokens: bool) -> Encoding:
+        """Token ids with the character range that each covers; long texts are worked on beside the event loop."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest("the text holds a lone surrogate, which is not valid Unicode") from error
-        return self.fast.encode(text, add_special_tokens=add_special_tokens)
+        if len(text) <= INLINE_CHARACTERS:
+            return self.fast.encode(text, add_special_tokens=add_special_tokens)
+        # The batch form alone releases the interpreter's lock, without which the thread would be of no use.
+        batch = await asyncio.to_thread(self.fast.encode_batch, [text], add_special_tokens=add_special_tokens)
+        return batch[0]
 
     def token_text(self, token_id: int) -> str:
         """One token on its own, special tokens included."""
@@ -132,13 +137,15 @@ def _template_text(directory: Path, config: dict[str, Any]) -> str | None:
         return path.read_text()
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = next((t.get("template") for t in template if t.get("name") == "default"), None)
-    return template
+        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    return template if isinstance(template, str) else None
 
 
 def _content(token: Any) -> str | None:
     """A special token's text: written as a string, or as an object with `content`."""
-    return token.get("content") if isinstance(token, dict) else token
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 @lru_cache

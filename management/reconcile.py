@@ -25,7 +25,7 @@ from management.models import Deployment, Worker
 from management.services.snapshots import build_snapshot
 
 if TYPE_CHECKING:
-    from management.launchers.base import Launcher, WorkerHandle
+    from management.launchers.base import Launcher, WorkerHandle, WorkerStatus
     from management.snapshot import SnapshotHolder
 
 logger = structlog.get_logger(__name__)
@@ -58,6 +58,22 @@ class _Watched:
     draining_since: float | None = None
     reason: str = ""
     ready_since: float | None = None
+    reports: list[WorkerStatus] = field(default_factory=list)
+    unsaved: set[str] = field(default_factory=set)
+    """Fields of the row that are newer than the database, which may have been away."""
+
+    def write(self, **fields: object) -> None:
+        """Note what was observed, and save it now or in a later pass."""
+        for name, value in fields.items():
+            setattr(self.worker, name, value)
+        self.unsaved |= set(fields)
+        self.save()
+
+    def save(self) -> None:
+        """Bring the row up to date."""
+        if self.unsaved:
+            self.worker.save(update_fields=sorted(self.unsaved))
+            self.unsaved.clear()
 
 
 @dataclass(slots=True)
@@ -94,20 +110,27 @@ class Reconciler:
                 pause = min(pause * 2, 5.0)
                 logger.warning("registry not reachable", error=str(error))
                 close_old_connections()
+            except Exception:  # one of the edges: whatever one pass met, the next may go well
+                pause = min(pause * 2, 5.0)
+                logger.exception("reconciling failed")
 
     def _observe(self, pk: int) -> None:
         watched = self.watched[pk]
         worker, handle = watched.worker, watched.handle
+        watched.save()
         code = handle.exit_code()  # before its last words are read, so that none are missed
-        for status in handle.statuses():
+        watched.reports += handle.statuses()
+        while watched.reports:  # one that could not be written down is looked at again in the next pass
+            status = watched.reports[0]
             if status.state == "loading":
-                self._write(worker, state=Worker.State.LOADING)
+                watched.write(state=Worker.State.LOADING)
             elif status.state == "ready":
                 watched.ready_since = time.monotonic()
-                self._write(worker, state=Worker.State.READY, ready_at=timezone.now())
+                watched.write(state=Worker.State.READY, ready_at=timezone.now())
                 logger.info("worker ready", worker=worker.worker_id, epoch=worker.epoch)
             elif status.reason:
                 watched.reason = status.reason
+            del watched.reports[0]
         if code is not None:
             self._ended(watched, code)
         elif watched.draining_since is not None and time.monotonic() - watched.draining_since > DRAIN_PATIENCE_S:
@@ -119,11 +142,11 @@ class Reconciler:
 
     def _ended(self, watched: _Watched, code: int) -> None:
         worker = watched.worker
-        del self.watched[worker.pk]
         intended = watched.draining_since is not None
         reason = watched.reason or (f"killed by signal {-code}" if code < 0 else f"exit status {code}")
         state = Worker.State.EXITED if intended or code == 0 else Worker.State.FAILED
-        self._write(worker, state=state, reason=reason, ended_at=timezone.now())
+        watched.write(state=state, reason=reason, ended_at=timezone.now())
+        del self.watched[worker.pk]
         if intended:
             return
         logger.error("worker ended", worker=worker.worker_id, code=code, reason=reason)
@@ -146,6 +169,10 @@ class Reconciler:
         serving = sorted((w for w in mine if w.draining_since is None), key=lambda w: w.worker.index)
         failed = deployment.state == Deployment.State.FAILED and deployment.observed_generation == deployment.generation
         wanted = 0 if failed else deployment.replicas
+        if deployment.observed_generation != deployment.generation:  # started anew: workers of other wishes go
+            for stale in [w for w in serving if not _as_wished(w.worker, deployment)]:
+                self._drain(stale)
+                serving.remove(stale)
         for extra in serving[wanted:]:
             self._drain(extra)
         if len(serving) < wanted and time.monotonic() >= crashes.next_launch:
@@ -158,7 +185,13 @@ class Reconciler:
 
     def _launch(self, deployment: Deployment, index: int) -> _Watched:
         latest = Worker.objects.filter(deployment=deployment, index=index).aggregate(Max("epoch"))["epoch__max"] or 0
-        worker = Worker(deployment=deployment, index=index, epoch=latest + 1)
+        worker = Worker(
+            deployment=deployment,
+            version=deployment.version,
+            engine_options=deployment.engine_options,
+            index=index,
+            epoch=latest + 1,
+        )
         worker.socket = self.launcher.socket_path(f"{deployment.pk}-{index}-{worker.epoch}")
         config = msgspec.convert(
             {
@@ -171,17 +204,16 @@ class Reconciler:
             },
             EngineConfig,
         )
-        handle = self.launcher.launch(config)
-        worker.process_id = handle.process_id
-        worker.save()
+        worker.save()  # first, so that no process runs without a row
+        self.watched[worker.pk] = watched = _Watched(worker, self.launcher.launch(config))
         logger.info("worker launched", worker=worker.worker_id, epoch=worker.epoch, source=deployment.version.source)
-        self.watched[worker.pk] = watched = _Watched(worker, handle)
+        watched.write(process_id=watched.handle.process_id)
         return watched
 
     def _drain(self, watched: _Watched) -> None:
         watched.draining_since = time.monotonic()
         watched.handle.drain()
-        self._write(watched.worker, state=Worker.State.DRAINING)
+        watched.write(state=Worker.State.DRAINING)
 
     def _write_state(self, deployment: Deployment, mine: list[_Watched], wanted: int) -> None:
         ready = sum(w.worker.state == Worker.State.READY for w in mine)
@@ -193,8 +225,7 @@ class Reconciler:
         if any(getattr(deployment, name) != value for name, value in observed.items()):
             Deployment.objects.filter(pk=deployment.pk, generation=deployment.generation).update(**observed)
 
-    @staticmethod
-    def _write(worker: Worker, **fields: object) -> None:
-        for name, value in fields.items():
-            setattr(worker, name, value)
-        worker.save(update_fields=list(fields))
+
+def _as_wished(worker: Worker, deployment: Deployment) -> bool:
+    """Whether it was launched with what the deployment wants now."""
+    return worker.version_id == deployment.version_id and worker.engine_options == deployment.engine_options

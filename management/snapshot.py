@@ -27,7 +27,6 @@ class DeploymentEntry(msgspec.Struct, frozen=True):
     name: str
     model: str
     version: int
-    source: str
     created: int
     is_default: bool
     workers: tuple[WorkerEntry, ...]

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import structlog
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncJsonWebsocketConsumer
+from django.db import DatabaseError
 
 from management import live
 from management.models import Deployment, Worker
+
+logger = structlog.get_logger(__name__)
 
 INTERVAL_S = 1.0
 NOT_STAFF = 4403
@@ -37,7 +41,10 @@ class StatusConsumer(AsyncJsonWebsocketConsumer):
 
     async def _send_forever(self) -> None:
         while True:
-            await self.send_json(await database_sync_to_async(status)())
+            try:
+                await self.send_json(await database_sync_to_async(status)())
+            except DatabaseError as error:
+                logger.warning("status not readable", error=str(error))
             await asyncio.sleep(INTERVAL_S)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.contrib import admin, messages
 from django.http import HttpResponseRedirect
+from django.shortcuts import get_object_or_404
 from django.urls import reverse
 from unfold.decorators import action
 
@@ -60,7 +61,7 @@ class ApiKeyAdmin(ServiceAdmin):
     @action(description="Revoke", permissions=["revoke"], icon="block")
     def revoke(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """For good."""
-        key = ApiKey.objects.get(pk=object_id)
+        key = get_object_or_404(ApiKey, pk=object_id)
         run(request, lambda: keys.revoke_key(key, actor(request)), f"{key.name} is revoked.")
         return HttpResponseRedirect(reverse("admin:management_apikey_changelist"))
 

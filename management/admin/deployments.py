@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.contrib import admin
 from django.http import HttpResponseRedirect
+from django.shortcuts import get_object_or_404
 from django.urls import reverse
 from unfold.decorators import action, display
 
@@ -35,6 +36,13 @@ class DeploymentForm(forms.ModelForm):
     class Meta:
         model = Deployment
         fields = ["name", "version", "engine_options"]
+
+    def clean_name(self) -> str:
+        """Refuse reserved names at their field."""
+        name: str = self.cleaned_data["name"]
+        if name in deployments.RESERVED_NAMES:
+            raise forms.ValidationError(f"{name} always means the default deployment.")
+        return name
 
     def clean_engine_options(self) -> dict[str, Any]:
         """Refuse what an engine would not accept, at its field."""
@@ -105,7 +113,7 @@ class DeploymentAdmin(ServiceAdmin):
         return self._operate(request, object_id, deployments.make_default, "is the default now")
 
     def _operate(self, request: HttpRequest, object_id: int, service: Any, done: str) -> HttpResponse:
-        deployment = Deployment.objects.get(pk=object_id)
+        deployment = get_object_or_404(Deployment, pk=object_id)
         run(request, lambda: service(deployment, actor(request)), f"{deployment.name} {done}.")
         return HttpResponseRedirect(reverse("admin:management_deployment_changelist"))
 

@@ -81,6 +81,15 @@ class AdapterForm(forms.ModelForm):
         fields = ["name", "model", "source"]
         widgets = {"model": UnfoldAdminSelectWidget}
 
+    def clean(self) -> dict[str, object] | None:
+        """Refuse a name that belongs to another model's adapter."""
+        cleaned = super().clean()
+        model = self.cleaned_data.get("model")
+        known = Adapter.objects.filter(name=self.cleaned_data.get("name")).first()
+        if known is not None and model is not None and known.model_id != model.pk:
+            raise forms.ValidationError({"name": f"This is an adapter of {known.model.name}."})
+        return cleaned
+
     def clean_source(self) -> str:
         """Refuse what is no adapter, at its field."""
         source: str = self.cleaned_data["source"]

@@ -57,6 +57,10 @@ class Worker(models.Model):
     LIVE = (State.STARTING, State.LOADING, State.READY, State.DRAINING)
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="workers")
+    version = models.ForeignKey(
+        ModelVersion, on_delete=models.CASCADE, related_name="+", help_text="What it was launched with."
+    )
+    engine_options = models.JSONField(default=dict)
     index = models.PositiveIntegerField()
     epoch = models.PositiveIntegerField()
     state = models.CharField(max_length=16, choices=State, default=State.STARTING)

@@ -8,24 +8,25 @@ from management.snapshot import ApiKeyEntry, DeploymentEntry, Snapshot, WorkerEn
 
 def build_snapshot() -> Snapshot:
     """Deployments with workers that can be connected to, and the keys that are good."""
-    ready = Worker.objects.filter(state=Worker.State.READY).select_related("deployment").order_by("index", "-epoch")
-    workers: dict[int, list[WorkerEntry]] = {}
-    for worker in ready:
-        entry = WorkerEntry(worker.worker_id, worker.epoch, worker.socket)
-        workers.setdefault(worker.deployment_id, []).append(entry)
-    rows = Deployment.objects.filter(replicas__gt=0).select_related("version__model").order_by("created_at")
-    deployments = tuple(
-        DeploymentEntry(
-            name=row.name,
-            model=row.version.model.name,
-            version=row.version.number,
-            source=row.version.source,
-            created=int(row.created_at.timestamp()),
-            is_default=row.is_default,
-            workers=tuple(workers.get(row.pk, ())),
+    ready = Worker.objects.filter(state=Worker.State.READY).select_related("deployment", "version__model")
+    serving: dict[int, list[Worker]] = {}
+    for worker in ready.order_by("index", "-epoch"):
+        serving.setdefault(worker.deployment_id, []).append(worker)
+    deployments = []
+    for row in Deployment.objects.filter(replicas__gt=0).select_related("version__model").order_by("created_at"):
+        workers = serving.get(row.pk, [])
+        # What runs is what is told, not what is wished for.
+        version = max(workers, key=lambda w: w.pk).version if workers else row.version
+        deployments.append(
+            DeploymentEntry(
+                name=row.name,
+                model=version.model.name,
+                version=version.number,
+                created=int(row.created_at.timestamp()),
+                is_default=row.is_default,
+                workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.socket) for w in workers if w.version == version),
+            )
         )
-        for row in rows
-    )
     keys = {
         key.prefix: ApiKeyEntry(
             prefix=key.prefix,
@@ -36,4 +37,4 @@ def build_snapshot() -> Snapshot:
         )
         for key in ApiKey.objects.filter(revoked=False)
     }
-    return Snapshot(deployments, keys)
+    return Snapshot(tuple(deployments), keys)

@@ -38,7 +38,13 @@ def test_strangers_are_sent_to_log_in(client, db, page):
 def test_an_operator_sees_state_and_reason(browser, deployment):
     Deployment.objects.update(state="failed", reason="config.json is missing")
     Worker.objects.create(
-        deployment=deployment, index=0, epoch=1, state="failed", reason="killed by signal 9", socket="x"
+        deployment=deployment,
+        version=deployment.version,
+        index=0,
+        epoch=1,
+        state="failed",
+        reason="killed by signal 9",
+        socket="x",
     )
     page = browser.get(url("deployment")).content.decode()
     assert "config.json is missing" in page
@@ -79,6 +85,12 @@ def test_register_a_model_and_deploy_it(browser):
     assert "max_num_seqs must be between" in browser.post(url("deployment", "add"), body).content.decode()
     browser.post(url("deployment", "add"), {**body, "engine_options": '{"max_num_seqs": 8}'})
     assert Deployment.objects.get(name="new").engine_options == {"max_num_seqs": 8}
+
+
+def test_a_reserved_name_is_refused_at_its_field(browser, deployment):
+    body = {"name": "tgi", "version": deployment.version_id, "engine_options": "{}"}
+    assert "always means the default" in browser.post(url("deployment", "add"), body).content.decode()
+    assert browser.get(url("deployment", "start", 999)).status_code == 404
 
 
 def test_a_bad_adapter_is_refused_at_its_field(browser, deployment):

@@ -26,7 +26,9 @@ def communicator(user):
 async def test_staff_sees_workers_with_their_load(monkeypatch):
     def rows():
         deployment = create_deployment("demo", register_model("demo", "/models/demo", "tester"), "tester")
-        Worker.objects.create(deployment=deployment, index=0, epoch=3, state="ready", socket="x")
+        Worker.objects.create(
+            deployment=deployment, version=deployment.version, index=0, epoch=3, state="ready", socket="x"
+        )
         return User.objects.create_user("staff", is_staff=True)
 
     user = await database_sync_to_async(rows)()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from django.db import OperationalError
 
 from management import reconcile
 from management.models import Worker
-from management.services.deployments import start_deployment, stop_deployment
+from management.services.deployments import change_deployment, start_deployment, stop_deployment
+from management.services.models import register_model
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +124,40 @@ def test_a_stopped_failed_deployment_is_stopped(reconciler, launcher, deployment
     assert state(deployment)[0] == "stopped"
 
 
+def test_a_change_takes_effect_with_the_next_start(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    launcher.workers[0].ready()
+    reconciler.reconcile_once()
+    newer = register_model("demo", "/models/newer", "tester")
+    change_deployment(deployment, newer, {"max_num_seqs": 3}, "tester")
+    reconciler.reconcile_once()
+    assert reconciler.holder.current.deployments[0].version == 1  # what runs is what is told
+    assert not launcher.workers[0].drained
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    assert launcher.workers[0].drained
+    assert (launcher.workers[1].config.model, launcher.workers[1].config.max_num_seqs) == ("/models/newer", 3)
+    launcher.workers[1].ready()
+    reconciler.reconcile_once()
+    assert reconciler.holder.current.deployments[0].version == 2
+
+
+def test_a_database_that_is_away_for_a_moment_loses_nothing(reconciler, launcher, deployment, monkeypatch):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    launcher.workers[0].ready()
+    save = Worker.save
+    monkeypatch.setattr(Worker, "save", lambda *a, **k: (_ for _ in ()).throw(OperationalError("away")))
+    with pytest.raises(OperationalError):
+        reconciler.reconcile_once()
+    monkeypatch.setattr(Worker, "save", save)
+    reconciler.reconcile_once()
+    reconciler.reconcile_once()
+    assert Worker.objects.get().state == "ready"
+    assert state(deployment)[0] == "ready"
+
+
 def test_scaling_keeps_the_first_workers(reconciler, launcher, deployment):
     start_deployment(deployment, "tester", replicas=3)
     reconciler.reconcile_once()
@@ -131,7 +167,9 @@ def test_scaling_keeps_the_first_workers(reconciler, launcher, deployment):
 
 
 def test_workers_of_an_earlier_process_are_gone(reconciler, launcher, deployment):
-    Worker.objects.create(deployment=deployment, index=0, epoch=7, state="ready", socket="x")
+    Worker.objects.create(
+        deployment=deployment, version=deployment.version, index=0, epoch=7, state="ready", socket="x"
+    )
     reconciler.forget_earlier_workers()
     start_deployment(deployment, "tester")
     reconciler.reconcile_once()

@@ -91,3 +91,23 @@ def test_the_reason_is_told(tmp_path, make, reason):
         assert live.get("/metrics").status_code == 200
     finally:
         assert live.stop() == 0
+
+
+@pytest.mark.parametrize("config", ["[]", '{"chat_template": ["x"]}', '{"chat_template": "{% if %}"}'])
+def test_odd_tokenizer_configs_leave_text_completion(tmp_path, config):
+    folder = copy(tmp_path / "model")
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text(config)
+    live = LiveServer(tmp_path / "var", model=str(folder)).start(wait=False)
+    try:
+        if config == "[]":
+            wait_until(lambda: "tokenizer not usable" in live.log, 60, lambda: live.log)
+            assert live.post("/v1/completions", {"prompt": "x"}).status_code == 503
+        else:
+            live.wait_ready()
+            assert live.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
+            answer = live.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
+            assert answer.status_code == 400
+            assert "no usable chat template" in answer.json()["error"]["message"]
+    finally:
+        assert live.stop() == 0

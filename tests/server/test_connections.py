@@ -131,6 +131,28 @@ def test_ambiguous_requests_are_refused(server, request_bytes):
         assert "400" in status_line(connection)
 
 
+def test_long_texts_do_not_hold_up_others(server):
+    import threading
+
+    body = {"inputs": "a b " * 450_000}
+    threads = [threading.Thread(target=server.post, args=(path, body)) for path in ("/generate", "/tokenize")]
+    for thread in threads:
+        thread.start()
+    slowest = 0.0
+    while any(thread.is_alive() for thread in threads):
+        begin = time.monotonic()
+        server.get("/ping")
+        slowest = max(slowest, time.monotonic() - begin)
+    assert slowest < 1.5
+
+
+def test_websockets_are_turned_away_quietly(server):
+    before = server.log.count("Traceback")
+    head = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "eA=="}
+    assert server.get("/health", headers=head).status_code in (400, 403)
+    assert server.log.count("Traceback") == before
+
+
 def test_a_root_path_header_moves_nothing(server):
     assert server.get("/public/health", headers={"daphne-root-path": "/public"}).status_code == 404
 
@@ -140,6 +162,12 @@ def test_planes_are_apart(server):
 
     assert httpx.get(f"{server.admin_url}/v1/models").status_code == 404
     assert server.get("/admin/").status_code == 404
+
+
+def test_errors_carry_the_request_id(server):
+    for path in ("/v1/models/nobody", "/v1/models", "/v1/nothing"):
+        assert server.get(path, headers={"x-request-id": "mine-2"}).headers["x-request-id"] == "mine-2"
+    assert "x-request-id" not in server.get("/health").headers
 
 
 def test_request_ids_are_echoed_or_made(server):

@@ -37,21 +37,21 @@ async def create(exchange: Exchange, services: Services) -> None:
         target = services.router.resolve(body.model)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        request = schema.generation_request(body, parse_prompt(body), max_tokens, logprobs, target.tokenizer)
-        generation = await services.generator.prepare(request, exchange.request_id, "openai")
+        fields = schema.sampling(body, logprobs, target.tokenizer)
+        request = schema.generation_request(body, parse_prompt(body), max_tokens, fields, target.info.max_model_len)
+        generation = await services.generator.prepare(request, exchange, "openai")
         chat = ChatCompletion(body, generation, exchange.request_id, services.fingerprint)
         if body.stream:
             await exchange.stream(
                 chat.chunks(),
-                headers=[*HEADERS, (b"x-request-id", exchange.request_id.encode())],
+                headers=HEADERS,
                 render_error=errors.render_event,
                 keep_alive=KEEP_ALIVE,
                 end=DONE,
             )
         else:
             answer = await exchange.unless_gone(chat.whole())
-            headers = [(b"x-request-id", exchange.request_id.encode())]
-            await exchange.respond(json_response(answer, headers=headers))
+            await exchange.respond(json_response(answer))
 
 
 def check(body: ChatCompletionRequest, limits: Limits) -> None:
@@ -207,11 +207,10 @@ class ChatCompletion:
 
     def _echoed(self) -> str:
         """`echo` repeats the last message where the answer continues it."""
-        last = (self.body.messages or [{}])[-1]
-        if not self.body.echo or last.get("role") != "assistant":
+        prompt = self.generation.request.prompt
+        if not self.body.echo or not isinstance(prompt, ChatPrompt) or prompt.messages[-1]["role"] != "assistant":
             return ""
-        content = last.get("content")
-        return content if isinstance(content, str) else ""
+        return prompt.messages[-1]["content"] or ""
 
     def _usage(self) -> dict[str, Any]:
         counts = self.generation.usage

@@ -38,25 +38,25 @@ async def create(exchange: Exchange, services: Services) -> None:
         prompts = parse_prompts(body, services.limits)
         target = services.router.resolve(body.model)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
+        fields = schema.sampling(body, body.logprobs, target.tokenizer)
+        if body.echo and body.logprobs is not None:
+            fields.setdefault("prompt_logprobs", body.logprobs)
         generations = []
         for prompt in prompts:
-            request = schema.generation_request(body, prompt, max_tokens, body.logprobs, target.tokenizer)
-            if body.echo and body.logprobs is not None:
-                request.sampling.setdefault("prompt_logprobs", body.logprobs)
-            generations.append(await services.generator.prepare(request, exchange.request_id, "openai"))
+            request = schema.generation_request(body, prompt, max_tokens, fields, target.info.max_model_len)
+            generations.append(await services.generator.prepare(request, exchange, "openai"))
         completion = Completion(body, generations, exchange.request_id, services.fingerprint)
         if body.stream:
             await exchange.stream(
                 completion.chunks(),
-                headers=[*HEADERS, (b"x-request-id", exchange.request_id.encode())],
+                headers=HEADERS,
                 render_error=errors.render_event,
                 keep_alive=KEEP_ALIVE,
                 end=DONE,
             )
         else:
             answer = await exchange.unless_gone(completion.whole())
-            headers = [(b"x-request-id", exchange.request_id.encode())]
-            await exchange.respond(json_response(answer, headers=headers))
+            await exchange.respond(json_response(answer))
 
 
 def check(body: CompletionRequest, limits: Limits) -> None:
@@ -169,12 +169,18 @@ class Completion:
             for p, generation in enumerate(self.generations)
             for i in range(self.n)
         ]
+        held: list[tuple[int, Delta]] = []
         async with aclosing(self._merged()) as deltas:
             async for p, delta in deltas:
-                chunk = {**self.head, "choices": [choices[p * self.n + delta.index].part(delta)]}
-                if self.body.continuous_usage:
-                    chunk["usage"] = self._usage()
-                yield event(chunk)
+                held.append((p, delta))
+                if not self._echo_known():
+                    continue
+                for number, ready in held:
+                    chunk = {**self.head, "choices": [choices[number * self.n + ready.index].part(ready)]}
+                    if self.body.continuous_usage:
+                        chunk["usage"] = self._usage()
+                    yield event(chunk)
+                held = []
         if self.body.include_usage:
             yield event({**self.head, "choices": [], "usage": self._usage()})
 
@@ -195,6 +201,12 @@ class Completion:
             choices.append(choice)
         nulls = {"service_tier": None, "system_fingerprint": self.fingerprint, "kv_transfer_params": None}
         return {**self.head, "choices": choices, "usage": self._usage(), **nulls}
+
+    def _echo_known(self) -> bool:
+        """Whether the prompts' log-probabilities, which come with each first sequence, are complete where needed."""
+        if not self.body.echo or self.body.logprobs is None:
+            return True
+        return all(len(g.prompt_logprobs) >= len(g.prompt_token_ids) - 1 for g in self.generations)
 
     def _merged(self) -> AsyncGenerator[tuple[int, Delta], None]:
         return merge([generation.deltas() for generation in self.generations])

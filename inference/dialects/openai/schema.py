@@ -39,7 +39,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class CommonRequest(msgspec.Struct):
-    """The fields that both routes share."""
+    """The fields that both routes share. `priority` is accepted and ignored: no client goes before another."""
 
     model: str | None = None
     temperature: float | None = None
@@ -142,7 +142,7 @@ NOT_SERVED = (
 def check(body: CommonRequest, limits: Limits) -> None:
     """Everything that can be judged without the model; raises InvalidRequest or NotServed."""
     for name in NOT_SERVED:
-        if getattr(body, name, None) not in (None, False):
+        if getattr(body, name, None) not in (None, False, ""):
             raise NotServed(f"{name} is not supported by this server.", name)
     if body.response_format is not None and body.response_format.get("type") != "text":
         raise NotServed("response_format: only the type 'text' is supported by this server.", "response_format")
@@ -154,8 +154,12 @@ def check(body: CommonRequest, limits: Limits) -> None:
     check_range("top_k", body.top_k, -1, 1 << 31)
     check_range("min_tokens", body.min_tokens, 0, 1 << 31)
     check_range("prompt_logprobs", body.prompt_logprobs, 0, limits.max_logprobs)
-    check_range("priority", body.priority, -(1 << 31), 1 << 31)
-    check_range("truncate_prompt_tokens", body.truncate_prompt_tokens, -1, 1 << 31)
+    if (
+        body.truncate_prompt_tokens is not None
+        and body.truncate_prompt_tokens != -1
+        and body.truncate_prompt_tokens < 1
+    ):
+        raise InvalidRequest("truncate_prompt_tokens must be -1 or at least 1.", "truncate_prompt_tokens")
     for name in ("top_p", "typical_p"):
         value = getattr(body, name)
         if value is not None and not 0 < value <= 1:
@@ -180,6 +184,8 @@ def check(body: CommonRequest, limits: Limits) -> None:
             raise InvalidRequest(f"stop: each string must have 1 to {limits.max_stop_characters} characters.", "stop")
     check_count("stop_token_ids", body.stop_token_ids, 128)
     check_count("bad_words", body.bad_words, 128)
+    if any(not 0 < len(word.strip()) <= len(word) <= limits.max_stop_characters for word in body.bad_words or []):
+        raise InvalidRequest(f"bad_words: each must have 1 to {limits.max_stop_characters} characters.", "bad_words")
     if body.allowed_token_ids is not None and not body.allowed_token_ids:
         raise InvalidRequest("allowed_token_ids must not be empty.", "allowed_token_ids")
     if body.cache_salt is not None and not 0 < len(body.cache_salt) <= 128:
@@ -209,15 +215,20 @@ def sampling(body: CommonRequest, logprobs: int | None, tokenizer: ModelTokenize
 
 
 def generation_request(
-    body: CommonRequest, prompt: Prompt, max_tokens: int | None, logprobs: int | None, tokenizer: ModelTokenizer
+    body: CommonRequest, prompt: Prompt, max_tokens: int | None, fields: dict[str, Any], max_model_len: int
 ) -> GenerationRequest:
-    """The internal form of one prompt of this body."""
-    keep = None if body.truncate_prompt_tokens in (None, -1) else max(body.truncate_prompt_tokens or 0, 1)
+    """The internal form of one prompt of this body; `fields` are those of `sampling`."""
+    keep = body.truncate_prompt_tokens
+    if keep is not None and keep > max_model_len:
+        text = f"truncate_prompt_tokens must be at most {max_model_len}, the model's context, got {keep}."
+        raise InvalidRequest(text, "truncate_prompt_tokens")
+    if keep == -1:
+        keep = max_model_len - 1
     right = body.truncation_side == "right"
     return GenerationRequest(
         model=body.model,
         prompt=prompt,
-        sampling=sampling(body, logprobs, tokenizer),
+        sampling=dict(fields),
         max_tokens=max_tokens,
         seed=None if body.seed == -1 else body.seed,
         n=body.n or 1,
@@ -226,7 +237,6 @@ def generation_request(
         skip_special_tokens=body.skip_special_tokens is not False,
         truncate_left=None if right else keep,
         truncate_right=keep if right else None,
-        priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
     )
 
@@ -245,10 +255,8 @@ def _bad_words(words: list[str], tokenizer: ModelTokenizer) -> list[list[int]]:
     """Each word's ids at the start of a text and after a space."""
     sequences = []
     for word in words:
-        if not word.strip():
-            raise InvalidRequest("bad_words must not hold empty strings.", "bad_words")
         for text in (word.lstrip(), " " + word.lstrip()):
-            ids = tokenizer.encode_text(text, add_special_tokens=False)
+            ids = tokenizer.fast.encode(text, add_special_tokens=False).ids
             if ids and ids not in sequences:
                 sequences.append(ids)
     return sequences

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from inference.asgi import json_response
@@ -16,11 +16,12 @@ from inference.dialects.tgi.schema import (
     validate,
     validate_length,
 )
-from inference.errors import InvalidRequest, Overloaded, ServingError
+from inference.errors import InvalidRequest, Overloaded
+from inference.requests import TokenPrompt
 from inference.sse import event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterator
 
     from inference.asgi import Exchange, Headers
     from inference.events import Delta
@@ -61,20 +62,16 @@ async def _prepare(exchange: Exchange, services: Services, request: GenerateRequ
         request, with_tokens=streaming or p.details or p.decoder_input_details or bool(p.best_of)
     )
     target = services.router.resolve(internal.model)
-    ids = await target.tokenizer.encode(internal.prompt)
-    validate_length(min(len(ids), p.truncate or len(ids)), p, total)
-    return await services.generator.prepare(internal, exchange.request_id, "tgi")
+    internal.prompt = TokenPrompt(await target.tokenizer.encode(internal.prompt, p.truncate))
+    validate_length(len(internal.prompt.token_ids), p, total)
+    return await services.generator.prepare(internal, exchange, "tgi")
 
 
 async def _whole(exchange: Exchange, services: Services, request: GenerateRequest, as_list: bool) -> None:
     started = time.monotonic()
-    try:
-        with services.admission.place():
-            generation = await _prepare(exchange, services, request, streaming=False)
-            sequences = await exchange.unless_gone(_collect(generation, request))
-    except ServingError as error:
-        _count_refusal(services, error)
-        raise
+    with _counted_place(services):
+        generation = await _prepare(exchange, services, request, streaming=False)
+        sequences = await exchange.unless_gone(_collect(generation, request))
     best, *others = sorted(sequences, key=lambda s: s.mean_logprob, reverse=True) if len(sequences) > 1 else sequences
     answer: dict[str, Any] = {"generated_text": best.text}
     if request.parameters.details or request.parameters.decoder_input_details:
@@ -106,17 +103,13 @@ async def _stream(exchange: Exchange, services: Services, request: GenerateReque
 
 async def _frames(exchange: Exchange, services: Services, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
     """One frame per token; the last carries the whole text."""
-    try:
-        with services.admission.place():
-            generation = await _prepare(exchange, services, request, streaming=True)
-            sequence = Sequence(generation, request, 0)
-            async with aclosing(generation.deltas()) as deltas:
-                async for delta in deltas:
-                    for frame in sequence.frames(delta):
-                        yield event(frame)
-    except ServingError as error:
-        _count_refusal(services, error)
-        raise
+    with _counted_place(services):
+        generation = await _prepare(exchange, services, request, streaming=True)
+        sequence = Sequence(generation, request, 0)
+        async with aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                for frame in sequence.frames(delta):
+                    yield event(frame)
 
 
 async def _collect(generation: Generation, request: GenerateRequest) -> list[Sequence]:
@@ -248,9 +241,15 @@ def _compute_headers(request: GenerateRequest, generation: Generation, total_s: 
     return [(name.encode(), str(value).encode()) for name, value in values.items()]
 
 
-def _count_refusal(services: Services, error: ServingError) -> None:
-    """TGI's failure counter for what never reached an engine."""
-    if isinstance(error, InvalidRequest):
+@contextmanager
+def _counted_place(services: Services) -> Iterator[None]:
+    """A place, and TGI's failure counter for what is refused before an engine sees it."""
+    try:
+        with services.admission.place():
+            yield
+    except InvalidRequest:
         services.metrics.refused("validation")
-    elif isinstance(error, Overloaded):
+        raise
+    except Overloaded:
         services.metrics.refused("overloaded")
+        raise

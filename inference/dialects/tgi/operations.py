@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from inference.asgi import Response, json_response
 from inference.dialects.tgi.schema import GenerateRequest, parse
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
+
     from inference.asgi import Exchange
     from inference.services import Services
 
@@ -55,12 +58,18 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
     """Tokens of `inputs` with the byte range that each covers."""
     request: GenerateRequest = parse(await exchange.json(), GenerateRequest)
     tokenizer = services.router.resolve(None).tokenizer
-    encoding = tokenizer.encoding(request.inputs, add_special_tokens=True)
+    with services.admission.place():
+        encoding = await tokenizer.encoding(request.inputs, add_special_tokens=True)
+        await exchange.respond(await asyncio.to_thread(_tokens, request.inputs, encoding))
+
+
+def _tokens(inputs: str, encoding: Encoding) -> Response:
+    """The answer; offsets count bytes, as the router's do."""
     starts = [0]
-    for character in request.inputs:
+    for character in inputs:
         starts.append(starts[-1] + len(character.encode()))
     tokens = [
-        {"id": token_id, "text": request.inputs[start:stop], "start": starts[start], "stop": starts[stop]}
+        {"id": token_id, "text": inputs[start:stop], "start": starts[start], "stop": starts[stop]}
         for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
     ]
-    await exchange.respond(json_response(tokens))
+    return json_response(tokens)

@@ -79,6 +79,9 @@ def parse(value: dict[str, Any], schema: type[GenerateRequest]) -> Any:
         if number is not None and not 0 <= number < 1 << bits:
             text = f"parameters.{name}: invalid value: integer `{number}`, expected u{bits}"
             raise undeserialisable(InvalidRequest(text, f"parameters.{name}"))
+    if request.parameters.top_k is not None and not -(1 << 31) <= request.parameters.top_k < 1 << 31:
+        text = f"parameters.top_k: invalid value: integer `{request.parameters.top_k}`, expected i32"
+        raise undeserialisable(InvalidRequest(text, "parameters.top_k"))
     return request
 
 
@@ -176,6 +179,5 @@ def generation_request(request: GenerateRequest, with_tokens: bool) -> Generatio
         stop=[text for text in p.stop if text],
         include_stop=True,
         token_texts=True,
-        truncate_left=p.truncate,
         use_model_defaults=False,
     )

@@ -67,6 +67,30 @@ def test_logprobs_and_echo(server):
     assert choice["prompt_logprobs"] is None
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_streamed_echo_waits_for_the_whole_prompt(server, n):
+    body = {
+        "prompt": "word " * 300,
+        "echo": True,
+        "logprobs": 1,
+        "max_tokens": 3,
+        "n": n,
+        "seed": 1,
+        "ignore_eos": True,
+    }
+    whole = server.post(PATH, body).json()
+    merged = [{"text": "", "tokens": [], "text_offset": []} for _ in range(n)]
+    for chunk in events(server.post(PATH, {**body, "stream": True}))[:-1]:
+        (choice,) = chunk["choices"]
+        merged[choice["index"]]["text"] += choice["text"]
+        for name in ("tokens", "text_offset"):
+            merged[choice["index"]][name] += choice["logprobs"][name]
+    for choice, streamed in zip(whole["choices"], merged, strict=True):
+        assert streamed["text"] == choice["text"]
+        assert streamed["tokens"] == choice["logprobs"]["tokens"]
+        assert streamed["text_offset"] == choice["logprobs"]["text_offset"]
+
+
 def test_echo_alone_scores_the_prompt(server):
     body = server.post(PATH, {**ASK, "logprobs": 1, "echo": True, "max_tokens": 0}).json()
     assert body["choices"][0]["text"] == ASK["prompt"]
@@ -127,6 +151,10 @@ def test_truncation(server):
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"prompt_embeds": "x"}, "prompt_embeds"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 2049}, "truncate_prompt_tokens"),
+        ({"bad_words": ["x" * 300]}, "bad_words"),
+        ({"bad_words": [" "]}, "bad_words"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"truncation_side": "up"}, "truncation_side"),
     ],

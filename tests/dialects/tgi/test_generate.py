@@ -43,6 +43,16 @@ def test_stop_strings_stay_in_the_text(server):
     assert "is Madr" in body["generated_text"]
 
 
+def test_stop_strings_may_be_special_tokens(server):
+    template = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    parameters = {"details": True, "max_new_tokens": 50, "stop": ["help you"]}
+    body = server.post("/generate", {"inputs": template, "parameters": parameters}).json()
+    assert body["generated_text"] == "Hello! How can I help you"
+    parameters["stop"] = ["?<|im_end|>"]
+    body = server.post("/generate", {"inputs": template, "parameters": parameters}).json()
+    assert body["details"]["finish_reason"] == "stop_sequence"
+
+
 def test_end_of_sequence_is_a_token(server):
     template = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     body = server.post("/generate", {"inputs": template, "parameters": {"details": True, "max_new_tokens": 50}}).json()
@@ -159,6 +169,7 @@ def test_streams_answer_200_and_an_error_frame(server, parameters, text):
         ({"inputs": "a", "parameters": {"seed": -1}}, 422),
         ({"inputs": "a", "parameters": {"max_new_tokens": -5}}, 422),
         ({"inputs": "a", "parameters": {"top_k": "x"}}, 422),
+        ({"inputs": "a", "parameters": {"top_k": 2**70}}, 422),
         ({"inputs": "a " * 3000}, 422),
     ],
 )
