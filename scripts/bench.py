@@ -125,8 +125,9 @@ async def measure(model: Path, options: argparse.Namespace) -> list[dict[str, An
             engine, server = [], []
             for number in range(options.rounds + 1):
                 work = prompts(streams, options.prompt_tokens, seed=1000 * streams + number)
-                first = await engine_run(client, work, options.output_tokens)
-                second = await server_run(port, work, options.output_tokens)
+                tokens = options.output_tokens if number else 4
+                first = await engine_run(client, work, tokens)
+                second = await server_run(port, work, tokens)
                 if number:  # the first round warms up
                     engine.append(first)
                     server.append(second)

@@ -1,0 +1,116 @@
+"""The documentation says what is there: settings, routes, commands, and examples that run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from config.options import Options
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+DIALECTS = (ROOT / "docs" / "dialects.md").read_text()
+MARKDOWN = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("loadtests/*.md")]
+
+
+def test_every_setting_is_documented_and_every_documented_setting_exists():
+    documented = set(re.findall(r"^\| `([A-Z_]+)` \|", CONFIGURATION, re.M))
+    assert documented == {name.upper() for name in Options.model_fields}
+
+
+def test_every_route_of_the_front_plane_is_documented(server):
+    own = ("/docs", "/docs/{name}", "/openapi.json", "/metrics")
+    for path in server.get("/openapi.json").json()["paths"]:
+        assert f"`{path}" in DIALECTS or f" {path}`" in DIALECTS or path in own, path
+
+
+def test_every_refused_field_is_documented():
+    from inference.dialects.openai.schema import NOT_SERVED
+
+    for name in NOT_SERVED:
+        assert f"`{name}`" in DIALECTS or (name.startswith("guided_") and "`guided_*`" in DIALECTS), name
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_files_named_in_the_architecture_exist():
+    for name in re.findall(
+        r"`((?:engine|inference|management|config|tests)/[\w/.]+)`", (ROOT / "docs" / "architecture.md").read_text()
+    ):
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("command", re.findall(r"```sh\n(curl .*?)```", README, re.S))
+def test_readme_examples_run(server, command):
+    command = command.replace("http://127.0.0.1:8000", server.url).replace("curl ", "curl -sS --fail-with-body ", 1)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Paris" in done.stdout or '"generated_text":"' in done.stdout
+
+
+def test_make_targets_named_in_the_documentation_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for page in MARKDOWN:
+        for target in re.findall(r"^make ([a-z-]+)", page.read_text(), re.M):
+            assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_files_stay_readable():
+    for folder in ("engine", "inference", "management", "config", "loadtests", "scripts"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if "migrations" not in path.parts:
+                assert len(path.read_text().splitlines()) <= 400, path
+
+
+def test_nothing_unpickles_or_evaluates():
+    forbidden = re.compile(
+        r"\b(pickle|marshal|shelve|dill|cloudpickle)\b|torch\.load|(?<!\.)\beval\(|\bexec\(|yaml\.load|shell=True"
+    )
+    for folder in ("engine", "inference", "management", "config"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for line in path.read_text().splitlines():
+                assert not forbidden.search(line) or "pickled" in line, (path, line)
+
+
+def test_the_load_test_exits_with_1_when_a_target_is_missed(server, tmp_path):
+    import os
+    import sys
+
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "loadtests",
+        "--host",
+        server.url,
+        "--users",
+        "2",
+        "--seconds",
+        "4",
+    ]
+    environment = {**os.environ, "LOAD_OUTPUT_TOKENS": "8"}
+    for text, status in (("fail_ratio = 0.0\n", 0), ("fail_ratio = 0.0\nttft_p50_ms = 0.001\n", 1)):
+        targets = tmp_path / "targets.toml"
+        targets.write_text(text)
+        done = subprocess.run([*command, "--targets", str(targets)], cwd=ROOT, env=environment, capture_output=True,
+                              text=True, timeout=90, check=False)  # fmt: skip
+        assert done.returncode == status, done.stdout + done.stderr
+        assert ("MISSED ttft_p50_ms" in done.stdout) == bool(status)
+
+
+def test_bench_and_soak_explain_themselves():
+    import sys
+
+    for name in ("bench", "bench_web", "soak", "random_models", "demo_model"):
+        done = subprocess.run(
+            [sys.executable, "-m", f"scripts.{name}", "--help"], cwd=ROOT, capture_output=True, check=False
+        )
+        assert done.returncode == 0, name
