@@ -79,11 +79,16 @@ def _paged(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """The interface of transformers: query [1, H, T, D], key and value [1, HK, T, D] -> [1, T, H, DV]."""
-    if _current is None:
-        raise RuntimeError("an attention layer was called outside of a step")
     layer: int = module.layer_idx
     options = Options(scaling, sliding_window, softcap, s_aux)
-    return _current.attend(layer, query[0], key[0], value[0], options)[None], None
+    return attend(layer, query[0], key[0], value[0], options)[None], None
+
+
+def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options) -> torch.Tensor:
+    """Attention of one layer in the current context: [H, T, D], [HK, T, D], [HK, T, DV] -> [T, H, DV]."""
+    if _current is None:
+        raise RuntimeError("an attention layer was called outside of a step")
+    return _current.attend(layer, query, key, value, options)
 
 
 def install() -> None:
@@ -101,7 +106,9 @@ class Recorder:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options
     ) -> torch.Tensor:
         """As `Context`."""
-        self.specs[layer] = AttentionSpec(key.shape[0], key.shape[2], value.shape[2])
+        self.specs[layer] = AttentionSpec(
+            key.shape[0], key.shape[2], value.shape[2], options.scale, options.window, options.plain
+        )
         return attend_causally(query, key, value, key.shape[1], options)
 
 

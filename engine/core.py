@@ -53,7 +53,7 @@ class EngineCore:
         self.info = ModelInfo(
             directory=str(loaded.directory),
             tokenizer_file=str(loaded.tokenizer_file),
-            architecture=type(loaded.model).__name__,
+            architecture=loaded.architecture,
             dtype=str(loaded.dtype).removeprefix("torch."),
             device="cpu",
             vocab_size=loaded.vocab_size,

@@ -13,11 +13,16 @@ MAX_DEFAULT_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """One attention layer as the probe saw it: KV heads and the widths of a key and a value."""
+    """One attention layer as the probe saw it called: KV heads, widths of key and value, scale, window, and whether
+    its softmax is the plain one.
+    """
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    scale: float | None
+    window: int | None
+    plain: bool
 
 
 def block_bytes(specs: list[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:

@@ -6,6 +6,7 @@ Every refusal is a `ModelError` that names what is wrong; nothing here touches a
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,22 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine import attention
+from engine.fused import FusedDecoder
 from engine.layers import pack_linears
-from engine.probe import ProbeError, check_paged_logits, record_layers, reference_logits
+from engine.probe import (
+    Forward,
+    ProbeError,
+    check_paged_logits,
+    plain_forward,
+    record_layers,
+    reference_logits,
+)
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.kv_cache import AttentionSpec
+
+logger = logging.getLogger(__name__)
 
 HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -39,7 +50,8 @@ class ModelError(Exception):
 class LoadedModel:
     """A model that passed the probe, with what the rest of the engine needs to know of it."""
 
-    model: PreTrainedModel
+    forward: Forward
+    architecture: str
     directory: Path
     tokenizer_file: Path
     dtype: torch.dtype
@@ -64,15 +76,15 @@ def load_model(config: EngineConfig) -> LoadedModel:
         reference = reference_logits(model, vocab_size)
         attention.install()
         model.set_attn_implementation(attention.NAME)
-        pack_linears(model)
         specs = record_layers(model, int(text_config.num_hidden_layers))
-        check_paged_logits(model, specs, reference, vocab_size, dtype)
+        forward = _forward(model, specs, reference, vocab_size, dtype)
     except ProbeError as error:
         raise ModelError(f"{type(model).__name__} cannot be served: {error}") from error
     generation = model.generation_config or GenerationConfig()
     eos = generation.eos_token_id if generation.eos_token_id is not None else text_config.eos_token_id
     return LoadedModel(
-        model=model,
+        forward=forward,
+        architecture=type(model).__name__,
         directory=directory,
         tokenizer_file=_tokenizer_file(directory, config.cache_dir),
         dtype=dtype,
@@ -82,6 +94,27 @@ def load_model(config: EngineConfig) -> LoadedModel:
         eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
         sampling_defaults=_sampling_defaults(directory),
     )
+
+
+def _forward(
+    model: PreTrainedModel,
+    specs: list[AttentionSpec],
+    reference: list[torch.Tensor],
+    vocab_size: int,
+    dtype: torch.dtype,
+) -> Forward:
+    """The fastest forward pass that gives the reference's logits: fused where the structure allows, else packed."""
+    try:
+        fused = FusedDecoder(model, specs)
+        check_paged_logits(fused, specs, reference, vocab_size, dtype)
+    except (ValueError, AttributeError, ProbeError) as error:
+        logger.info("%s runs unfused: %s", type(model).__name__, error)
+    else:
+        return fused
+    pack_linears(model)
+    forward = plain_forward(model)
+    check_paged_logits(forward, specs, reference, vocab_size, dtype)
+    return forward
 
 
 def locate(source: str) -> Path:

@@ -32,7 +32,7 @@ class ModelRunner:
     """Runs scheduled batches through the model, the KV cache and the sampler."""
 
     def __init__(self, loaded: LoadedModel, cache: KVCache) -> None:
-        self.model, self.cache = loaded.model, cache
+        self.forward, self.cache = loaded.forward, cache
         self.sampler = Sampler(loaded.eos_token_ids)
 
     @torch.inference_mode()
@@ -42,9 +42,7 @@ class ModelRunner:
         with attend_with(PagedAttention(self.cache, batch)):
             # A step of partial chunks samples nothing; one row of logits is the least that the models compute.
             rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
-            logits: torch.Tensor = self.model(
-                input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False, logits_to_keep=rows
-            ).logits[0]
+            logits = self.forward(batch.input_ids, batch.positions, rows)
         result = StepResult()
         if batch.sampled:
             tokens, logprobs = self.sampler.sample(batch.sampled, logits[: len(batch.sampled)])

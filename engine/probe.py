@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,10 @@ LENGTHS = (23, 11)
 """Two prompts, computed in ragged chunks, so that a model which ignores positions or batch borders is found out."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 BLOCK_SIZE = 4
+
+
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""ids [1, T], positions [1, T], rows [L] -> logits [L, V], with attention in the current context."""
 
 
 class ProbeError(Exception):
@@ -44,6 +49,17 @@ def reference_logits(model: PreTrainedModel, vocab_size: int) -> list[torch.Tens
         raise ProbeError(f"its forward pass fails: {error}") from error
 
 
+def plain_forward(model: PreTrainedModel) -> Forward:
+    """Transformers' own forward pass."""
+
+    def forward(ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        out = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
+        logits: torch.Tensor = out.logits[0]
+        return logits
+
+    return forward
+
+
 @torch.inference_mode()
 def record_layers(model: PreTrainedModel, num_layers: int) -> list[AttentionSpec]:
     """One recorded forward pass: every decoder layer must call the attention interface exactly as layer 0..n-1."""
@@ -63,7 +79,7 @@ def record_layers(model: PreTrainedModel, num_layers: int) -> list[AttentionSpec
 
 @torch.inference_mode()
 def check_paged_logits(
-    model: PreTrainedModel,
+    forward: Forward,
     specs: list[AttentionSpec],
     reference: list[torch.Tensor],
     vocab_size: int,
@@ -83,12 +99,7 @@ def check_paged_logits(
         batch = build_batch(ScheduledBatch([r for r, _ in step], [n for _, n in step]), BLOCK_SIZE)
         with attend_with(PagedAttention(cache, batch)):
             try:
-                logits = model(
-                    input_ids=batch.input_ids,
-                    position_ids=batch.positions,
-                    use_cache=False,
-                    logits_to_keep=batch.logits_rows,
-                ).logits[0]
+                logits = forward(batch.input_ids, batch.positions, batch.logits_rows)
             except Exception as error:  # as above
                 raise ProbeError(f"it does not run on ragged batches: {error}") from error
         for row, request in enumerate(batch.sampled):

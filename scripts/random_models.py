@@ -50,9 +50,9 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make_model(directory: Path, name: str, seed: int = 0) -> Path:
-    """Write the model of that name below `directory` in float32 and return its folder."""
-    overrides = REAL[name] if name in REAL else {**_TINY, "model_type": name, **TINY[name]}
+def make_model(directory: Path, name: str, seed: int = 0, **changes: Any) -> Path:
+    """Write the model of that name below `directory` in float32 and return its folder. `changes` are fields of its configuration."""
+    overrides = REAL[name] if name in REAL else {**_TINY, "model_type": name, **TINY[name], **changes}
     config = AutoConfig.for_model(**overrides)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)

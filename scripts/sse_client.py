@@ -22,7 +22,7 @@ async def post(port: int, path: str, body: object) -> Stream:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     content = json.dumps(body).encode()
     start = time.perf_counter()
-    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {len(content)}\r\n\r\n"
     writer.write(head.encode() + content)
     stream, previous = Stream(), start
     status = await reader.readline()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.fused import FusedDecoder
 from scripts.random_models import TINY, make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, Reference, core, prompts
@@ -24,6 +25,24 @@ def test_family_equals_generate(family, models_dir):
     reference = Reference(model)
     for i, prompt in enumerate(asked):
         reference.assert_equal(prompt, driver.tokens(i))
+
+
+FUSED = {"llama", "mistral", "qwen2", "qwen3"}
+
+
+@pytest.mark.parametrize("family", sorted({*FUSED, "gemma2", "gpt2", "mixtral", "cohere"}))
+def test_which_families_run_fused(family, models_dir):
+    engine = core(make_model(models_dir, family), max_model_len=128)
+    assert isinstance(engine.runner.forward, FusedDecoder) == (family in FUSED)
+
+
+def test_a_window_that_no_probe_reaches_is_kept(models_dir):
+    model = make_model(models_dir, "mistral", sliding_window=40)
+    driver = Driver(core(model, max_model_len=128))
+    (prompt,) = prompts(400, (90,))
+    driver.submit(0, prompt, max_tokens=10, ignore_eos=True)
+    driver.run()
+    Reference(model).assert_equal(prompt, driver.tokens(0))
 
 
 @pytest.fixture(scope="module")
