@@ -5,7 +5,7 @@ VENV := .venv
 CLIENTS := .venv-clients
 MODEL ?=
 
-.PHONY: serve test test-slow bench bench-http load soak setup setup-dev lock clean
+.PHONY: serve test bench bench-web load soak setup setup-dev lock clean
 
 serve: $(VENV)/.serve
 	@exec $(VENV)/bin/python -W ignore manage.py serve $(if $(MODEL),--model "$(MODEL)")
@@ -17,11 +17,11 @@ test: $(VENV)/.dev $(CLIENTS)/.done
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m pytest
 
-test-slow: $(VENV)/.dev $(CLIENTS)/.done
-	$(VENV)/bin/python -m pytest -m "slow"
-
 bench: $(VENV)/.dev
 	$(VENV)/bin/python -m scripts.bench
+
+bench-web: $(VENV)/.dev
+	$(VENV)/bin/python -m scripts.bench_web
 
 load: $(VENV)/.dev
 	$(VENV)/bin/python -m loadtests

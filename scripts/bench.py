@@ -1,6 +1,6 @@
 """Measure the engine alone and then the whole server on the same work, in turn, and print both with their ratio.
 
-    python -m scripts.bench [--model DIR ...] [--streams 1 8 32] [--rounds 3] [--json FILE]
+    python -m scripts.bench [--model DIR ...] [--streams 1 8 32] [--rounds 2] [--json FILE]
 
 The engine alone is a worker process driven over its socket with token ids; the server is `manage.py serve` driven
 over HTTP with the same ids, streaming. The work of one cell: so many streams at once, each a prompt of its own and a
@@ -126,11 +126,15 @@ async def measure(model: Path, options: argparse.Namespace) -> list[dict[str, An
             for number in range(options.rounds + 1):
                 work = prompts(streams, options.prompt_tokens, seed=1000 * streams + number)
                 tokens = options.output_tokens if number else 4
-                first = await engine_run(client, work, tokens)
-                second = await server_run(port, work, tokens)
+                if number % 2:  # each goes first in turn
+                    alone = await engine_run(client, work, tokens)
+                    whole = await server_run(port, work, tokens)
+                else:
+                    whole = await server_run(port, work, tokens)
+                    alone = await engine_run(client, work, tokens)
                 if number:  # the first round warms up
-                    engine.append(first)
-                    server.append(second)
+                    engine.append(alone)
+                    server.append(whole)
             rows.append(
                 {
                     "model": model.name,
@@ -180,7 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", nargs="+", default=[*REAL], help="Directories, or names of random models to make.")
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="auto")
