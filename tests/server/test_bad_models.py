@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
 
+from engine.config import EngineConfig
+from engine.model import ModelError, load_model
 from tests.conftest import DEMO
 from tests.live import LiveServer, wait_until
 
@@ -65,21 +68,29 @@ def wrong_on_the_paged_path(path):
     return str(make_model(path, "bloom"))
 
 
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (missing, "does not exist"),
-        (empty, "config.json is missing"),
-        (truncated, "model.safetensors is damaged or truncated"),
-        (pickled, "pytorch_model.bin is pickled and never loaded"),
-        (unknown_architecture, "'t5' is not a causal language model"),
-        (missing_weights, "weights are missing"),
-        (other_shapes, "other shapes than config.json says"),
-        (broken_tokenizer, "tokenizer.json cannot be used"),
-        (wrong_on_the_paged_path, "BloomForCausalLM cannot be served"),
-    ],
-)
-def test_the_reason_is_told(tmp_path, make, reason):
+REASONS = [
+    (missing, "does not exist"),
+    (empty, "config.json is missing"),
+    (truncated, "model.safetensors is damaged or truncated"),
+    (pickled, "pytorch_model.bin is pickled and never loaded"),
+    (unknown_architecture, "'t5' is not a causal language model"),
+    (missing_weights, "weights are missing"),
+    (other_shapes, "other shapes than config.json says"),
+    (broken_tokenizer, "tokenizer.json cannot be used"),
+    (wrong_on_the_paged_path, "BloomForCausalLM cannot be served"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), REASONS)
+def test_the_engine_refuses(tmp_path, make, reason):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    with pytest.raises(ModelError, match=re.escape(reason)):
+        load_model(EngineConfig(model=make(folder)))
+
+
+@pytest.mark.parametrize(("make", "reason"), [REASONS[0], REASONS[2]])
+def test_the_reason_is_told_and_the_server_stays_up(tmp_path, make, reason):
     folder = tmp_path / "model"
     folder.mkdir()
     live = LiveServer(tmp_path / "var", model=make(folder)).start(wait=False)
