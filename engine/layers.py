@@ -47,14 +47,11 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
     return PackedLinear(weight, bias) if packs else DenseLinear(weight, bias)
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace every exact `nn.Linear` and `Conv1D` of the model ; returns how many."""
-    replaced = 0
+def pack_linears(model: nn.Module) -> None:
+    """Replace every exact `nn.Linear` and `Conv1D` of the model by `make_linear` of its weight."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) not in (nn.Linear, Conv1D):
                 continue
             weight = child.weight.t() if type(child) is Conv1D else child.weight
             setattr(parent, name, make_linear(weight, child.bias))
-            replaced += 1
-    return replaced

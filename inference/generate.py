@@ -128,7 +128,7 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each step brings, until all sequences have ended; raises a ServingError when they cannot."""
         self.timings.submitted = time.monotonic()
-        self._generator.metrics.started(self)
+        self._generator.metrics.started()
         try:
             sequences = [self._sequence(index) for index in range(self.request.n)]
             async with aclosing(merge(sequences)) as merged:

@@ -77,7 +77,7 @@ class Metrics:
             "tgi_request_failure": {},
         }
 
-    def started(self, generation: Generation) -> None:
+    def started(self) -> None:
         """A request goes to an engine."""
         self._tgi_counters["tgi_request_count"][""] += 1
 
