@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from engine.attention import Options, attend
+from engine.kernels import ops
 from engine.layers import make_linear
 
 if TYPE_CHECKING:
@@ -39,10 +39,8 @@ class _Layer:
     out: nn.Module
     gate_up: nn.Module
     down: nn.Module
-    q_norm: tuple[torch.Tensor, float] | None
-    k_norm: tuple[torch.Tensor, float] | None
-    scale: float | None
-    window: int | None
+    qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None
+    options: Options
 
 
 class FusedDecoder:
@@ -68,30 +66,26 @@ class FusedDecoder:
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, logits_rows: torch.Tensor) -> torch.Tensor:
         """Ids and positions [1, T] int64, rows [L] int64 -> logits [L, V]. Attention goes to the current context."""
-        x: torch.Tensor = self.embed(input_ids)[0]
-        cos, sin = self.rotary(x[None], position_ids=positions)
-        half = self.head_dim // 2
-        # x * cos + rotate_half(x) * sin, with rotate_half's sign moved into sin
-        cos, sin = cos[0, :, None], torch.cat((-sin[0, :, None, :half], sin[0, :, None, half:]), -1)
-        rows, q_size, kv_size = x.shape[0], self.heads * self.head_dim, self.kv_heads * self.head_dim
+        embedded = self.embed(input_ids)[0]
+        residual = embedded.float() if embedded.dtype != torch.float32 else embedded.clone()
+        cosines, sines = (part[0].float().contiguous() for part in self.rotary(residual[None], position_ids=positions))
+        normed = torch.empty_like(embedded)
+        delta: torch.Tensor | None = None
+        heads, kv_heads, dim = self.heads, self.kv_heads, self.head_dim
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv(_rms(x, layer.input_norm))
-            q, k, v = qkv.split((q_size, kv_size, kv_size), -1)
-            if layer.q_norm is not None and layer.k_norm is not None:
-                q = _rms(q.reshape(rows, self.heads, self.head_dim), layer.q_norm)
-                k = _rms(k.reshape(rows, self.kv_heads, self.head_dim), layer.k_norm)
-                qk = torch.cat((q, k), 1)
-            else:
-                qk = qkv[:, : q_size + kv_size].view(rows, self.heads + self.kv_heads, self.head_dim)
-            qk = torch.addcmul(qk * cos, torch.cat((qk[..., half:], qk[..., :half]), -1), sin)
-            q, k = qk.split((self.heads, self.kv_heads), 1)
-            v = v.view(rows, self.kv_heads, self.head_dim)
-            options = Options(layer.scale, layer.window, None, None)
-            attended = attend(index, q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), options)
-            x = x + layer.out(attended.reshape(rows, q_size))
-            gate, up = layer.gate_up(_rms(x, layer.post_norm)).chunk(2, -1)
-            x = x + layer.down(F.silu(gate).mul_(up))
-        logits: torch.Tensor = self.head(_rms(x[logits_rows], self.norm))
+            ops.add_norm(residual, delta, *layer.input_norm, normed)
+            qkv = layer.qkv.forward(normed)
+            ops.rotate(qkv, (heads, kv_heads), cosines, sines, layer.qk_norms)
+            split = qkv.view(-1, heads + 2 * kv_heads, dim).transpose(0, 1)
+            attended = attend(
+                index, split[:heads], split[heads : heads + kv_heads], split[heads + kv_heads :], layer.options
+            )
+            ops.add_norm(residual, layer.out.forward(attended.view(-1, heads * dim)), *layer.post_norm, normed)
+            delta = layer.down.forward(ops.silu_mul(layer.gate_up.forward(normed)))
+        residual, delta = residual[logits_rows], None if delta is None else delta[logits_rows]
+        normed = torch.empty_like(residual, dtype=normed.dtype)
+        ops.add_norm(residual, delta, *self.norm, normed)
+        logits: torch.Tensor = self.head.forward(normed)
         return logits
 
     def _layer(self, layer: Any, spec: AttentionSpec) -> _Layer:
@@ -117,23 +111,16 @@ class FusedDecoder:
             out=make_linear(attention.o_proj.weight, attention.o_proj.bias),
             gate_up=make_linear(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]), None),
             down=make_linear(mlp.down_proj.weight, mlp.down_proj.bias),
-            q_norm=_norm(attention.q_norm) if has_norms else None,
-            k_norm=_norm(attention.k_norm) if has_norms else None,
-            scale=spec.scale,
-            window=spec.window,
+            qk_norms=(*_norm(attention.q_norm)[:1], *_norm(attention.k_norm)) if has_norms else None,
+            options=Options(spec.scale, spec.window, None, None),
         )
-
-
-def _rms(x: torch.Tensor, norm: tuple[torch.Tensor, float]) -> torch.Tensor:
-    weight, epsilon = norm
-    return F.rms_norm(x, weight.shape, weight, epsilon)
 
 
 def _norm(module: Any) -> tuple[torch.Tensor, float]:
     """Weight and epsilon of an RMS norm; the probe finds out those that compute something else."""
     if not hasattr(module, "variance_epsilon"):
         raise ValueError("another norm")
-    return module.weight.detach(), float(module.variance_epsilon)
+    return module.weight.detach().float().contiguous(), float(module.variance_epsilon)
 
 
 def _require(module: Any, parts: set[str], optional: bool = False) -> None:

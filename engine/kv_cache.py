@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from engine.kernels.simd import LANES
+
 MIN_BYTES = 64 << 20
 MAX_DEFAULT_BYTES = 4 << 30
 
@@ -25,9 +27,17 @@ class AttentionSpec:
     plain: bool
 
 
+def whole_vectors(count: int) -> int:
+    """`count` rounded up to whole vectors of the kernels."""
+    return -(-count // LANES) * LANES
+
+
 def block_bytes(specs: list[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one block takes over all layers."""
-    return sum(block_size * s.num_kv_heads * (s.key_dim + s.value_dim) * dtype.itemsize for s in specs)
+    lanes = whole_vectors(block_size)
+    return sum(
+        s.num_kv_heads * (s.key_dim * lanes + block_size * whole_vectors(s.value_dim)) * dtype.itemsize for s in specs
+    )
 
 
 def default_num_blocks(bytes_per_block: int, requested_bytes: int, most_blocks: int) -> int:
@@ -40,41 +50,18 @@ def default_num_blocks(bytes_per_block: int, requested_bytes: int, most_blocks: 
 
 
 class KVCache:
-    """Per layer two tensors `[num_blocks, block_size, num_kv_heads, dim]`; slot = block * block_size + offset."""
+    """Per layer the keys `[blocks, heads, key_dim, lanes]` and the values `[blocks, heads, block_size, width]`.
+
+    `lanes` is the block size and `width` the value dim, each rounded up to whole vectors; slot = block * block_size +
+    offset. Keys lie transposed because one vector then holds one component of 16 keys (engine/kernels/attention.py).
+    """
 
     def __init__(self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_blocks, self.block_size, self.dtype = num_blocks, block_size, dtype
+        self.lanes = whole_vectors(block_size)
         # Written once, so that the memory is taken now and not while serving.
-        self.keys = [self._tensor(s.num_kv_heads, s.key_dim, dtype) for s in specs]
-        self.values = [self._tensor(s.num_kv_heads, s.value_dim, dtype) for s in specs]
-
-    def _tensor(self, heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(self.num_blocks, self.block_size, heads, dim, dtype=dtype).zero_()
-
-    def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store `[T, num_kv_heads, dim]` keys and values at `slots` `[T]` int64."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
-
-    def gather(self, layer: int, blocks: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of `count` sequences' blocks, all of one number: two `[count, length, num_kv_heads, dim]`."""
-        key = self.keys[layer].index_select(0, blocks)
-        value = self.values[layer].index_select(0, blocks)
-        return key.view(count, -1, *key.shape[2:]), value.view(count, -1, *value.shape[2:])
-
-    def read(self, layer: int, blocks: list[int] | range, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of positions `start`..`end` of a sequence, `[length, num_kv_heads, dim]`.
-
-        Consecutive blocks (a range) are a view, others a copy.
-        """
-        first, last = start // self.block_size, -(-end // self.block_size)
-        offset, length = start - first * self.block_size, end - start
-        if isinstance(blocks, range):
-            begin = (blocks.start + first) * self.block_size + offset
-            return (
-                self.keys[layer].flatten(0, 1).narrow(0, begin, length),
-                self.values[layer].flatten(0, 1).narrow(0, begin, length),
-            )
-        index = torch.tensor(blocks[first:last])
-        key = self.keys[layer].index_select(0, index).flatten(0, 1).narrow(0, offset, length)
-        return key, self.values[layer].index_select(0, index).flatten(0, 1).narrow(0, offset, length)
+        self.keys = [torch.empty(num_blocks, s.num_kv_heads, s.key_dim, self.lanes, dtype=dtype).zero_() for s in specs]
+        self.values = [
+            torch.empty(num_blocks, s.num_kv_heads, block_size, whole_vectors(s.value_dim), dtype=dtype).zero_()
+            for s in specs
+        ]

@@ -1,0 +1,193 @@
+"""Paged attention on the CPU: new keys and values into their blocks, then each query over its sequence's blocks.
+
+Keys lie transposed, `[block, head, dim, padded block size]`, so that one vector holds one component of 16 keys; values
+lie `[block, head, block size, padded dim]`. Two passes over the keys with all scores in between, in float32: exact
+softmax, and the same sums whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cfunc, njit, types
+
+from engine.kernels.simd import (
+    F32,
+    LANES,
+    MAX_ROWS,
+    MAX_VALUE_ROWS,
+    MAX_VALUE_VECTORS,
+    address_of,
+    as_float,
+    exp,
+    load,
+    load_int,
+    scores,
+    store,
+    take_ticket,
+    weighted_values,
+)
+
+FAST = {"nnan", "nsz", "reassoc", "contract", "arcp"}
+ONE, TWO, NEGATIVE = np.float32(1), np.float32(2), np.float32(-1e30)
+
+
+@cache
+def write_kernel(kind: int) -> Any:
+    """Store rows of keys and values.
+
+    Arguments: rows, slots [rows] int64, heads, block size, padded block size; key: address, row stride, head stride,
+    dim, cache; value: the same, with the padded dim before the cache.
+    """
+
+    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST)
+    def write_kv(data):
+        a = address_of(data)
+        rows, slots, heads, size, padded = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5), load_int(a, 6)
+        key, key_row, key_head, key_dim, keys = (
+            load_int(a, 7), load_int(a, 8), load_int(a, 9), load_int(a, 10), load_int(a, 11),
+        )  # fmt: skip
+        value, value_row, value_head, value_dim, value_padded, values = (
+            load_int(a, 12), load_int(a, 13), load_int(a, 14), load_int(a, 15), load_int(a, 16), load_int(a, 17),
+        )  # fmt: skip
+        while True:
+            row = take_ticket(a)
+            if row >= rows:
+                return
+            slot = load_int(slots, row)
+            block, offset = slot // size, slot % size
+            for head in range(heads):
+                source = row * key_row + head * key_head
+                target = (block * heads + head) * key_dim * padded + offset
+                for d in range(key_dim):
+                    store(keys, target + d * padded, kind, load(key, source + d, kind))
+                source = row * value_row + head * value_head
+                target = ((block * heads + head) * size + offset) * value_padded
+                for d in range(value_dim):
+                    store(values, target + d, kind, load(value, source + d, kind))
+
+    return write_kv
+
+
+@njit(fastmath=FAST)
+def _soft_cap(row, lanes, cap):
+    for i in range(lanes):
+        doubled = exp(min(load(row, i, F32) * (TWO / cap), np.float32(80)))
+        store(row, i, F32, cap * (ONE - TWO / (doubled + ONE)))
+
+
+@njit(fastmath=FAST)
+def _softmax(row, begin, end, lanes, size, padded, sink):
+    """Weights of lanes begin..end (others 0), not yet divided by their sum, which is returned."""
+    if size != padded:  # lanes that stand for no key
+        for block in range(lanes // padded):
+            for i in range(block * padded + size, (block + 1) * padded):
+                store(row, i, F32, NEGATIVE)
+    most = sink
+    for i in range(begin, end):
+        most = max(most, load(row, i, F32))
+    total = exp(sink - most) if sink > NEGATIVE else np.float32(0)
+    for i in range(begin, end):
+        weight = exp(load(row, i, F32) - most)
+        total += weight
+        store(row, i, F32, weight)
+    for i in range(begin):
+        store(row, i, F32, np.float32(0))
+    for i in range(end, lanes):
+        store(row, i, F32, np.float32(0))
+    return total
+
+
+@cache
+def attend_kernel(kind: int) -> Any:
+    """Attention of tiles of query rows; a row is one head of one token.
+
+    Arguments: tasks, their number ([sequence, kv head, first row] int64 each); sequences ([first token, tokens, length,
+    entry in tables] int64 each); tables [..] int64; query: address, token stride, head stride; key cache, value cache;
+    kv heads, query heads of each, key dim, value dim, padded value dim, block size, padded block size; scale, window
+    (0: none), soft-cap (0: none), sinks [heads] float32 (0: none); out: address, token stride, head stride; scratch:
+    address, bytes a worker.
+    """
+
+    element = 4 if kind == F32 else 2
+
+    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST)
+    def attend(data):
+        a = address_of(data)
+        tasks, num_tasks, sequences, tables = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
+        query, query_token, query_head = load_int(a, 6), load_int(a, 7), load_int(a, 8)
+        keys, values, kv_heads, group = load_int(a, 9), load_int(a, 10), load_int(a, 11), load_int(a, 12)
+        key_dim, value_dim, value_padded = load_int(a, 13), load_int(a, 14), load_int(a, 15)
+        size, padded = load_int(a, 16), load_int(a, 17)
+        scale, window, cap, sinks = as_float(load_int(a, 18)), load_int(a, 19), as_float(load_int(a, 20)), load_int(a, 21)
+        out, out_token, out_head = load_int(a, 22), load_int(a, 23), load_int(a, 24)
+        rows_q = load_int(a, 25) + take_ticket(a + 8) * load_int(a, 26)  # this worker's scratch
+        rows_out = rows_q + 4 * MAX_ROWS * key_dim
+        rows_scores = rows_out + 4 * MAX_ROWS * value_padded
+        while True:
+            task = take_ticket(a)
+            if task >= num_tasks:
+                return
+            sequence, kv_head, first_row = (
+                load_int(tasks, 3 * task), load_int(tasks, 3 * task + 1), load_int(tasks, 3 * task + 2),
+            )  # fmt: skip
+            first_token, tokens, length, entry = (
+                load_int(sequences, 4 * sequence), load_int(sequences, 4 * sequence + 1),
+                load_int(sequences, 4 * sequence + 2), load_int(sequences, 4 * sequence + 3),
+            )  # fmt: skip
+            rows = min(MAX_ROWS, tokens * group - first_row)
+            for r in range(rows):
+                token, head = (first_row + r) // group, kv_head * group + (first_row + r) % group
+                source = (first_token + token) * query_token + head * query_head
+                for d in range(key_dim):
+                    store(rows_q, r * key_dim + d, F32, load(query, source + d, kind) * scale)
+            # Positions that any row of the tile sees, by whole blocks.
+            newest = length - tokens + (first_row + rows - 1) // group
+            oldest = max(0, length - tokens + first_row // group - window + 1) if window else 0
+            first_block = oldest // size
+            blocks = newest // size - first_block + 1
+            lanes = blocks * padded
+            stride = (lanes + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
+            table = tables + 8 * entry
+            scores(
+                rows, rows_scores, stride, rows_q, key_dim, keys + kv_head * key_dim * padded * element, table, kv_heads * key_dim * padded, padded,
+                first_block * (padded // LANES), lanes // LANES, kind,
+            )  # fmt: skip
+            for r in range(rows):
+                position = length - tokens + (first_row + r) // group
+                row = rows_scores + 4 * r * stride
+                if cap > 0:
+                    _soft_cap(row, lanes, cap)
+                begin = max(0, position - window + 1) if window else 0
+                begin_lane = max(0, (begin // size - first_block) * padded + begin % size)
+                end_lane = (position // size - first_block) * padded + position % size + 1
+                head = kv_head * group + (first_row + r) % group
+                sink = load(sinks, head, F32) if sinks else NEGATIVE
+                total = _softmax(row, begin_lane, end_lane, lanes, size, padded, sink)
+                store(rows_q, r, F32, ONE / total)  # the query itself is not needed any more
+            for r in range(0, rows, MAX_VALUE_ROWS):
+                for v in range(0, value_padded // LANES, MAX_VALUE_VECTORS):
+                    weighted_values(
+                        min(MAX_VALUE_ROWS, rows - r), min(MAX_VALUE_VECTORS, value_padded // LANES - v),
+                        rows_out + 4 * (r * value_padded + v * LANES), value_padded, rows_scores + 4 * r * stride, stride,
+                        values + kv_head * size * value_padded * element + v * LANES * element, table,
+                        kv_heads * size * value_padded, size, padded, value_padded,
+                        first_block, blocks, newest % size + 1, kind,
+                    )  # fmt: skip
+            for r in range(rows):
+                token, head = (first_row + r) // group, kv_head * group + (first_row + r) % group
+                target = (first_token + token) * out_token + head * out_head
+                inverse = load(rows_q, r, F32)
+                for d in range(value_dim):
+                    store(out, target + d, kind, load(rows_out, r * value_padded + d, F32) * inverse)
+
+    return attend
+
+
+def scratch_bytes(key_dim: int, value_padded: int, lanes: int) -> int:
+    """What one worker of `attend` needs where the longest sequence takes `lanes`."""
+    stride = math.ceil(lanes / (2 * LANES)) * 2 * LANES
+    return 4 * MAX_ROWS * (key_dim + value_padded + stride)

@@ -1,0 +1,146 @@
+"""The kernels as functions over torch tensors: shapes checked by the callers, strides and addresses taken here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.kernels import attention, layers
+from engine.kernels.simd import BF16, F16, F32, MAX_ROWS
+from engine.kernels.threads import float_bits, num_threads, run
+
+KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
+SERIAL = 1 << 13
+"""Below so many elements waking a second thread costs more than it does."""
+
+
+def add_norm(
+    residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, epsilon: float, out: torch.Tensor
+) -> None:
+    """residual [T, H] float32 += delta [T, H]; out [T, H] = its RMS norm times weight [H] float32. All contiguous."""
+    rows, width = residual.shape
+    run(
+        layers.add_norm_kernel(KINDS[out.dtype]),
+        rows, width, residual.data_ptr(), 0 if delta is None else delta.data_ptr(), weight.data_ptr(),
+        float_bits(epsilon), out.data_ptr(), parallel=rows * width > SERIAL,
+    )  # fmt: skip
+
+
+def rotate(
+    heads: torch.Tensor,
+    counts: tuple[int, int],
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+) -> None:
+    """Norm (query weight, key weight [D] float32, epsilon) and rotate the first `counts` (query, key) heads of the
+    rows [T, *] in place; cosines and sines [T, D] float32.
+    """
+    rows, dim = cosines.shape
+    query_norm, key_norm, epsilon = (0, 0, 0.0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr(), norms[2])
+    run(
+        layers.rotary_kernel(KINDS[heads.dtype]),
+        rows, heads.data_ptr(), heads.stride(0), *counts, dim, cosines.data_ptr(), sines.data_ptr(),
+        query_norm, key_norm, float_bits(epsilon), parallel=rows * sum(counts) * dim > SERIAL,
+    )  # fmt: skip
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """[T, 2F], gate before up, contiguous -> silu(gate) * up [T, F]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    run(
+        layers.silu_mul_kernel(KINDS[out.dtype]),
+        rows, width, gate_up.data_ptr(), out.data_ptr(), parallel=rows * width > SERIAL // 2,
+    )  # fmt: skip
+    return out
+
+
+def write_kv(
+    key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Store key [HK, T, D] and value [HK, T, DV] of the rows that `slots` [T] int64 names."""
+    heads, rows, dim = key.shape
+    if key.stride(2) != 1 or value.stride(2) != 1 or key.dtype != keys.dtype:
+        key, value = key.to(keys.dtype).contiguous(), value.to(keys.dtype).contiguous()
+    run(
+        attention.write_kernel(KINDS[keys.dtype]),
+        rows, slots.data_ptr(), heads, values.shape[2], keys.shape[3],
+        key.data_ptr(), key.stride(1), key.stride(0), dim, keys.data_ptr(),
+        value.data_ptr(), value.stride(1), value.stride(0), value.shape[2], values.shape[3], values.data_ptr(),
+        parallel=rows * heads * dim > SERIAL // 2,
+    )  # fmt: skip
+
+
+class AttentionPlan:
+    """Who attends to what in one step: the same for all layers.
+
+    `sequences`: (first row, tokens, length, blocks) each; the tokens are the last of `length`.
+    """
+
+    def __init__(self, sequences: Sequence[tuple[int, int, int, Sequence[int]]], block_size: int, lanes: int) -> None:
+        self.block_size, self.lanes = block_size, lanes
+        tables = [block for *_, blocks in sequences for block in blocks]
+        starts = np.cumsum([0] + [len(blocks) for *_, blocks in sequences[:-1]])
+        self.tables = torch.tensor(tables, dtype=torch.int64)
+        numbers = np.array([entry[:3] for entry in sequences], dtype=np.int64).reshape(-1, 3)
+        self.sequences = torch.from_numpy(np.column_stack([numbers, starts]).astype(np.int64))
+        self._counts = numbers[:, 1]
+        self._longest = max((len(blocks) for *_, blocks in sequences), default=0) * lanes
+        self._tasks: dict[tuple[int, int], torch.Tensor] = {}
+        self._scratch: dict[int, torch.Tensor] = {}
+
+    def tasks(self, kv_heads: int, group: int) -> torch.Tensor:
+        """[N, 3] int64: sequence, KV head, first row of a tile; the later ones of a sequence, which take longest, first."""
+        tasks = self._tasks.get((kv_heads, group))
+        if tasks is None:
+            each = -(-self._counts * group // MAX_ROWS) * kv_heads
+            sequence = np.repeat(np.arange(len(each)), each)
+            within = np.arange(len(sequence)) - np.repeat(np.cumsum(each) - each, each)
+            columns = np.column_stack([sequence, within % kv_heads, within // kv_heads * MAX_ROWS])
+            tasks = torch.from_numpy(columns[::-1].astype(np.int64))
+            self._tasks[kv_heads, group] = tasks
+        return tasks
+
+    def scratch(self, each: int) -> torch.Tensor:
+        """Room for every worker, `each` bytes."""
+        room = self._scratch.get(each)
+        if room is None:
+            room = self._scratch[each] = torch.empty(num_threads() * each, dtype=torch.uint8)
+        return room
+
+    def scratch_bytes(self, key_dim: int, value_width: int) -> int:
+        """What one worker needs for the longest sequence."""
+        return attention.scratch_bytes(key_dim, value_width, self._longest)
+
+
+def attend(
+    plan: AttentionPlan,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """Query [H, T, D] over the cache's keys and values -> out [T, H, DV]; scale defaults to D ** -0.5, sinks are [H]."""
+    heads, _, dim = query.shape
+    kv_heads, width = keys.shape[1], values.shape[3]
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    sink_row = None if sinks is None else sinks.float().contiguous()
+    tasks = plan.tasks(kv_heads, heads // kv_heads)
+    each = plan.scratch_bytes(dim, width)
+    run(
+        attention.attend_kernel(KINDS[keys.dtype]),
+        tasks.data_ptr(), len(tasks), plan.sequences.data_ptr(), plan.tables.data_ptr(),
+        query.data_ptr(), query.stride(1), query.stride(0), keys.data_ptr(), values.data_ptr(), kv_heads,
+        heads // kv_heads, dim, out.shape[2], width, plan.block_size, plan.lanes,
+        float_bits(dim**-0.5 if scale is None else scale), window or 0, float_bits(softcap or 0.0),
+        0 if sink_row is None else sink_row.data_ptr(), out.data_ptr(), out.stride(0), out.stride(1),
+        plan.scratch(each).data_ptr(), each, parallel=len(tasks) > 1,
+    )  # fmt: skip
