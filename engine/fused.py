@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from engine.attention import Options, attend
 from engine.kernels import ops
-from engine.layers import make_linear
+from engine.layers import Linear, make_linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,10 +34,10 @@ class _Layer:
 
     input_norm: tuple[torch.Tensor, float]
     post_norm: tuple[torch.Tensor, float]
-    qkv: nn.Module
-    out: nn.Module
-    gate_up: nn.Module
-    down: nn.Module
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
     qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None
     options: Options
 
@@ -74,18 +73,18 @@ class FusedDecoder:
         heads, kv_heads, dim = self.heads, self.kv_heads, self.head_dim
         for index, layer in enumerate(self.layers):
             ops.add_norm(residual, delta, *layer.input_norm, normed)
-            qkv = layer.qkv.forward(normed)
+            qkv = layer.qkv.rows(normed)
             ops.rotate(qkv, (heads, kv_heads), cosines, sines, layer.qk_norms)
             split = qkv.view(-1, heads + 2 * kv_heads, dim).transpose(0, 1)
             attended = attend(
                 index, split[:heads], split[heads : heads + kv_heads], split[heads + kv_heads :], layer.options
             )
-            ops.add_norm(residual, layer.out.forward(attended.view(-1, heads * dim)), *layer.post_norm, normed)
-            delta = layer.down.forward(ops.silu_mul(layer.gate_up.forward(normed)))
+            ops.add_norm(residual, layer.out.rows(attended.view(-1, heads * dim)), *layer.post_norm, normed)
+            delta = layer.down.rows(ops.silu_mul(layer.gate_up.rows(normed)))
         residual, delta = residual[logits_rows], None if delta is None else delta[logits_rows]
         normed = torch.empty_like(residual, dtype=normed.dtype)
         ops.add_norm(residual, delta, *self.norm, normed)
-        logits: torch.Tensor = self.head.forward(normed)
+        logits: torch.Tensor = self.head.rows(normed)
         return logits
 
     def _layer(self, layer: Any, spec: AttentionSpec) -> _Layer:

@@ -7,44 +7,78 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-PACK_FROM_WEIGHTS = 256 * 1024
-"""Below this many weights oneDNN's call overhead (about 30 microseconds) is more than packing gains."""
-_CAN_PACK = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+from engine.kernels import ops
+from engine.kernels.simd import MAX_ROWS
 
 
-class PackedLinear(nn.Module):
-    """y = x W^T + b with W reordered once for oneDNN (the op that torch's Inductor emits)."""
+def has_amx() -> bool:
+    """Whether oneDNN multiplies bfloat16 in tiles here: several times the speed of vectors, from some rows on."""
+    return bool(torch.cpu._is_amx_tile_supported()) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+
+
+class PanelLinear(nn.Module):
+    """y = x W^T + b by our own kernel; each row's result is the same, bit by bit, whatever the other rows are."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 32)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.weight = ops.pack_weight(weight.detach())
+        self.bias: torch.Tensor | None = None
+        if bias is not None:
+            self.bias = torch.zeros(self.weight.shape[0] * ops.PANEL)
+            self.bias[: self.out_features] = bias.detach()
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] contiguous -> [T, out], perhaps a view of a wider one."""
+        out = ops.linear(x, self.weight, self.bias)
+        return out if out.shape[1] == self.out_features else out[:, : self.out_features]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
-        rows = x.reshape(-1, self.in_features)
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
-        return out.view(*x.shape[:-1], self.out_features)
+        out = self.rows(x.reshape(-1, self.in_features).contiguous())
+        return out.contiguous().view(*x.shape[:-1], self.out_features)
+
+
+class TileLinear(PanelLinear):
+    """The same for CPUs with AMX: many rows go to oneDNN, which has a packed copy of the weight for them."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.tiles = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 256)
+        self.tile_bias = None if bias is None else bias.detach()
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """As `PanelLinear`, which reads the weight once for so few rows that nothing but memory counts."""
+        if x.shape[0] <= MAX_ROWS:
+            return super().rows(x)
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.tiles, self.tile_bias, "none", [], "")
+        return out
 
 
 class DenseLinear(nn.Module):
-    """y = x W^T + b as torch does it, for layers too small to pack."""
+    """y = x W^T + b as torch does it, for what the kernel cannot pair up: an odd number of bfloat16 inputs."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight.detach().contiguous(), requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.weight, self.bias = weight.detach().contiguous(), None if bias is None else bias.detach()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out]."""
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] -> [T, out]."""
         return F.linear(x, self.weight, self.bias)
 
+    forward = rows
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-    """The faster of the two for this weight [out, in]."""
-    packs = _CAN_PACK and (weight.dtype == torch.bfloat16 or weight.numel() >= PACK_FROM_WEIGHTS)
-    return PackedLinear(weight, bias) if packs else DenseLinear(weight, bias)
+
+Linear = PanelLinear | DenseLinear
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """The fastest of them for this weight [out, in] on this CPU."""
+    if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
+        return DenseLinear(weight, bias)
+    if weight.dtype == torch.bfloat16 and has_amx():
+        return TileLinear(weight, bias)
+    return PanelLinear(weight, bias)
 
 
 def pack_linears(model: nn.Module) -> None:

@@ -43,7 +43,7 @@ def write_kernel(kind: int) -> Any:
     dim, cache; value: the same, with the padded dim before the cache.
     """
 
-    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST)
+    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST, error_model="numpy")
     def write_kv(data):
         a = address_of(data)
         rows, slots, heads, size, padded = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5), load_int(a, 6)
@@ -114,7 +114,7 @@ def attend_kernel(kind: int) -> Any:
 
     element = 4 if kind == F32 else 2
 
-    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST)
+    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST, error_model="numpy")
     def attend(data):
         a = address_of(data)
         tasks, num_tasks, sequences, tables = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)

@@ -27,7 +27,7 @@ def add_norm_kernel(kind: int) -> Any:
     epsilon; out [rows, width].
     """
 
-    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST)
+    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST, error_model="numpy")
     def add_norm(data):
         a = address_of(data)
         rows, width, residual, delta = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
@@ -58,7 +58,7 @@ def rotary_kernel(kind: int) -> Any:
     query norm, key norm [dim] float32 (0: none), epsilon. The halves of a head rotate against each other (GPT-NeoX).
     """
 
-    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST)
+    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST, error_model="numpy")
     def rotary(data):
         a = address_of(data)
         rows, heads, stride, queries, keys, dim = (
@@ -96,7 +96,7 @@ def rotary_kernel(kind: int) -> Any:
 def silu_mul_kernel(kind: int) -> Any:
     """out = silu(gate) * up. Arguments: rows, width; gate and up side by side [rows, 2 * width]; out [rows, width]."""
 
-    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST)
+    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST, error_model="numpy")
     def silu_mul(data):
         a = address_of(data)
         rows, width, both, out = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)

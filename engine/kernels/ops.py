@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.kernels import attention, layers
-from engine.kernels.simd import BF16, F16, F32, MAX_ROWS
+from engine.kernels import attention, layers, matmul
+from engine.kernels.simd import BF16, F16, F32, MAX_ROWS, PANEL, has_bf16_dot
 from engine.kernels.threads import float_bits, num_threads, run
 
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
@@ -54,6 +54,38 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     run(
         layers.silu_mul_kernel(KINDS[out.dtype]),
         rows, width, gate_up.data_ptr(), out.data_ptr(), parallel=rows * width > SERIAL // 2,
+    )  # fmt: skip
+    return out
+
+
+def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+    """[out, in] -> [panels, in, 32], the last panel filled up with zeros; bfloat16 in pairs where the CPU has dot
+    products of them, and then `in` must be even.
+    """
+    columns, inner = weight.shape
+    panels = -(-columns // PANEL)
+    padded = weight.new_zeros(panels * PANEL, inner)
+    padded[:columns] = weight
+    if _paired(weight.dtype):
+        return padded.view(panels, PANEL, inner // 2, 2).transpose(1, 2).contiguous()
+    return padded.view(panels, PANEL, inner).transpose(1, 2).contiguous()
+
+
+def _paired(dtype: torch.dtype) -> bool:
+    return dtype == torch.bfloat16 and has_bf16_dot()
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [T, in] contiguous, a packed weight, bias [panels * 32] float32 -> [T, panels * 32]."""
+    rows, inner = x.shape
+    panels = weight.shape[0]
+    out = x.new_empty(rows, panels * PANEL)
+    if not rows:
+        return out
+    run(
+        matmul.matmul_kernel(KINDS[x.dtype], int(_paired(x.dtype))),
+        rows, inner, panels, x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+        out.data_ptr(), panels * PANEL, parallel=rows * inner * panels > SERIAL,
     )  # fmt: skip
     return out
 

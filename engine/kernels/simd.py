@@ -7,9 +7,11 @@ F16) and has to be a compile-time constant; arithmetic is float32 throughout. No
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -26,6 +28,12 @@ _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _VECTOR = ir.VectorType(_F32, LANES)
 
 
+@cache
+def has_bf16_dot() -> bool:
+    """Whether this CPU multiplies pairs of bfloat16 numbers and adds them up in float32 (AVX512_BF16)."""
+    return bool(get_host_cpu_features().get("avx512bf16"))
+
+
 def _element(kind: int) -> ir.Type:
     return {F32: _F32, BF16: _I16, F16: ir.HalfType()}[kind]
 
@@ -34,9 +42,11 @@ def _size(kind: int) -> int:
     return 4 if kind == F32 else 2
 
 
-def _at(builder: Any, address: Any, index: Any, size: int, pointee: ir.Type) -> Any:
-    offset = builder.mul(index, _I64(size))
-    return builder.inttoptr(builder.add(address, offset), ir.PointerType(pointee))
+def _at(builder: Any, address: Any, index: Any, kind_type: ir.Type, pointee: ir.Type | None = None) -> Any:
+    """A pointer to element `index`. Indexed as a pointer, not as a number, or LLVM would not make loops vector code."""
+    base = builder.inttoptr(address, ir.PointerType(kind_type))
+    pointer = builder.gep(base, [index])
+    return pointer if pointee is None else builder.bitcast(pointer, ir.PointerType(pointee))
 
 
 def _widen(builder: Any, raw: Any, kind: int, lanes: int) -> Any:
@@ -52,7 +62,7 @@ def _widen(builder: Any, raw: Any, kind: int, lanes: int) -> Any:
 
 
 def _load_vector(builder: Any, address: Any, index: Any, kind: int) -> Any:
-    pointer = _at(builder, address, index, _size(kind), ir.VectorType(_element(kind), LANES))
+    pointer = _at(builder, address, index, _element(kind), ir.VectorType(_element(kind), LANES))
     return _widen(builder, builder.load(pointer, align=_size(kind)), kind, LANES)
 
 
@@ -67,7 +77,7 @@ def load(typing_context: Any, address: Any, index: Any, kind: Any) -> Any:
     number = kind.literal_value
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _at(builder, args[0], args[1], _size(number), _element(number))
+        pointer = _at(builder, args[0], args[1], _element(number))
         return _widen(builder, builder.load(pointer, align=_size(number)), number, 1)
 
     return types.float32(types.int64, types.int64, kind), emit
@@ -87,7 +97,7 @@ def store(typing_context: Any, address: Any, index: Any, kind: Any, value: Any) 
             odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
             rounded = builder.add(bits, builder.add(odd, _I32(0x7FFF)))
             value = builder.trunc(builder.lshr(rounded, _I32(16)), _I16)
-        builder.store(value, _at(builder, args[0], args[1], _size(number), _element(number)), align=_size(number))
+        builder.store(value, _at(builder, args[0], args[1], _element(number)), align=_size(number))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, kind, types.float32), emit
@@ -98,7 +108,7 @@ def load_int(typing_context: Any, address: Any, index: Any) -> Any:
     """The int64 at `index`."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_at(builder, args[0], args[1], 8, _I64))
+        return builder.load(_at(builder, args[0], args[1], _I64))
 
     return types.int64(types.int64, types.int64), emit
 
@@ -214,7 +224,7 @@ def scores(  # noqa: D417
 
         def start(group: Any) -> Any:
             absolute = builder.add(first, group)
-            block = builder.load(_at(builder, table, builder.udiv(absolute, per_block), 8, _I64))
+            block = builder.load(_at(builder, table, builder.udiv(absolute, per_block), _I64))
             lane = builder.mul(builder.urem(absolute, per_block), _I64(LANES))
             return builder.add(builder.mul(block, block_stride), lane)
 
@@ -230,14 +240,14 @@ def scores(  # noqa: D417
                     key = [_load_vector(builder, keys, builder.add(s, step), number) for s in starts]
                     for r in range(count):
                         index = builder.add(builder.mul(dim, _I64(r)), d.index)
-                        q = _broadcast(builder, builder.load(_at(builder, query, index, 4, _F32)))
+                        q = _broadcast(builder, builder.load(_at(builder, query, index, _F32)))
                         _add_product(builder, sums[2 * r], q, key[0])
                         _add_product(builder, sums[2 * r + 1], q, key[1])
                 for r in range(count):
                     for half in range(2):
                         lane = builder.add(builder.mul(group, _I64(LANES)), _I64(half * LANES))
                         index = builder.add(builder.mul(out_stride, _I64(r)), lane)
-                        builder.store(builder.load(sums[2 * r + half]), _at(builder, out, index, 4, _VECTOR), align=4)
+                        builder.store(builder.load(sums[2 * r + half]), _at(builder, out, index, _F32, _VECTOR), align=4)
 
         _switch(builder, rows, MAX_ROWS, tile)
         return context.get_dummy_value()
@@ -269,7 +279,7 @@ def weighted_values(  # noqa: D417
         def tile(count: int, width: int) -> None:
             sums = _zeros(builder, count * width)
             with cgutils.for_range(builder, blocks) as b:
-                block = builder.load(_at(builder, table, builder.add(first, b.index), 8, _I64))
+                block = builder.load(_at(builder, table, builder.add(first, b.index), _I64))
                 base = builder.mul(block, block_stride)
                 lanes = builder.mul(b.index, padded_size)
                 is_last = builder.icmp_signed("==", builder.add(b.index, _I64(1)), blocks)
@@ -280,13 +290,13 @@ def weighted_values(  # noqa: D417
                     ]
                     for r in range(count):
                         index = builder.add(builder.mul(weights_stride, _I64(r)), builder.add(lanes, j.index))
-                        w = _broadcast(builder, builder.load(_at(builder, weights, index, 4, _F32)))
+                        w = _broadcast(builder, builder.load(_at(builder, weights, index, _F32)))
                         for v in range(width):
                             _add_product(builder, sums[r * width + v], w, value[v])
             for r in range(count):
                 for v in range(width):
                     index = builder.add(builder.mul(out_stride, _I64(r)), _I64(v * LANES))
-                    builder.store(builder.load(sums[r * width + v]), _at(builder, out, index, 4, _VECTOR), align=4)
+                    builder.store(builder.load(sums[r * width + v]), _at(builder, out, index, _F32, _VECTOR), align=4)
 
         def by_width(count: int) -> None:
             _switch(builder, vectors, MAX_VALUE_VECTORS, lambda width: tile(count, width))
@@ -295,3 +305,112 @@ def weighted_values(  # noqa: D417
         return context.get_dummy_value()
 
     return types.void(*_VALUES_ARGS, kind), emit
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no class for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+PANEL = 2 * LANES
+"""Columns of a weight that lie together; with MAX_ROWS rows a tile of sums fills 24 registers."""
+
+
+def _store_vector(builder: Any, value: Any, address: Any, index: Any, kind: int) -> None:
+    """Round to the kind, ties to even, and store."""
+    stored = ir.VectorType(_element(kind), LANES)
+    if kind == F16:
+        value = builder.fptrunc(value, stored)
+    elif kind == BF16:
+        words = ir.VectorType(_I32, LANES)
+
+        def number(n: int) -> Any:
+            return ir.Constant(words, [n] * LANES)
+
+        bits = builder.bitcast(value, words)
+        odd = builder.and_(builder.lshr(bits, number(16)), number(1))
+        bits = builder.add(bits, builder.add(odd, number(0x7FFF)))
+        value = builder.trunc(builder.lshr(bits, number(16)), stored)
+    builder.store(value, _at(builder, address, index, _element(kind), stored), align=_size(kind))
+
+
+_PRODUCT_ARGS = (types.int64,) * 8
+
+
+@intrinsic(prefer_literal=True)
+def product(  # noqa: D417
+    typing_context: Any,
+    rows: Any, out: Any, out_stride: Any, x: Any, x_stride: Any, panel: Any, inner: Any, bias: Any,
+    kind: Any, paired: Any,
+) -> Any:  # fmt: skip
+    """out[r, :32] = sum over i of x[r, i] * panel[i, :32], plus bias[:32] (float32; 0: none), for at most 12 rows.
+
+    x and out are of `kind`. panel: [inner, 32], or where `paired` [inner / 2, 32, 2] bfloat16, two steps of the sum
+    side by side, as AVX512_BF16's dot product wants them. The order of the sum is that of i, whatever the rows.
+    """
+    number, in_pairs = kind.literal_value, bool(paired.literal_value)
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        rows, out, out_stride, x, x_stride, panel, inner, bias, *_ = args
+        if in_pairs:
+            dot = cgutils.get_or_insert_function(
+                builder.module,
+                ir.FunctionType(_VECTOR, [_VECTOR, _PAIRS, _PAIRS]),
+                "llvm.x86.avx512bf16.dpbf16ps.512",
+            )
+
+        def step(sums: list[Any], i: Any, count: int) -> None:
+            base = builder.mul(i, _I64(PANEL))
+            if in_pairs:
+                columns = [
+                    builder.load(_at(builder, panel, builder.add(base, _I64(v * LANES)), _I32, _PAIRS), align=4)
+                    for v in range(2)
+                ]
+            else:
+                columns = [
+                    _load_vector(builder, panel, builder.add(base, _I64(v * LANES)), number) for v in range(2)
+                ]
+            for r in range(count):
+                index = builder.mul(x_stride, _I64(r))
+                if in_pairs:
+                    index = builder.add(index, builder.mul(i, _I64(2)))
+                    pair = builder.load(_at(builder, x, index, _I16, _F32), align=2)
+                    factor = builder.bitcast(_broadcast(builder, pair), _PAIRS)
+                else:
+                    pointer = _at(builder, x, builder.add(index, i), _element(number))
+                    scalar = _widen(builder, builder.load(pointer, align=_size(number)), number, 1)
+                    factor = _broadcast(builder, scalar)
+                for v in range(2):
+                    total = sums[2 * r + v]
+                    if in_pairs:
+                        builder.store(builder.call(dot, [builder.load(total), factor, columns[v]]), total)
+                    else:
+                        _add_product(builder, total, factor, columns[v])
+
+        def tile(count: int) -> None:
+            sums = _zeros(builder, 2 * count)
+            with builder.if_then(builder.icmp_signed("!=", bias, _I64(0))):
+                for r in range(count):
+                    for v in range(2):
+                        builder.store(_load_vector(builder, bias, _I64(v * LANES), F32), sums[2 * r + v])
+            steps = builder.udiv(inner, _I64(2)) if in_pairs else inner
+            with cgutils.for_range(builder, steps) as i:
+                step(sums, i.index, count)
+            for r in range(count):
+                for v in range(2):
+                    index = builder.add(builder.mul(out_stride, _I64(r)), _I64(v * LANES))
+                    _store_vector(builder, builder.load(sums[2 * r + v]), out, index, number)
+
+        _switch(builder, rows, MAX_ROWS, tile)
+        return context.get_dummy_value()
+
+    return types.void(*_PRODUCT_ARGS, kind, paired), emit
