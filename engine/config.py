@@ -10,8 +10,8 @@ import msgspec
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One worker's model, limits and address.
 
-    `model` is a directory or a hub id; `dtype` "auto" is bfloat16 where the CPU multiplies it natively (AMX), else
-    float32. `max_model_len` 0 takes the model's own limit. `kv_cache_bytes` 0 sizes the cache from free memory.
+    `model` is a directory or a hub id; `dtype` "auto" is bfloat16 where the CPU multiplies it natively (AVX512_BF16,
+    AMX), else float32. `max_model_len` 0 takes the model's own limit. `kv_cache_bytes` 0 sizes the cache from free memory.
     `threads` 0 is one per usable core.
     """
 

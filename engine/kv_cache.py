@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from engine.kernels.simd import LANES
+from engine.kernels.emit import LANES
 
 MIN_BYTES = 64 << 20
 MAX_DEFAULT_BYTES = 4 << 30

@@ -8,7 +8,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from engine.kernels import ops
-from engine.kernels.simd import MAX_ROWS
+from engine.kernels.tiles import MAX_ROWS, PANEL
 
 
 def has_amx() -> bool:
@@ -25,7 +25,7 @@ class PanelLinear(nn.Module):
         self.weight = ops.pack_weight(weight.detach())
         self.bias: torch.Tensor | None = None
         if bias is not None:
-            self.bias = torch.zeros(self.weight.shape[0] * ops.PANEL)
+            self.bias = torch.zeros(self.weight.shape[0] * PANEL)
             self.bias[: self.out_features] = bias.detach()
 
     def rows(self, x: torch.Tensor) -> torch.Tensor:

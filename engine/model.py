@@ -22,7 +22,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from engine import attention
 from engine.fused import FusedDecoder
-from engine.layers import pack_linears
+from engine.kernels.emit import has_bf16_dot
+from engine.layers import has_amx, pack_linears
 from engine.probe import (
     Forward,
     ProbeError,
@@ -196,8 +197,8 @@ def max_model_len(hf_config: Any, wanted: int) -> int:
 def _dtype(wanted: str) -> torch.dtype:
     if wanted != "auto":
         return DTYPES[wanted]
-    # Without AMX, bfloat16 products are several times slower than float32 ones.
-    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
+    # Where the CPU has to widen bfloat16 first, float32 products are faster.
+    return torch.bfloat16 if has_bf16_dot() or has_amx() else torch.float32
 
 
 def _from_pretrained(directory: Path, dtype: torch.dtype) -> PreTrainedModel:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.kernels.ops import choose
 from engine.messages import TokenLogprob
 from engine.sampling_params import SamplingParams
 
@@ -41,18 +42,18 @@ class Sampler:
 
     def sample(self, requests: list[Request], logits: torch.Tensor) -> tuple[list[int], list[TokenLogprob | None]]:
         """`logits` [len(requests), V]; returns a token per request, and its log-probability where asked for."""
-        logits = logits.float()
         params = [request.params for request in requests]
+        temperatures = [0.0 if p.greedy else p.temperature for p in params]
+        uniforms = [uniform(p.seed, r.num_output_tokens) for p, r in zip(params, requests, strict=True)]
+        if not any(p.logprobs is not None or p.filtered or _adjusts(r) for p, r in zip(params, requests, strict=True)):
+            return choose(logits, temperatures, uniforms), [None] * len(requests)
+        logits = logits.float()
         raw = logits if any(p.logprobs is not None and p.logprobs_mode == "raw" for p in params) else None
-        adjusted = self._adjust(requests, logits)
-        sampling = [row for row, p in enumerate(params) if not p.greedy]
-        tokens = adjusted.argmax(-1)
-        processed = adjusted
-        if sampling:
-            rows = torch.tensor(sampling)
-            drawn = _draw([params[r] for r in sampling], [requests[r] for r in sampling], adjusted[rows])
-            tokens[rows] = drawn
-        chosen: list[int] = tokens.tolist()
+        processed = self._adjust(requests, logits)
+        chosen = choose(processed, temperatures, uniforms)
+        for row, p in enumerate(params):
+            if p.filtered and not p.greedy:
+                chosen[row] = _draw(processed[row], p, uniforms[row])
         logprobs: list[TokenLogprob | None] = [None] * len(requests)
         for row, p in enumerate(params):
             if p.logprobs is None:
@@ -68,14 +69,20 @@ class Sampler:
         """Bans, bias and penalties, on a copy where any applies."""
         copied = False
         for row, request in enumerate(requests):
-            p = request.params
-            young = request.num_output_tokens < p.min_tokens
-            if not (young or p.logit_bias or p.allowed_token_ids or p.bad_words or p.penalised):
+            if not _adjusts(request):
                 continue
+            young = request.num_output_tokens < request.params.min_tokens
             if not copied:
                 logits, copied = logits.clone(), True
             _adjust_row(logits[row], request, self.eos_token_ids if young else [])
         return logits
+
+
+def _adjusts(request: Request) -> bool:
+    """Whether the request changes the logits that the model gave."""
+    p = request.params
+    young = request.num_output_tokens < p.min_tokens
+    return bool(young or p.logit_bias or p.allowed_token_ids or p.bad_words or p.penalised)
 
 
 def token_logprobs(logits: torch.Tensor, tokens: list[int], top: int, mode: str = "raw") -> list[TokenLogprob]:
@@ -159,25 +166,12 @@ def _penalise(row: torch.Tensor, request: Request) -> None:
         row -= p.relative_frequency_penalty * (counts.prompt + counts.output) / len(request.token_ids)
 
 
-def _draw(params: list[SamplingParams], requests: list[Request], logits: torch.Tensor) -> torch.Tensor:
-    """Sample one token for every row of `logits` [B, V]: [B] int64."""
-    u = torch.tensor([uniform(p.seed, r.num_output_tokens) for p, r in zip(params, requests, strict=True)])[:, None]
-    temperature = torch.tensor([p.temperature for p in params])[:, None]
-    scaled = logits / temperature
-    # The two ways round differently, so each request takes the one that it would take alone.
-    filtered = torch.tensor([p.filtered for p in params])
-    tokens = torch.empty(len(params), dtype=torch.int64)
-    if not bool(filtered.all()):
-        rows = ~filtered
-        cumulative = scaled[rows].softmax(-1, dtype=torch.float64).cumsum(-1)
-        drawn = torch.searchsorted(cumulative, u[rows].double() * cumulative[:, -1:])
-        tokens[rows] = drawn.clamp_(max=logits.shape[1] - 1).squeeze(1)
-    for row in filtered.nonzero()[:, 0].tolist():
-        ids, weights = _candidates(scaled[row], params[row])
-        cumulative = weights.double().cumsum(-1)
-        j = int(torch.searchsorted(cumulative, u[row].double() * cumulative[-1]))
-        tokens[row] = ids[min(j, len(ids) - 1)]
-    return tokens
+def _draw(logits: torch.Tensor, p: SamplingParams, u: float) -> int:
+    """Sample one token of `logits` [V] among those that the filters leave."""
+    ids, weights = _candidates(logits / p.temperature, p)
+    cumulative = weights.double().cumsum(-1)
+    j = int(torch.searchsorted(cumulative, u * cumulative[-1:]))
+    return int(ids[min(j, len(ids) - 1)])
 
 
 def _candidates(scaled: torch.Tensor, p: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:

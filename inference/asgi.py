@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -55,6 +56,7 @@ class Exchange:
         self.answer_headers: Headers = []
         """Sent with every answer, errors and streams included."""
         self.status = 0
+        self._chunks, self._ended = 0, False
 
     def header(self, name: str) -> str | None:
         """A request header by its lower-case name."""
@@ -132,52 +134,52 @@ class Exchange:
         With `errors_before_head` the head waits for the first chunk, so that a ServingError until then is raised and
         becomes an ordinary answer; later ones are rendered into the stream. `keep_alive` is sent in long silences.
         """
-        pump = asyncio.ensure_future(self._pump(chunks, headers, render_error, keep_alive, errors_before_head, end))
+        pump = asyncio.ensure_future(self._pump(chunks, headers, render_error, errors_before_head, end))
         watch = asyncio.ensure_future(self._gone())
+        keeper = asyncio.ensure_future(self._keep_alive(headers, keep_alive))
         try:
             await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():
                 raise ClientGone
             pump.result()
         finally:
-            await _cancel(pump, watch)
+            await _cancel(pump, watch, keeper)
 
     async def _pump(
         self,
         chunks: AsyncGenerator[bytes, None],
         headers: Headers,
         render_error: Callable[[ServingError], bytes],
-        keep_alive: bytes,
         errors_before_head: bool,
         end: bytes,
     ) -> None:
-        upcoming: asyncio.Future[bytes] | None = None
-        try:
+        async with aclosing(chunks):
             if not errors_before_head:
                 await self._start_stream(headers)
-            while True:
-                upcoming = asyncio.ensure_future(anext(chunks))
-                while not (await asyncio.wait({upcoming}, timeout=KEEP_ALIVE_S))[0]:
-                    await self._start_stream(headers)
-                    await self._chunk(keep_alive)
-                try:
-                    chunk = upcoming.result()
-                except StopAsyncIteration:
-                    break
-                except ServingError as error:
+            try:
+                async for chunk in chunks:
                     if not self.status:
-                        raise
-                    chunk = render_error(error)
+                        await self._start_stream(headers)
                     await self._chunk(chunk)
-                    break
-                await self._start_stream(headers)
-                await self._chunk(chunk)
+            except ServingError as error:
+                if not self.status:
+                    raise
+                await self._chunk(render_error(error))
             await self._start_stream(headers)
+            self._ended = True
             await self._send({"type": "http.response.body", "body": end})
-        finally:
-            if upcoming is not None and not upcoming.done():
-                await _cancel(upcoming)
-            await chunks.aclose()
+
+    async def _keep_alive(self, headers: Headers, frame: bytes) -> None:
+        """A frame whenever nothing has been sent for a while; a task of its own, so that chunks cost nothing more."""
+        sent = 0
+        while True:
+            await asyncio.sleep(KEEP_ALIVE_S / 2)
+            if self._ended:
+                return
+            if sent == self._chunks:
+                await self._start_stream(headers)
+                await self._chunk(frame)
+            sent = self._chunks
 
     async def _start_stream(self, headers: Headers) -> None:
         if not self.status:
@@ -187,6 +189,7 @@ class Exchange:
             )
 
     async def _chunk(self, body: bytes) -> None:
+        self._chunks += 1
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _gone(self) -> None:

@@ -12,26 +12,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
 
-from engine.kernels.simd import (
-    F32,
-    LANES,
-    MAX_ROWS,
-    MAX_VALUE_ROWS,
-    MAX_VALUE_VECTORS,
-    address_of,
-    as_float,
-    exp,
-    load,
-    load_int,
-    scores,
-    store,
-    take_ticket,
-    weighted_values,
-)
+from engine.kernels.compiled import inlined, kernel
+from engine.kernels.emit import F32, LANES
+from engine.kernels.simd import address_of, as_float, exp, load, load_int, store, take_ticket
+from engine.kernels.tiles import MAX_ROWS, MAX_VALUE_ROWS, MAX_VALUE_VECTORS, scores, weighted_values
 
-FAST = {"nnan", "nsz", "reassoc", "contract", "arcp"}
 ONE, TWO, NEGATIVE = np.float32(1), np.float32(2), np.float32(-1e30)
 
 
@@ -43,10 +29,16 @@ def write_kernel(kind: int) -> Any:
     dim, cache; value: the same, with the padded dim before the cache.
     """
 
-    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST, error_model="numpy")
+    @kernel
     def write_kv(data):
         a = address_of(data)
-        rows, slots, heads, size, padded = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5), load_int(a, 6)
+        rows, slots, heads, size, padded = (
+            load_int(a, 2),
+            load_int(a, 3),
+            load_int(a, 4),
+            load_int(a, 5),
+            load_int(a, 6),
+        )
         key, key_row, key_head, key_dim, keys = (
             load_int(a, 7), load_int(a, 8), load_int(a, 9), load_int(a, 10), load_int(a, 11),
         )  # fmt: skip
@@ -72,14 +64,14 @@ def write_kernel(kind: int) -> Any:
     return write_kv
 
 
-@njit(fastmath=FAST)
+@inlined
 def _soft_cap(row, lanes, cap):
     for i in range(lanes):
         doubled = exp(min(load(row, i, F32) * (TWO / cap), np.float32(80)))
         store(row, i, F32, cap * (ONE - TWO / (doubled + ONE)))
 
 
-@njit(fastmath=FAST)
+@inlined
 def _softmax(row, begin, end, lanes, size, padded, sink):
     """Weights of lanes begin..end (others 0), not yet divided by their sum, which is returned."""
     if size != padded:  # lanes that stand for no key
@@ -111,10 +103,9 @@ def attend_kernel(kind: int) -> Any:
     (0: none), soft-cap (0: none), sinks [heads] float32 (0: none); out: address, token stride, head stride; scratch:
     address, bytes a worker.
     """
-
     element = 4 if kind == F32 else 2
 
-    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST, error_model="numpy")
+    @kernel
     def attend(data):
         a = address_of(data)
         tasks, num_tasks, sequences, tables = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
@@ -122,7 +113,12 @@ def attend_kernel(kind: int) -> Any:
         keys, values, kv_heads, group = load_int(a, 9), load_int(a, 10), load_int(a, 11), load_int(a, 12)
         key_dim, value_dim, value_padded = load_int(a, 13), load_int(a, 14), load_int(a, 15)
         size, padded = load_int(a, 16), load_int(a, 17)
-        scale, window, cap, sinks = as_float(load_int(a, 18)), load_int(a, 19), as_float(load_int(a, 20)), load_int(a, 21)
+        scale, window, cap, sinks = (
+            as_float(load_int(a, 18)),
+            load_int(a, 19),
+            as_float(load_int(a, 20)),
+            load_int(a, 21),
+        )
         out, out_token, out_head = load_int(a, 22), load_int(a, 23), load_int(a, 24)
         rows_q = load_int(a, 25) + take_ticket(a + 8) * load_int(a, 26)  # this worker's scratch
         rows_out = rows_q + 4 * MAX_ROWS * key_dim
@@ -154,7 +150,8 @@ def attend_kernel(kind: int) -> Any:
             table = tables + 8 * entry
             scores(
                 rows, rows_scores, stride, rows_q, key_dim, keys + kv_head * key_dim * padded * element, table, kv_heads * key_dim * padded, padded,
-                first_block * (padded // LANES), lanes // LANES, kind,
+                first_block * (padded // LANES), lanes // LANES,
+                values + kv_head * size * value_padded * element, kv_heads * size * value_padded, size * value_padded, kind,
             )  # fmt: skip
             for r in range(rows):
                 position = length - tokens + (first_row + r) // group

@@ -9,10 +9,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cfunc, types
 
-from engine.kernels.attention import FAST
-from engine.kernels.simd import F32, address_of, as_float, exp, load, load_int, store, take_ticket
+from engine.kernels.compiled import kernel
+from engine.kernels.emit import F32
+from engine.kernels.simd import address_of, as_float, exp, load, load_int, store, take_ticket
 
 ONE = np.float32(1)
 COLUMNS = 512
@@ -21,13 +21,13 @@ COLUMNS = 512
 
 @cache
 def add_norm_kernel(kind: int) -> Any:
-    """residual += delta; out = residual / rms(residual) * weight.
+    """Residual += delta; out = residual / rms(residual) * weight.
 
     Arguments: rows, width; residual [rows, width] float32; delta [rows, width] (0: none); weight [width] float32;
     epsilon; out [rows, width].
     """
 
-    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST, error_model="numpy")
+    @kernel
     def add_norm(data):
         a = address_of(data)
         rows, width, residual, delta = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
@@ -58,7 +58,7 @@ def rotary_kernel(kind: int) -> Any:
     query norm, key norm [dim] float32 (0: none), epsilon. The halves of a head rotate against each other (GPT-NeoX).
     """
 
-    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST, error_model="numpy")
+    @kernel
     def rotary(data):
         a = address_of(data)
         rows, heads, stride, queries, keys, dim = (
@@ -94,9 +94,9 @@ def rotary_kernel(kind: int) -> Any:
 
 @cache
 def silu_mul_kernel(kind: int) -> Any:
-    """out = silu(gate) * up. Arguments: rows, width; gate and up side by side [rows, 2 * width]; out [rows, width]."""
+    """Out = silu(gate) * up. Arguments: rows, width; gate and up side by side [rows, 2 * width]; out [rows, width]."""
 
-    @cfunc(types.void(types.voidptr), cache=True, fastmath=FAST, error_model="numpy")
+    @kernel
     def silu_mul(data):
         a = address_of(data)
         rows, width, both, out = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)

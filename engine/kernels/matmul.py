@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cfunc, types
-
-from engine.kernels.simd import F32, MAX_ROWS, PANEL, address_of, load_int, product, take_ticket
+from engine.kernels.compiled import kernel
+from engine.kernels.emit import F32
+from engine.kernels.simd import address_of, load_int, take_ticket
+from engine.kernels.tiles import MAX_ROWS, PANEL, product
 
 PIECES = 16
 """A few rows take as long as reading the weight does, and memory is read fastest in long runs: so many for all."""
@@ -19,7 +20,7 @@ def matmul_kernel(kind: int, paired: int) -> Any:
     element = 4 if kind == F32 else 2
     pieces = PIECES
 
-    @cfunc(types.void(types.voidptr), cache=True, error_model="numpy")
+    @kernel
     def matmul(data):
         a = address_of(data)
         rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)

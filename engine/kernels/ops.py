@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.kernels import attention, layers, matmul
-from engine.kernels.simd import BF16, F16, F32, MAX_ROWS, PANEL, has_bf16_dot
+from engine.kernels import attention, layers, matmul, sampling
+from engine.kernels.emit import BF16, F16, F32, has_bf16_dot
 from engine.kernels.threads import float_bits, num_threads, run
+from engine.kernels.tiles import MAX_ROWS, PANEL
 
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 SERIAL = 1 << 13
@@ -19,7 +20,7 @@ SERIAL = 1 << 13
 def add_norm(
     residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, epsilon: float, out: torch.Tensor
 ) -> None:
-    """residual [T, H] float32 += delta [T, H]; out [T, H] = its RMS norm times weight [H] float32. All contiguous."""
+    """Residual [T, H] float32 += delta [T, H]; out [T, H] = its RMS norm times weight [H] float32. All contiguous."""
     rows, width = residual.shape
     run(
         layers.add_norm_kernel(KINDS[out.dtype]),
@@ -39,7 +40,9 @@ def rotate(
     rows [T, *] in place; cosines and sines [T, D] float32.
     """
     rows, dim = cosines.shape
-    query_norm, key_norm, epsilon = (0, 0, 0.0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr(), norms[2])
+    query_norm, key_norm, epsilon = (
+        (0, 0, 0.0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr(), norms[2])
+    )
     run(
         layers.rotary_kernel(KINDS[heads.dtype]),
         rows, heads.data_ptr(), heads.stride(0), *counts, dim, cosines.data_ptr(), sines.data_ptr(),
@@ -76,7 +79,7 @@ def _paired(dtype: torch.dtype) -> bool:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [T, in] contiguous, a packed weight, bias [panels * 32] float32 -> [T, panels * 32]."""
+    """X [T, in] contiguous, a packed weight, bias [panels * 32] float32 -> [T, panels * 32]."""
     rows, inner = x.shape
     panels = weight.shape[0]
     out = x.new_empty(rows, panels * PANEL)
@@ -176,3 +179,22 @@ def attend(
         0 if sink_row is None else sink_row.data_ptr(), out.data_ptr(), out.stride(0), out.stride(1),
         plan.scratch(each).data_ptr(), each, parallel=len(tasks) > 1,
     )  # fmt: skip
+
+
+def choose(logits: torch.Tensor, temperatures: Sequence[float], uniforms: Sequence[float]) -> list[int]:
+    """A token for every row of logits [B, V]: at temperature 0 the most likely, else the one at which the cumulative
+    distribution reaches the row's uniform number.
+    """
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    rows, columns = logits.shape
+    heat = torch.tensor(temperatures, dtype=torch.float32)
+    draws = torch.tensor(uniforms, dtype=torch.float64)
+    out = torch.empty(rows, dtype=torch.int64)
+    run(
+        sampling.choose_kernel(KINDS[logits.dtype]),
+        rows, columns, logits.data_ptr(), logits.stride(0), heat.data_ptr(), draws.data_ptr(), out.data_ptr(),
+        parallel=rows > 1,
+    )  # fmt: skip
+    tokens: list[int] = out.tolist()
+    return tokens

@@ -223,7 +223,7 @@ class PlaneServer(daphne_server.Server):
         """Pass a message on, and wait while the client does not read."""
         await super().handle_reply(protocol, message)
         writable = getattr(protocol, "writable", None)
-        if writable is None:
+        if writable is None or writable.is_set():
             return
         try:
             await asyncio.wait_for(writable.wait(), self.slow_client_timeout_s)

@@ -1,0 +1,142 @@
+"""LLVM code for the operations that the intrinsics are made of: typed pointers, vectors of 16, rounding, tiles of sums.
+
+An address is an int64; indices count elements. A `kind` is the type of the elements in memory; arithmetic is float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba.core import cgutils
+
+F32, BF16, F16 = 0, 1, 2
+LANES = 16
+"""float32 numbers in one vector: one AVX-512 register, two of AVX2, four of NEON."""
+
+FLOAT = ir.FloatType()
+I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+VECTOR = ir.VectorType(FLOAT, LANES)
+
+
+@cache
+def has_bf16_dot() -> bool:
+    """Whether this CPU multiplies pairs of bfloat16 numbers and adds them up in float32 (AVX512_BF16)."""
+    return bool(get_host_cpu_features().get("avx512bf16"))
+
+
+def element_type(kind: int) -> ir.Type:
+    """How an element lies in memory; a bfloat16 as its bits."""
+    return {F32: FLOAT, BF16: I16, F16: ir.HalfType()}[kind]
+
+
+def element_bytes(kind: int) -> int:
+    """Bytes of one element."""
+    return 4 if kind == F32 else 2
+
+
+def pointer_at(builder: Any, address: Any, index: Any, kind_type: ir.Type, pointee: ir.Type | None = None) -> Any:
+    """A pointer to element `index`. Indexed as a pointer, not as a number, or LLVM would not make loops vector code."""
+    base = builder.inttoptr(address, ir.PointerType(kind_type))
+    pointer = builder.gep(base, [index])
+    return pointer if pointee is None else builder.bitcast(pointer, ir.PointerType(pointee))
+
+
+def widen(builder: Any, raw: Any, kind: int, lanes: int) -> Any:
+    """What was loaded as `kind`, as float32: a bfloat16 is the upper half of a float32."""
+    if kind == F32:
+        return raw
+    wide = FLOAT if lanes == 1 else ir.VectorType(FLOAT, lanes)
+    if kind == F16:
+        return builder.fpext(raw, wide)
+    bits = I32 if lanes == 1 else ir.VectorType(I32, lanes)
+    shift = ir.Constant(bits, 16 if lanes == 1 else [16] * lanes)
+    return builder.bitcast(builder.shl(builder.zext(raw, bits), shift), wide)
+
+
+def load_vector(builder: Any, address: Any, index: Any, kind: int) -> Any:
+    """16 elements from `index` on, as float32."""
+    pointer = pointer_at(builder, address, index, element_type(kind), ir.VectorType(element_type(kind), LANES))
+    return widen(builder, builder.load(pointer, align=element_bytes(kind)), kind, LANES)
+
+
+def broadcast(builder: Any, scalar: Any) -> Any:
+    """A vector of 16 times the same float32."""
+    first = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), scalar, I32(0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+
+
+class BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no class for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
+PAIRS = ir.VectorType(BFloat(), 2 * LANES)
+
+
+def store_vector(builder: Any, value: Any, address: Any, index: Any, kind: int) -> None:
+    """Round to the kind, ties to even, and store."""
+    stored = ir.VectorType(element_type(kind), LANES)
+    if kind == F16:
+        value = builder.fptrunc(value, stored)
+    elif kind == BF16:
+        words = ir.VectorType(I32, LANES)
+
+        def number(n: int) -> Any:
+            return ir.Constant(words, [n] * LANES)
+
+        bits = builder.bitcast(value, words)
+        odd = builder.and_(builder.lshr(bits, number(16)), number(1))
+        bits = builder.add(bits, builder.add(odd, number(0x7FFF)))
+        value = builder.trunc(builder.lshr(bits, number(16)), stored)
+    builder.store(value, pointer_at(builder, address, index, element_type(kind), stored), align=element_bytes(kind))
+
+
+def switch(builder: Any, value: Any, count: int, body: Callable[[int], None]) -> None:
+    """`body(n)` for value == n in 1..count; other values do nothing."""
+    done = builder.append_basic_block("done")
+    choice = builder.switch(value, done)
+    for n in range(1, count + 1):
+        block = builder.append_basic_block(f"case{n}")
+        choice.add_case(I64(n), block)
+        with builder.goto_block(block):
+            body(n)
+            builder.branch(done)
+    builder.position_at_end(done)
+
+
+def prefetch(builder: Any, address: Any, start: Any, count: Any, kind: int) -> None:
+    """Ask for `count` elements from `start` on, a cache line at a time."""
+    line = I64(64 // element_bytes(kind))
+    byte = ir.PointerType(ir.IntType(8))
+    signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+    fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
+    with cgutils.for_range(builder, builder.udiv(builder.add(count, builder.sub(line, I64(1))), line)) as i:
+        pointer = pointer_at(builder, address, builder.add(start, builder.mul(i.index, line)), element_type(kind))
+        builder.call(fetch, [builder.bitcast(pointer, byte), I32(0), I32(2), I32(1)])
+
+
+def zeros(builder: Any, count: int) -> list[Any]:
+    """So many vectors of sums; LLVM keeps them in registers."""
+    sums = [cgutils.alloca_once(builder, VECTOR) for _ in range(count)]
+    for one in sums:
+        builder.store(ir.Constant(VECTOR, [0.0] * LANES), one)
+    return sums
+
+
+def add_product(builder: Any, total: Any, a: Any, b: Any) -> None:
+    """Total += a * b, rounded once."""
+    signature = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    fma = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fma.v{LANES}f32")
+    builder.store(builder.call(fma, [a, b, builder.load(total)]), total)

@@ -1,0 +1,184 @@
+"""The kernels against the same in torch, over odd sizes; and every row's result, bit by bit, whatever stands beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.kernels import ops
+from engine.kv_cache import whole_vectors
+from engine.layers import PanelLinear, TileLinear, has_amx, make_linear
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    difference = float((found.float() - expected).abs().max() / expected.abs().max())
+    assert difference < TOLERANCE[dtype]
+
+
+@dataclass
+class Attention:
+    """Sequences in a cache whose blocks lie in any order, and new tokens at their ends."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    lengths: list[int]
+    counts: list[int]
+    block_size: int
+    dtype: torch.dtype
+
+    def __post_init__(self):
+        generator = torch.Generator().manual_seed(0)
+        kv, size = self.kv_heads, self.block_size
+        blocks = [-(-length // size) for length in self.lengths]
+        order = torch.randperm(sum(blocks), generator=generator) + 1
+        self.tables = [part.tolist() for part in order.split(blocks)]
+        shape = (sum(blocks) + 1, kv)
+        self.keys = torch.full((*shape, self.dim, whole_vectors(size)), torch.nan, dtype=self.dtype)
+        self.values = torch.full((*shape, size, whole_vectors(self.dim)), torch.nan, dtype=self.dtype)
+        self.made = [
+            [torch.randn(n, kv, self.dim, generator=generator).to(self.dtype) for n in self.lengths] for _ in range(2)
+        ]
+        for table, key, value in zip(self.tables, *self.made, strict=True):
+            slots = torch.tensor([table[p // size] * size + p % size for p in range(len(key))])
+            ops.write_kv(key.transpose(0, 1), value.transpose(0, 1), slots, self.keys, self.values)
+        self.query = torch.randn(sum(self.counts), self.heads, self.dim, generator=generator).to(self.dtype)
+
+    def run(self, only: int | None = None, **options) -> torch.Tensor:
+        """All sequences' attention, or only one's."""
+        starts = [sum(self.counts[:i]) for i in range(len(self.counts))]
+        every = list(zip(starts, self.counts, self.lengths, self.tables, strict=True))
+        chosen = every if only is None else [every[only]]
+        plan = ops.AttentionPlan(chosen, self.block_size, self.keys.shape[3])
+        out = torch.empty(len(self.query), self.heads, self.dim, dtype=self.dtype)
+        given = {"scale": None, "window": None, "softcap": None, "sinks": None} | options
+        ops.attend(plan, self.query.transpose(0, 1), self.keys, self.values, out, **given)
+        return out if only is None else out[starts[only] : starts[only] + self.counts[only]]
+
+    def reference(self, window=None, softcap=None, sinks=None) -> torch.Tensor:
+        """The same by plain matrix products in float32."""
+        outs, start = [], 0
+        for i, (count, length) in enumerate(zip(self.counts, self.lengths, strict=True)):
+            query = self.query[start : start + count].float().transpose(0, 1)
+            key, value = (
+                part[i].float().transpose(0, 1).repeat_interleave(self.heads // self.kv_heads, 0) for part in self.made
+            )
+            scores = query @ key.transpose(1, 2) * self.dim**-0.5
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            rows, columns = torch.arange(length - count, length)[:, None], torch.arange(length)[None]
+            keep = (columns <= rows) & (columns > rows - (window or length))
+            scores = scores.masked_fill(~keep, -torch.inf)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[:, None, None].expand(-1, count, 1)], -1)
+            weights = scores.softmax(-1)[..., :length]
+            outs.append((weights @ value).transpose(0, 1))
+            start += count
+        return torch.cat(outs)
+
+
+SHAPES = [
+    (9, 3, 64, [100, 17, 1], [1, 1, 1], 16),
+    (14, 2, 64, [77, 40], [5, 1], 32),
+    (4, 4, 24, [37], [37], 4),
+    (8, 1, 8, [50, 9], [7, 9], 8),
+    (40, 2, 128, [200], [3], 16),
+    (6, 2, 20, [70, 33], [70, 1], 24),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention(shape, dtype):
+    case = Attention(*shape, dtype)
+    sinks = torch.randn(case.heads, generator=torch.Generator().manual_seed(1))
+    for options in ({}, {"window": 13}, {"softcap": 5.0}, {"window": 16, "sinks": sinks}):
+        assert_near(case.run(**options), case.reference(**options), dtype)
+
+
+def test_a_sequence_attends_the_same_alone_and_among_others():
+    case = Attention(9, 3, 64, [100, 17, 333], [1, 17, 40], 16, torch.bfloat16)
+    together = case.run()
+    parts = [case.run(only=i) for i in range(3)]
+    assert torch.equal(together, torch.cat(parts))
+
+
+LINEARS = [(64, 96), (576, 960), (7, 5), (30, 33), (1, 1), (258, 1000)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("inner", "columns"), LINEARS)
+def test_linear(inner, columns, dtype):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(columns, inner, generator=generator).to(dtype)
+    bias = torch.randn(columns, generator=generator).to(dtype)
+    for b in (None, bias):
+        layer = make_linear(weight, b)
+        for rows in (1, 2, 12, 13, 61):
+            x = torch.randn(rows, inner, generator=generator).to(dtype)
+            expected = F.linear(x.float(), weight.float(), None if b is None else b.float())
+            assert_near(layer(x), expected, dtype)
+            assert_near(layer.rows(x), expected, dtype)
+    assert layer(torch.zeros(2, 3, inner, dtype=dtype)).shape == (2, 3, columns)
+    assert layer(torch.zeros(0, inner, dtype=dtype)).shape == (0, columns)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_is_multiplied_the_same_alone_and_among_others(dtype):
+    x, weight = torch.randn(100, 320).to(dtype), torch.randn(640, 320).to(dtype)
+    layer = PanelLinear(weight, None)
+    together = layer(x)
+    assert all(torch.equal(layer(x[i : i + 1])[0], together[i]) for i in range(100))
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here")
+def test_the_layer_for_amx_agrees_with_itself():
+    """Few rows and many take different ways; without AMX oneDNN goes another way still, to the same result."""
+    x, weight, bias = torch.randn(40, 320).bfloat16(), torch.randn(640, 320).bfloat16(), torch.randn(640).bfloat16()
+    layer = TileLinear(weight, bias)
+    assert_near(layer(x[:12]), layer(x)[:12].float(), torch.bfloat16)
+    assert isinstance(make_linear(weight, bias), TileLinear) == has_amx()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_residual_and_norm(dtype):
+    residual, delta, weight = torch.randn(50, 200), torch.randn(50, 200).to(dtype), torch.rand(200) + 0.5
+    expected = residual + delta.float()
+    out = torch.empty(50, 200, dtype=dtype)
+    ops.add_norm(residual, delta, weight, 1e-5, out)
+    assert_near(residual, expected, torch.float32)
+    assert_near(out, F.rms_norm(expected, (200,), weight, 1e-5), dtype)
+    ops.add_norm(residual, None, weight, 1e-5, out)
+    assert_near(residual, expected, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotary(dtype, normed):
+    heads = torch.randn(30, 7, 24).to(dtype)  # four of queries, two of keys, one of values
+    angles = torch.rand(30, 12) * 6
+    cosines, sines = (torch.cat([f(angles)] * 2, -1).contiguous() for f in (torch.cos, torch.sin))
+    weights = torch.rand(2, 24) + 0.5
+    expected = heads.float().clone()
+    if normed:
+        expected[:, :4] = F.rms_norm(expected[:, :4], (24,), weights[0], 1e-6)
+        expected[:, 4:6] = F.rms_norm(expected[:, 4:6], (24,), weights[1], 1e-6)
+    turned = expected[:, :6]
+    half = torch.cat((-turned[..., 12:], turned[..., :12]), -1)
+    expected[:, :6] = turned * cosines[:, None] + half * sines[:, None]
+    ops.rotate(heads.view(30, -1), (4, 2), cosines, sines, (weights[0], weights[1], 1e-6) if normed else None)
+    assert_near(heads, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [40, 1000])
+def test_gate(dtype, width):
+    both = (torch.randn(30, 2 * width) * 20).to(dtype)
+    gate, up = both.float().chunk(2, -1)
+    assert_near(ops.silu_mul(both), F.silu(gate) * up, dtype)
