@@ -28,9 +28,15 @@ class Context(Protocol):
     """What an attention call does with one layer's query [H, T, D], key and value [HK, T, D]; returns [T, H, DV]."""
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: Options,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of one layer in one forward pass."""
+        """Attention of one layer in one forward pass, in `out` where that is given."""
         ...
 
 
@@ -78,11 +84,18 @@ def _paged(
     return attend(layer, query[0], key[0], value[0], options)[None], None
 
 
-def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options) -> torch.Tensor:
+def attend(
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: Options,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Attention of one layer in the current context: [H, T, D], [HK, T, D], [HK, T, DV] -> [T, H, DV]."""
     if _current is None:
         raise RuntimeError("an attention layer was called outside of a step")
-    return _current.attend(layer, query, key, value, options)
+    return _current.attend(layer, query, key, value, options, out)
 
 
 def install() -> None:
@@ -97,7 +110,13 @@ class Recorder:
         self.specs: dict[int, AttentionSpec] = {}
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: Options,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As `Context`."""
         plain = options.softcap is None and options.sinks is None
@@ -118,12 +137,19 @@ class PagedAttention:
         )
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: Options,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As `Context`."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         ops.write_kv(key, value, self.slots, keys, values)
-        out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+        if out is None:
+            out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         if self.rows < query.shape[1]:
             out[self.rows :] = 0  # padding
         ops.attend(self._plan, query, keys, values, out, options.scale, options.window, options.softcap, options.sinks)

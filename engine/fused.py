@@ -15,7 +15,7 @@ import torch
 
 from engine.attention import Options, attend
 from engine.kernels import ops
-from engine.layers import Linear, make_linear
+from engine.layers import PanelGate, PanelLinear, make_gate, make_linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,12 +34,23 @@ class _Layer:
 
     input_norm: tuple[torch.Tensor, float]
     post_norm: tuple[torch.Tensor, float]
-    qkv: Linear
-    out: Linear
-    gate_up: Linear
-    down: Linear
+    qkv: PanelLinear
+    out: PanelLinear
+    gate: PanelGate
+    down: PanelLinear
     qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None
     options: Options
+
+
+@dataclass(slots=True)
+class _Workspace:
+    """What a step's layers write to, row by row: the residual stream [T, *] float32 and the rest in the model's type."""
+
+    residual: torch.Tensor
+    normed: torch.Tensor
+    qkv: torch.Tensor
+    attended: torch.Tensor
+    gated: torch.Tensor
 
 
 class FusedDecoder:
@@ -62,30 +73,53 @@ class FusedDecoder:
         self.layers = [self._layer(layer, spec) for layer, spec in zip(decoder.layers, specs, strict=True)]
         self.embed = decoder.embed_tokens
         self.head = make_linear(model.lm_head.weight, model.lm_head.bias)
+        self._space: _Workspace | None = None
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, logits_rows: torch.Tensor) -> torch.Tensor:
         """Ids and positions [1, T] int64, rows [L] int64 -> logits [L, V]. Attention goes to the current context."""
         embedded = self.embed(input_ids)[0]
-        residual = embedded.float() if embedded.dtype != torch.float32 else embedded.clone()
-        cosines, sines = (part[0].float().contiguous() for part in self.rotary(residual[None], position_ids=positions))
-        normed = torch.empty_like(embedded)
-        delta: torch.Tensor | None = None
+        rows, hidden = embedded.shape
         heads, kv_heads, dim = self.heads, self.kv_heads, self.head_dim
+        space = self._workspace(rows)
+        residual, normed, attended = space.residual, space.normed, space.attended
+        residual[:, :hidden] = embedded
+        cosines, sines = (part[0].float().contiguous() for part in self.rotary(embedded[None], position_ids=positions))
         for index, layer in enumerate(self.layers):
-            ops.add_norm(residual, delta, *layer.input_norm, normed)
-            qkv = layer.qkv.rows(normed)
+            ops.norm(residual[:, :hidden], *layer.input_norm, normed)
+            qkv = layer.qkv.rows(normed, space.qkv)
             ops.rotate(qkv, (heads, kv_heads), cosines, sines, layer.qk_norms)
-            split = qkv.view(-1, heads + 2 * kv_heads, dim).transpose(0, 1)
-            attended = attend(
-                index, split[:heads], split[heads : heads + kv_heads], split[heads + kv_heads :], layer.options
+            split = qkv.unflatten(1, (-1, dim)).transpose(0, 1)
+            attend(
+                index,
+                split[:heads],
+                split[heads : heads + kv_heads],
+                split[heads + kv_heads :],
+                layer.options,
+                attended,
             )
-            ops.add_norm(residual, layer.out.rows(attended.view(-1, heads * dim)), *layer.post_norm, normed)
-            delta = layer.down.rows(ops.silu_mul(layer.gate_up.rows(normed)))
-        residual, delta = residual[logits_rows], None if delta is None else delta[logits_rows]
-        normed = torch.empty_like(residual, dtype=normed.dtype)
-        ops.add_norm(residual, delta, *self.norm, normed)
-        logits: torch.Tensor = self.head.rows(normed)
-        return logits
+            layer.out.add_to(residual, attended.flatten(1))
+            ops.norm(residual[:, :hidden], *layer.post_norm, normed)
+            layer.down.add_to(residual, layer.gate.rows(normed, space.gated))
+        last = residual[logits_rows, :hidden]
+        normed = torch.empty_like(last, dtype=normed.dtype)
+        ops.norm(last, *self.norm, normed)
+        return self.head.rows(normed)
+
+    def _workspace(self, rows: int) -> _Workspace:
+        """The first `rows` rows of what the layers write to; one allocation serves all steps."""
+        if self._space is None or self._space.residual.shape[0] < rows:
+            layer, dtype = self.layers[0], self.embed.weight.dtype
+            self._space = _Workspace(
+                torch.zeros(rows, ops.wide(self.embed.weight.shape[1])),
+                torch.zeros(rows, self.embed.weight.shape[1], dtype=dtype),
+                torch.zeros(rows, layer.qkv.width, dtype=dtype),
+                torch.zeros(rows, self.heads, self.head_dim, dtype=dtype),
+                torch.zeros(rows, layer.gate.width, dtype=dtype),
+            )
+        space = self._space
+        return _Workspace(
+            space.residual[:rows], space.normed[:rows], space.qkv[:rows], space.attended[:rows], space.gated[:rows]
+        )
 
     def _layer(self, layer: Any, spec: AttentionSpec) -> _Layer:
         if not spec.plain:
@@ -108,7 +142,7 @@ class FusedDecoder:
                 torch.cat([q.weight, k.weight, v.weight]), None if biases[0] is None else torch.cat(biases)
             ),
             out=make_linear(attention.o_proj.weight, attention.o_proj.bias),
-            gate_up=make_linear(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]), None),
+            gate=make_gate(mlp.gate_proj.weight, mlp.up_proj.weight),
             down=make_linear(mlp.down_proj.weight, mlp.down_proj.bias),
             qk_norms=(*_norm(attention.q_norm)[:1], *_norm(attention.k_norm)) if has_norms else None,
             options=Options(spec.scale, spec.window, None, None),

@@ -8,12 +8,17 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from engine.kernels import ops
-from engine.kernels.tiles import MAX_ROWS, PANEL
+from engine.kernels.tiles import ADD, GATE, MAX_ROWS
 
 
 def has_amx() -> bool:
     """Whether oneDNN multiplies bfloat16 in tiles here: several times the speed of vectors, from some rows on."""
     return bool(torch.cpu._is_amx_tile_supported()) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+
+
+def many_rows(x: torch.Tensor) -> bool:
+    """Whether AMX is worth it: for fewer rows the kernel reads the weight once, and nothing but memory counts."""
+    return x.shape[0] > MAX_ROWS
 
 
 class PanelLinear(nn.Module):
@@ -22,16 +27,23 @@ class PanelLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
+        self.width = ops.wide(self.out_features)
         self.weight = ops.pack_weight(weight.detach())
         self.bias: torch.Tensor | None = None
         if bias is not None:
-            self.bias = torch.zeros(self.weight.shape[0] * PANEL)
+            self.bias = torch.zeros(self.width)
             self.bias[: self.out_features] = bias.detach()
 
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in] contiguous -> [T, out], perhaps a view of a wider one."""
-        out = ops.linear(x, self.weight, self.bias)
-        return out if out.shape[1] == self.out_features else out[:, : self.out_features]
+    def rows(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, in] -> [T, out], a view of `out` [T, width], which is made where it is not given."""
+        if out is None:
+            out = x.new_empty(x.shape[0], self.width)
+        ops.linear(x, self.weight, self.bias, out)
+        return out if self.width == self.out_features else out[:, : self.out_features]
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        """Residual [T, width] float32 += y."""
+        ops.linear(x, self.weight, self.bias, residual, ADD)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
@@ -47,12 +59,48 @@ class TileLinear(PanelLinear):
         self.tiles = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 256)
         self.tile_bias = None if bias is None else bias.detach()
 
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
-        """As `PanelLinear`, which reads the weight once for so few rows that nothing but memory counts."""
-        if x.shape[0] <= MAX_ROWS:
-            return super().rows(x)
+    def _tiled(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.tiles, self.tile_bias, "none", [], "")
         return out
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """As `PanelLinear`."""
+        return self._tiled(x) if many_rows(x) else super().rows(x, out)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        """As `PanelLinear`."""
+        if many_rows(x):
+            residual[:, : self.out_features] += self._tiled(x)
+        else:
+            super().add_to(residual, x)
+
+
+class PanelGate:
+    """silu(x G^T) * (x U^T): the first half of a gated feed-forward layer, in one product."""
+
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor) -> None:
+        self.out_features = gate.shape[0]
+        self.weight = ops.pack_gate(gate.detach(), up.detach())
+        self.width = self.weight.shape[0] * ops.LANES
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """[T, in] -> [T, out], a view of `out` [T, width]."""
+        ops.linear(x, self.weight, None, out, GATE)
+        return out if self.width == self.out_features else out[:, : self.out_features]
+
+
+class TileGate(PanelGate):
+    """The same for CPUs with AMX."""
+
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor) -> None:
+        super().__init__(gate, up)
+        self.tiles = torch.ops.mkldnn._reorder_linear_weight(torch.cat([gate, up]).detach(), 256)
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """As `PanelGate`."""
+        if not many_rows(x):
+            return super().rows(x, out)
+        return ops.silu_mul(torch.ops.mkldnn._linear_pointwise(x, self.tiles, None, "none", [], ""))
 
 
 class DenseLinear(nn.Module):
@@ -62,30 +110,32 @@ class DenseLinear(nn.Module):
         super().__init__()
         self.weight, self.bias = weight.detach().contiguous(), None if bias is None else bias.detach()
 
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in] -> [T, out]."""
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]."""
         return F.linear(x, self.weight, self.bias)
 
-    forward = rows
 
-
-Linear = PanelLinear | DenseLinear
-
-
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """The fastest of them for this weight [out, in] on this CPU."""
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PanelLinear:
+    """The faster of the two for this weight [out, in] on this CPU; raises ValueError for an odd bfloat16 `in`."""
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
-        return DenseLinear(weight, bias)
-    if weight.dtype == torch.bfloat16 and has_amx():
-        return TileLinear(weight, bias)
-    return PanelLinear(weight, bias)
+        raise ValueError("an odd number of inputs cannot be paired")
+    tiles = weight.dtype == torch.bfloat16 and has_amx()
+    return TileLinear(weight, bias) if tiles else PanelLinear(weight, bias)
+
+
+def make_gate(gate: torch.Tensor, up: torch.Tensor) -> PanelGate:
+    """As `make_linear`, for the two weights [out, in] of a gated layer."""
+    if gate.dtype == torch.bfloat16 and (gate.shape[0] % 2 or gate.shape[1] % 2):
+        raise ValueError("an odd number of inputs cannot be paired")
+    return TileGate(gate, up) if gate.dtype == torch.bfloat16 and has_amx() else PanelGate(gate, up)
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Replace every exact `nn.Linear` and `Conv1D` of the model by `make_linear` of its weight."""
+    """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer of its weight."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) not in (nn.Linear, Conv1D):
                 continue
             weight = child.weight.t() if type(child) is Conv1D else child.weight
-            setattr(parent, name, make_linear(weight, child.bias))
+            odd = weight.dtype == torch.bfloat16 and weight.shape[1] % 2
+            setattr(parent, name, DenseLinear(weight, child.bias) if odd else make_linear(weight, child.bias))

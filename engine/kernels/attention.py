@@ -30,7 +30,7 @@ def write_kernel(kind: int) -> Any:
     """
 
     @kernel
-    def write_kv(data):
+    def write_kv(data: Any) -> None:
         a = address_of(data)
         rows, slots, heads, size, padded = (
             load_int(a, 2),
@@ -106,7 +106,7 @@ def attend_kernel(kind: int) -> Any:
     element = 4 if kind == F32 else 2
 
     @kernel
-    def attend(data):
+    def attend(data: Any) -> None:
         a = address_of(data)
         tasks, num_tasks, sequences, tables = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
         query, query_token, query_head = load_int(a, 6), load_int(a, 7), load_int(a, 8)

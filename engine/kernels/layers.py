@@ -1,4 +1,4 @@
-"""What stands between the products of a decoder layer: residual and norm, rotary embedding, gated activation.
+"""What stands between the products of a decoder layer: norm, rotary embedding, gated activation.
 
 The residual stream is float32; what goes into and comes out of a product has the model's own type.
 """
@@ -14,13 +14,13 @@ from engine.kernels.compiled import kernel
 from engine.kernels.emit import F32
 from engine.kernels.simd import address_of, as_float, exp, load, load_int, store, take_ticket
 
-ONE = np.float32(1)
+ONE, MOST = np.float32(1), np.float32(87)
 COLUMNS = 512
 """Columns of one piece of work in `silu_mul`."""
 
 
 @cache
-def add_norm_kernel(kind: int) -> Any:
+def norm_kernel(kind: int) -> Any:
     """Residual += delta; out = residual / rms(residual) * weight.
 
     Arguments: rows, width; residual [rows, width] float32; delta [rows, width] (0: none); weight [width] float32;
@@ -28,26 +28,23 @@ def add_norm_kernel(kind: int) -> Any:
     """
 
     @kernel
-    def add_norm(data):
+    def norm(data: Any) -> None:
         a = address_of(data)
-        rows, width, residual, delta = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
-        weight, epsilon, out = load_int(a, 6), as_float(load_int(a, 7)), load_int(a, 8)
+        rows, width, x, stride = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
+        weight, epsilon, out, out_stride = load_int(a, 6), as_float(load_int(a, 7)), load_int(a, 8), load_int(a, 9)
         while True:
             row = take_ticket(a)
             if row >= rows:
                 return
-            start = row * width
-            if delta:
-                for i in range(start, start + width):
-                    store(residual, i, F32, load(residual, i, F32) + load(delta, i, kind))
+            start, target = row * stride, row * out_stride
             squares = np.float32(0)
             for i in range(start, start + width):
-                squares += load(residual, i, F32) * load(residual, i, F32)
+                squares += load(x, i, F32) * load(x, i, F32)
             scale = ONE / np.sqrt(squares / np.float32(width) + epsilon)
             for i in range(width):
-                store(out, start + i, kind, load(residual, start + i, F32) * scale * load(weight, i, F32))
+                store(out, target + i, kind, load(x, start + i, F32) * scale * load(weight, i, F32))
 
-    return add_norm
+    return norm
 
 
 @cache
@@ -59,7 +56,7 @@ def rotary_kernel(kind: int) -> Any:
     """
 
     @kernel
-    def rotary(data):
+    def rotary(data: Any) -> None:
         a = address_of(data)
         rows, heads, stride, queries, keys, dim = (
             load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5), load_int(a, 6), load_int(a, 7),
@@ -97,7 +94,7 @@ def silu_mul_kernel(kind: int) -> Any:
     """Out = silu(gate) * up. Arguments: rows, width; gate and up side by side [rows, 2 * width]; out [rows, width]."""
 
     @kernel
-    def silu_mul(data):
+    def silu_mul(data: Any) -> None:
         a = address_of(data)
         rows, width, both, out = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
         pieces = (width + COLUMNS - 1) // COLUMNS
@@ -109,6 +106,6 @@ def silu_mul_kernel(kind: int) -> Any:
             gate, up, target = 2 * row * width, 2 * row * width + width, row * width
             for i in range(begin, min(begin + COLUMNS, width)):
                 x = load(both, gate + i, kind)
-                store(out, target + i, kind, x / (ONE + exp(-x)) * load(both, up + i, kind))
+                store(out, target + i, kind, x / (ONE + exp(min(-x, MOST))) * load(both, up + i, kind))
 
     return silu_mul

@@ -1,4 +1,4 @@
-"""x W^T + b for a few rows: weights in panels of 32 columns, read once, straight through memory."""
+"""x W^T + b: weights in panels of 32 columns, each read once, straight through memory, for all rows."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ from functools import cache
 from typing import Any
 
 from engine.kernels.compiled import kernel
-from engine.kernels.emit import F32
+from engine.kernels.emit import F32, LANES
 from engine.kernels.simd import address_of, load_int, take_ticket
-from engine.kernels.tiles import MAX_ROWS, PANEL, product
+from engine.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, product
 
 PIECES = 16
 """A few rows take as long as reading the weight does, and memory is read fastest in long runs: so many for all."""
 
 
 @cache
-def matmul_kernel(kind: int, paired: int) -> Any:
-    """Arguments: rows, inner, panels; x [rows, inner]; weight [panels, inner, 32]; bias (0: none); out, its stride."""
+def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
+    """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32]; start (0: none), its
+    stride; out, its stride. `ending` is STORE, ADD or GATE.
+    """
     element = 4 if kind == F32 else 2
+    out_element = 4 if ending == ADD else element
+    width = LANES if ending == GATE else PANEL
     pieces = PIECES
 
     @kernel
-    def matmul(data):
+    def matmul(data: Any) -> None:
         a = address_of(data)
         rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
-        x, weight, bias, out, stride = load_int(a, 5), load_int(a, 6), load_int(a, 7), load_int(a, 8), load_int(a, 9)
+        x, x_stride, weight = load_int(a, 5), load_int(a, 6), load_int(a, 7)
+        start, start_stride, out, stride = load_int(a, 8), load_int(a, 9), load_int(a, 10), load_int(a, 11)
         tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
         tile = (rows + tiles - 1) // tiles
         each = max(1, panels // pieces) if tiles == 1 else 1
@@ -35,9 +40,10 @@ def matmul_kernel(kind: int, paired: int) -> Any:
             for panel in range(begin, min(begin + each, panels)):
                 for first in range(0, rows, tile):
                     product(
-                        min(tile, rows - first), out + (first * stride + panel * PANEL) * element, stride,
-                        x + first * inner * element, inner, weight + panel * inner * PANEL * element, inner,
-                        bias + 4 * panel * PANEL if bias else 0, kind, paired,
+                        min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
+                        x + first * x_stride * element, x_stride, weight + panel * inner * PANEL * element, inner,
+                        start + 4 * (first * start_stride + panel * PANEL) if start else 0, start_stride,
+                        kind, paired, ending,
                     )  # fmt: skip
 
     return matmul

@@ -8,24 +8,22 @@ import numpy as np
 import torch
 
 from engine.kernels import attention, layers, matmul, sampling
-from engine.kernels.emit import BF16, F16, F32, has_bf16_dot
+from engine.kernels.emit import BF16, F16, F32, LANES, has_bf16_dot
 from engine.kernels.threads import float_bits, num_threads, run
-from engine.kernels.tiles import MAX_ROWS, PANEL
+from engine.kernels.tiles import MAX_ROWS, PANEL, STORE
 
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 SERIAL = 1 << 13
 """Below so many elements waking a second thread costs more than it does."""
 
 
-def add_norm(
-    residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, epsilon: float, out: torch.Tensor
-) -> None:
-    """Residual [T, H] float32 += delta [T, H]; out [T, H] = its RMS norm times weight [H] float32. All contiguous."""
-    rows, width = residual.shape
+def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> None:
+    """Out [T, H] = the RMS norm of x [T, H] float32, times weight [H] float32. Rows may lie further apart."""
+    rows, width = x.shape
     run(
-        layers.add_norm_kernel(KINDS[out.dtype]),
-        rows, width, residual.data_ptr(), 0 if delta is None else delta.data_ptr(), weight.data_ptr(),
-        float_bits(epsilon), out.data_ptr(), parallel=rows * width > SERIAL,
+        layers.norm_kernel(KINDS[out.dtype]),
+        rows, width, x.data_ptr(), x.stride(0), weight.data_ptr(), float_bits(epsilon),
+        out.data_ptr(), out.stride(0), parallel=rows * width > SERIAL,
     )  # fmt: skip
 
 
@@ -61,36 +59,53 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def wide(columns: int) -> int:
+    """`columns` rounded up to whole panels: so wide must a row be that a product is stored in."""
+    return -(-columns // PANEL) * PANEL
+
+
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     """[out, in] -> [panels, in, 32], the last panel filled up with zeros; bfloat16 in pairs where the CPU has dot
     products of them, and then `in` must be even.
     """
     columns, inner = weight.shape
-    panels = -(-columns // PANEL)
-    padded = weight.new_zeros(panels * PANEL, inner)
+    padded = weight.new_zeros(wide(columns), inner)
     padded[:columns] = weight
     if _paired(weight.dtype):
-        return padded.view(panels, PANEL, inner // 2, 2).transpose(1, 2).contiguous()
-    return padded.view(panels, PANEL, inner).transpose(1, 2).contiguous()
+        return padded.view(-1, PANEL, inner // 2, 2).transpose(1, 2).contiguous()
+    return padded.view(-1, PANEL, inner).transpose(1, 2).contiguous()
+
+
+def pack_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Two [out, in] -> [panels, in, 32], each panel 16 columns of the gate and the same 16 of the other."""
+    columns, inner = gate.shape
+    padded = gate.new_zeros(2, -(-columns // LANES) * LANES, inner)
+    padded[0, :columns], padded[1, :columns] = gate, up
+    return pack_weight(padded.view(2, -1, LANES, inner).transpose(0, 1).reshape(-1, inner))
 
 
 def _paired(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and has_bf16_dot()
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """X [T, in] contiguous, a packed weight, bias [panels * 32] float32 -> [T, panels * 32]."""
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, start: torch.Tensor | None, out: torch.Tensor, ending: int = STORE
+) -> None:
+    """Out [T, *] = x [T, in] times a packed weight, beginning at `start`: a bias [*] or a row each [T, *], float32.
+
+    `ending` STORE stores, ADD adds to a float32 `out`, GATE gates the halves of each panel. Rows of `out` must have
+    room for whole panels (GATE: half panels).
+    """
     rows, inner = x.shape
-    panels = weight.shape[0]
-    out = x.new_empty(rows, panels * PANEL)
     if not rows:
-        return out
+        return
+    panels = weight.shape[0]
     run(
-        matmul.matmul_kernel(KINDS[x.dtype], int(_paired(x.dtype))),
-        rows, inner, panels, x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-        out.data_ptr(), panels * PANEL, parallel=rows * inner * panels > SERIAL,
+        matmul.matmul_kernel(KINDS[x.dtype], int(_paired(x.dtype)), ending),
+        rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if start is None else start.data_ptr(),
+        start.stride(0) if start is not None and start.dim() == 2 else 0, out.data_ptr(), out.stride(0),
+        parallel=rows * inner * panels > SERIAL,
     )  # fmt: skip
-    return out
 
 
 def write_kv(

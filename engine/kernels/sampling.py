@@ -25,7 +25,7 @@ def choose_kernel(kind: int) -> Any:
     """
 
     @kernel
-    def choose(data):
+    def choose(data: Any) -> None:
         a = address_of(data)
         rows, columns, logits, stride = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
         temperatures, uniforms, out = load_int(a, 6), load_int(a, 7), load_int(a, 8)

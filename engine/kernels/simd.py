@@ -9,10 +9,21 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.kernels.emit import BF16, F16, FLOAT, I16, I32, I64, element_bytes, element_type, pointer_at, widen
+from engine.kernels.emit import (
+    BF16,
+    F16,
+    FLOAT,
+    I16,
+    I32,
+    I64,
+    element_bytes,
+    element_type,
+    exponential,
+    pointer_at,
+    widen,
+)
 
 
 @intrinsic(prefer_literal=True)
@@ -110,30 +121,9 @@ def address_of(typing_context: Any, pointer: Any) -> Any:
 
 @intrinsic
 def exp(typing_context: Any, x: Any) -> Any:
-    """E to the x in float32, for x <= 88; under -87 it is about 1e-38. Within 2 units of the last place.
-
-    Cephes' expf: x = n ln 2 + r, a polynomial in r, and n put into the exponent. Branch-free, so that loops of it
-    become vector code.
-    """
+    """E to the x in float32; see `exponential`."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def number(value: float) -> Any:
-            return ir.Constant(FLOAT, float(value))
-
-        def fma(a: Any, b: Any, c: Any) -> Any:
-            return builder.fma(a, b, c)
-
-        low = builder.fcmp_ordered("<", args[0], number(-87.0))
-        x = builder.select(low, number(-87.0), args[0])
-        floor = cgutils.get_or_insert_function(builder.module, ir.FunctionType(FLOAT, [FLOAT]), "llvm.floor.f32")
-        n = builder.call(floor, [fma(x, number(1.44269504088896341), number(0.5))])
-        r = fma(n, number(-0.693359375), x)
-        r = fma(n, number(2.12194440e-4), r)
-        p = number(1.9875691500e-4)
-        for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-            p = fma(p, r, number(coefficient))
-        p = builder.fadd(fma(builder.fmul(p, r), r, r), number(1.0))
-        power = builder.shl(builder.add(builder.fptosi(n, I32), I32(127)), I32(23))
-        return builder.fmul(p, builder.bitcast(power, FLOAT))
+        return exponential(builder, args[0])
 
     return types.float32(types.float32), emit

@@ -28,6 +28,7 @@ from engine.kernels.emit import (
     load_vector,
     pointer_at,
     prefetch,
+    silu,
     store_vector,
     switch,
     widen,
@@ -165,24 +166,29 @@ def weighted_values(
     return types.void(*_VALUES_ARGS, kind), emit
 
 
-_PRODUCT_ARGS = (types.int64,) * 8
+STORE, ADD, GATE = 0, 1, 2
+"""What becomes of a product: stored as it is; added to float32 numbers; or, its two halves being the gate and the up
+columns of a gated layer, stored as silu(gate) * up.
+"""
+_PRODUCT_ARGS = (types.int64,) * 9
 
 
 @intrinsic(prefer_literal=True)
 def product(
     typing_context: Any,
-    rows: Any, out: Any, out_stride: Any, x: Any, x_stride: Any, panel: Any, inner: Any, bias: Any,
-    kind: Any, paired: Any,
+    rows: Any, out: Any, out_stride: Any, x: Any, x_stride: Any, panel: Any, inner: Any, start: Any, start_stride: Any,
+    kind: Any, paired: Any, ending: Any,
 ) -> Any:  # fmt: skip
-    """out[r, :32] = sum over i of x[r, i] * panel[i, :32], plus bias[:32] (float32; 0: none), for at most 12 rows.
+    """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most 12 rows; `ending` says what follows.
 
-    x and out are of `kind`. panel: [inner, 32], or where `paired` [inner / 2, 32, 2] bfloat16, two steps of the sum
+    The sum begins at start[r, :32] (float32; 0: at zero; rows `start_stride` apart, so a bias has stride 0). x and out
+    are of `kind`, but for ADD. panel: [inner, 32], or where `paired` [inner / 2, 32, 2] bfloat16, two steps of the sum
     side by side, as AVX512_BF16's dot product wants them. The order of the sum is that of i, whatever the rows.
     """
-    number, in_pairs = kind.literal_value, bool(paired.literal_value)
+    number, in_pairs, then = kind.literal_value, bool(paired.literal_value), ending.literal_value
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, out, out_stride, x, x_stride, panel, inner, bias, *_ = args
+        rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, *_ = args
         if in_pairs:
             dot = cgutils.get_or_insert_function(
                 builder.module,
@@ -216,21 +222,32 @@ def product(
                     else:
                         add_product(builder, total, factor, columns[v])
 
+        def finish(r: int, parts: list[Any]) -> None:
+            first = builder.mul(out_stride, I64(r))
+            if then == GATE:
+                gated = builder.fmul(silu(builder, parts[0]), parts[1])
+                store_vector(builder, gated, out, first, number)
+                return
+            for v, part in enumerate(parts):
+                index = builder.add(first, I64(v * LANES))
+                if then == ADD:
+                    part = builder.fadd(part, load_vector(builder, out, index, F32))
+                store_vector(builder, part, out, index, F32 if then == ADD else number)
+
         def tile(count: int) -> None:
             sums = zeros(builder, 2 * count)
-            with builder.if_then(builder.icmp_signed("!=", bias, I64(0))):
+            with builder.if_then(builder.icmp_signed("!=", start, I64(0))):
                 for r in range(count):
                     for v in range(2):
-                        builder.store(load_vector(builder, bias, I64(v * LANES), F32), sums[2 * r + v])
+                        index = builder.add(builder.mul(start_stride, I64(r)), I64(v * LANES))
+                        builder.store(load_vector(builder, start, index, F32), sums[2 * r + v])
             steps = builder.udiv(inner, I64(2)) if in_pairs else inner
             with cgutils.for_range(builder, steps) as i:
                 step(sums, i.index, count)
             for r in range(count):
-                for v in range(2):
-                    index = builder.add(builder.mul(out_stride, I64(r)), I64(v * LANES))
-                    store_vector(builder, builder.load(sums[2 * r + v]), out, index, number)
+                finish(r, [builder.load(sums[2 * r]), builder.load(sums[2 * r + 1])])
 
         switch(builder, rows, MAX_ROWS, tile)
         return context.get_dummy_value()
 
-    return types.void(*_PRODUCT_ARGS, kind, paired), emit
+    return types.void(*_PRODUCT_ARGS, kind, paired, ending), emit

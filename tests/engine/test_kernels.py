@@ -10,10 +10,15 @@ import torch.nn.functional as F
 
 from engine.kernels import ops
 from engine.kv_cache import whole_vectors
-from engine.layers import PanelLinear, TileLinear, has_amx, make_linear
+from engine.layers import PanelLinear, TileGate, TileLinear, has_amx, make_gate, make_linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -109,7 +114,7 @@ def test_a_sequence_attends_the_same_alone_and_among_others():
     assert torch.equal(together, torch.cat(parts))
 
 
-LINEARS = [(64, 96), (576, 960), (7, 5), (30, 33), (1, 1), (258, 1000)]
+LINEARS = [(64, 96), (576, 960), (8, 5), (30, 33), (2, 1), (258, 1000)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -144,18 +149,40 @@ def test_the_layer_for_amx_agrees_with_itself():
     layer = TileLinear(weight, bias)
     assert_near(layer(x[:12]), layer(x)[:12].float(), torch.bfloat16)
     assert isinstance(make_linear(weight, bias), TileLinear) == has_amx()
+    residual = torch.randn(40, 640)
+    expected = residual + layer(x).float()
+    layer.add_to(residual, x)
+    assert_near(residual, expected, torch.bfloat16)
+    gate = TileGate(weight, weight.flip(0))
+    few = gate.rows(x[:12], torch.empty(12, gate.width, dtype=torch.bfloat16))
+    assert_near(few, gate.rows(x, few)[:12].float(), torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_residual_and_norm(dtype):
-    residual, delta, weight = torch.randn(50, 200), torch.randn(50, 200).to(dtype), torch.rand(200) + 0.5
-    expected = residual + delta.float()
+def test_norm(dtype):
+    x, weight = torch.randn(50, 224), torch.rand(200) + 0.5
     out = torch.empty(50, 200, dtype=dtype)
-    ops.add_norm(residual, delta, weight, 1e-5, out)
-    assert_near(residual, expected, torch.float32)
-    assert_near(out, F.rms_norm(expected, (200,), weight, 1e-5), dtype)
-    ops.add_norm(residual, None, weight, 1e-5, out)
-    assert_near(residual, expected, torch.float32)
+    ops.norm(x[:, :200], weight, 1e-5, out)
+    assert_near(out, F.rms_norm(x[:, :200], (200,), weight, 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inner", [64, 66])
+def test_a_product_is_added_to_the_residual(inner, dtype):
+    x, weight, bias = torch.randn(30, inner).to(dtype), torch.randn(40, inner).to(dtype), torch.randn(40).to(dtype)
+    residual = torch.randn(30, 64)
+    expected = residual[:, :40] + F.linear(x.float(), weight.float(), bias.float())
+    PanelLinear(weight, bias).add_to(residual, x)
+    assert_near(residual[:, :40], expected, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [32, 44])
+def test_gated_layer(columns, dtype):
+    x, gate, up = torch.randn(30, 64).to(dtype), torch.randn(columns, 64).to(dtype), torch.randn(columns, 64).to(dtype)
+    layer = make_gate(gate, up)
+    expected = F.silu(x.float() @ gate.float().T) * (x.float() @ up.float().T)
+    assert_near(layer.rows(x, torch.empty(30, layer.width, dtype=dtype)), expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
