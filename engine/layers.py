@@ -8,12 +8,14 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from engine.kernels import ops
+from engine.kernels.emit import LANES
 from engine.kernels.tiles import ADD, GATE, MAX_ROWS
 
 
 def has_amx() -> bool:
     """Whether oneDNN multiplies bfloat16 in tiles here: several times the speed of vectors, from some rows on."""
-    return bool(torch.cpu._is_amx_tile_supported()) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    supported: bool = torch.cpu._is_amx_tile_supported()
+    return bool(supported and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"))
 
 
 def many_rows(x: torch.Tensor) -> bool:
@@ -81,7 +83,7 @@ class PanelGate:
     def __init__(self, gate: torch.Tensor, up: torch.Tensor) -> None:
         self.out_features = gate.shape[0]
         self.weight = ops.pack_gate(gate.detach(), up.detach())
-        self.width = self.weight.shape[0] * ops.LANES
+        self.width = self.weight.shape[0] * LANES
 
     def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """[T, in] -> [T, out], a view of `out` [T, width]."""

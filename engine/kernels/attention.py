@@ -65,14 +65,14 @@ def write_kernel(kind: int) -> Any:
 
 
 @inlined
-def _soft_cap(row, lanes, cap):
+def _soft_cap(row: int, lanes: int, cap: Any) -> None:
     for i in range(lanes):
         doubled = exp(min(load(row, i, F32) * (TWO / cap), np.float32(80)))
         store(row, i, F32, cap * (ONE - TWO / (doubled + ONE)))
 
 
 @inlined
-def _softmax(row, begin, end, lanes, size, padded, sink):
+def _softmax(row: int, begin: int, end: int, lanes: int, size: int, padded: int, sink: Any) -> Any:
     """Weights of lanes begin..end (others 0), not yet divided by their sum, which is returned."""
     if size != padded:  # lanes that stand for no key
         for block in range(lanes // padded):

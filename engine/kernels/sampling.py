@@ -45,15 +45,16 @@ def choose_kernel(kind: int) -> Any:
                 store_int(out, row, best)
                 continue
             scale = ONE / temperature
-            total = 0.0
+            total: Any = 0.0
             for begin in range(start, start + columns, CHUNK):
-                part = ZERO
+                part: Any = ZERO
                 for i in range(begin, min(begin + CHUNK, start + columns)):
                     x = (load(logits, i, kind) - most) * scale
                     part += exp(x) if x > LEAST else ZERO
                 total += part
             target = load_double(uniforms, row) * total
-            chosen, reached, begin = 0, 0.0, start
+            chosen, begin = 0, start
+            reached: Any = 0.0
             while begin < start + columns:  # the chunk in which the target lies, or the last that has any weight
                 part = ZERO
                 for i in range(begin, min(begin + CHUNK, start + columns)):
