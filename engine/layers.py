@@ -20,7 +20,7 @@ def has_amx() -> bool:
 
 def many_rows(x: torch.Tensor) -> bool:
     """Whether AMX is worth it: for fewer rows the kernel reads the weight once, and nothing but memory counts."""
-    return x.shape[0] > MAX_ROWS
+    return bool(x.shape[0] > MAX_ROWS)
 
 
 class PanelLinear(nn.Module):
