@@ -23,7 +23,8 @@ def test_hanging_up_during_decode_frees_everything(server, stream, path):
     body = {**LONG, "stream": stream}
     if path == "/generate":
         path = "/generate_stream" if stream else "/generate"
-        body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 1000}}
+        hot = {"do_sample": True, "temperature": 100.0, "seed": 1}  # a story would end before anyone hangs up
+        body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 1000, **hot}}
     before = server.metric("vllm:request_success_total", finished_reason="abort")
     with server.raw(path, body):
         wait_until(lambda: server.metric("vllm:num_requests_running") == 1, 10)

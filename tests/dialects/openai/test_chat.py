@@ -40,7 +40,9 @@ def test_usage_on_every_chunk(server):
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, _ = events(server.post(PATH, {**ASK, "stream": True, "stream_options": options}))
     counts = [c["usage"]["completion_tokens"] for c in chunks[:-1]]
-    assert counts == list(range(len(counts)))
+    assert counts[0] == 0
+    assert counts == sorted(set(counts))  # a chunk may hold several tokens when the server lags behind the engine
+    assert counts[-1] == chunks[-1]["usage"]["completion_tokens"]
 
 
 def test_several_sequences(server):

@@ -29,7 +29,7 @@ def test_stream_equals_whole(server):
     *chunks, done = events(server.post(PATH, {**body, "stream": True}))
     assert done == "[DONE]"
     assert "".join(c["choices"][0]["text"] for c in chunks) == server.post(PATH, body).json()["choices"][0]["text"]
-    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * 29 + ["length"]
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + ["length"]
 
 
 def test_token_prompts_equal_text_prompts(server):

@@ -1,0 +1,129 @@
+"""Drive several running servers with the same work, in turn, and print each one's figures and its ratio to the first.
+
+    python -m scripts.compare ours=http://127.0.0.1:8000 vllm=http://127.0.0.1:8100 [--cases c1 c8 c32] [--json FILE]
+
+Every server speaks OpenAI's completions API and serves the same model; what it calls it is asked from `/v1/models`.
+Prompts are token ids without a common prefix, so that each server computes the same. The servers take turns within a
+round and a different one begins each round; what is printed is the median over the rounds. An idle server must not
+compute: one that spins while it waits would disturb the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from scripts.bench import machine, prompts
+from scripts.sse_client import Stream, post
+
+CASES = {  # streams, prompt tokens, output tokens, requests
+    "c1": (1, 128, 128, 2),
+    "c8": (8, 128, 128, 16),
+    "c32": (32, 128, 128, 64),
+    "long": (4, 1024, 32, 8),
+    "mixed": (16, 0, 0, 48),
+}
+
+
+@dataclass
+class Server:
+    """One of the compared."""
+
+    name: str
+    port: int
+    model: str
+
+
+def server(argument: str) -> Server:
+    """`name=url`, for argparse."""
+    name, _, url = argument.partition("=")
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+        model = json.load(answer)["data"][0]["id"]
+    return Server(name, urlsplit(url).port or 80, model)
+
+
+def work(case: str, seed: int) -> list[tuple[list[int], int]]:
+    """(prompt, output tokens) of every request; the mixed case has prompts of 16 to 512 and outputs of 8 to 256 tokens."""
+    _, prompt, output, requests = CASES[case]
+    if case != "mixed":
+        return [(ids, output) for ids in prompts(requests, prompt, seed)]
+    lengths = [(16 << (i % 6), 8 << (i * 5 % 6)) for i in range(requests)]
+    return [(prompts(1, p, seed * 1000 + i)[0], o) for i, (p, o) in enumerate(lengths)]
+
+
+async def drive(one: Server, case: str, seed: int) -> dict[str, float]:
+    """A closed loop: so many streams, each sends its next request when the last has ended."""
+    todo = work(case, seed)[::-1]
+    done: list[Stream] = []
+    tokens = sum(output for _, output in todo)
+
+    async def stream() -> None:
+        while todo:
+            prompt, output = todo.pop()
+            body = {"model": one.model, "prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True}
+            done.append(await post(one.port, "/v1/completions", {**body, "stream": True}))
+
+    start = time.perf_counter()
+    await asyncio.gather(*(stream() for _ in range(CASES[case][0])))
+    elapsed = time.perf_counter() - start
+    first = [s.ttft_s * 1e3 for s in done]
+    gaps = [gap * 1e3 for s in done for gap in s.gaps_s]
+    return {
+        "tokens_per_s": tokens / elapsed,
+        "ttft_p50_ms": statistics.median(first),
+        "ttft_p95_ms": percentile(first, 0.95),
+        "itl_p50_ms": statistics.median(gaps),
+        "itl_p95_ms": percentile(gaps, 0.95),
+    }
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that `share` of them do not exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def main() -> None:
+    """In turn; medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("servers", nargs="+", type=server, metavar="name=url")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=["c1", "c8", "c32"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    print("| case | server | tok/s | ratio of the first to it | TTFT p50 / p95 ms | ITL p50 / p95 ms |")
+    print("| --- | --- | --- | --- | --- | --- |", flush=True)
+    rows: list[dict[str, Any]] = []
+    for case in options.cases:
+        found: dict[str, list[dict[str, float]]] = {one.name: [] for one in options.servers}
+        for number in range(options.rounds):
+            shift = number % len(options.servers)
+            for one in options.servers[shift:] + options.servers[:shift]:
+                found[one.name].append(asyncio.run(drive(one, case, seed=number + 1)))
+        ours = found[options.servers[0].name]
+        for name, runs in found.items():
+            row: dict[str, Any] = {"case": case, "server": name}
+            row |= {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+            pairs = zip(ours, runs, strict=True)
+            row["ratio"] = statistics.median(a["tokens_per_s"] / b["tokens_per_s"] for a, b in pairs)
+            rows.append(row)
+            print(
+                f"| {case} | {name} | {row['tokens_per_s']:.1f} | {row['ratio']:.2f} "
+                f"| {row['ttft_p50_ms']:.0f} / {row['ttft_p95_ms']:.0f} "
+                f"| {row['itl_p50_ms']:.1f} / {row['itl_p95_ms']:.1f} |",
+                flush=True,
+            )
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), "command": sys.argv, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
