@@ -2,7 +2,8 @@
 
     python -m scripts.compare ours=http://127.0.0.1:8000 vllm=http://127.0.0.1:8100 [--cases c1 c8 c32] [--json FILE]
 
-Every server speaks OpenAI's completions API and serves the same model; what it calls it is asked from `/v1/models`.
+Every server speaks OpenAI's completions API and serves the same model; what it calls it is asked from `/v1/models`,
+or stands behind a # after the address.
 Prompts are token ids without a common prefix, so that each server computes the same. The servers take turns within a
 round and a different one begins each round; what is printed is the median over the rounds. An idle server must not
 compute: one that spins while it waits would disturb the others.
@@ -44,8 +45,11 @@ class Server:
 
 
 def server(argument: str) -> Server:
-    """`name=url`, for argparse."""
+    """`name=url` or `name=url#model`, for argparse."""
     name, _, url = argument.partition("=")
+    url, _, model = url.partition("#")
+    if model:
+        return Server(name, urlsplit(url).port or 80, model)
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
         model = json.load(answer)["data"][0]["id"]
     return Server(name, urlsplit(url).port or 80, model)
@@ -94,7 +98,7 @@ def percentile(values: list[float], share: float) -> float:
 def main() -> None:
     """In turn; medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("servers", nargs="+", type=server, metavar="name=url")
+    parser.add_argument("servers", nargs="+", type=server, metavar="name=url[#model]")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=["c1", "c8", "c32"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
