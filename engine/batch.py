@@ -10,6 +10,7 @@ import torch
 from engine.block_pool import TRASH_BLOCK
 
 if TYPE_CHECKING:
+    from engine.lora import Runs
     from engine.request import Request
     from engine.scheduler import ScheduledBatch
 
@@ -19,15 +20,12 @@ MIN_ROWS = 2
 
 @dataclass(slots=True)
 class SequenceSlice:
-    """`count` new tokens of one sequence, at rows `row`..`row + count`, ending at context `length`.
-
-    `blocks` is a range when they are physically consecutive.
-    """
+    """`count` new tokens of one sequence, at rows `row`..`row + count`, ending at context `length`."""
 
     row: int
     count: int
     length: int
-    blocks: list[int] | range
+    blocks: list[int]
 
 
 @dataclass(slots=True)
@@ -46,17 +44,23 @@ class ForwardBatch:
     """The requests whose next token is chosen, in the order of the first `len(sampled)` logits rows."""
     prompt_rows: list[tuple[Request, int, int]]
     """(request, first prompt position, count): further logits rows, for prompt log-probabilities."""
+    runs: Runs = ()
+    """Rows that have an adapter."""
 
 
 def build_batch(scheduled: ScheduledBatch, block_size: int) -> ForwardBatch:
-    """Lay the batch out row by row, in the scheduler's order."""
+    """Lay the batch out row by row: in the scheduler's order, but with the rows of each adapter together."""
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     sequences, sampled, sampled_rows = [], [], []
     prompt_rows: list[tuple[Request, int, int]] = []
     prompt_row_numbers: list[int] = []
-    for request, count in zip(scheduled.requests, scheduled.num_new_tokens, strict=True):
+    runs: list[tuple[int, int, str]] = []
+    pairs = list(zip(scheduled.requests, scheduled.num_new_tokens, strict=True))
+    if any(request.adapter is not None for request in scheduled.requests):  # rows of one adapter stand together
+        pairs.sort(key=lambda pair: "" if pair[0].adapter is None else pair[0].adapter.digest)
+    for request, count in pairs:
         start, row = request.num_computed_tokens, len(ids)
         end = start + count
         ids += request.token_ids[start:end]
@@ -64,9 +68,9 @@ def build_batch(scheduled: ScheduledBatch, block_size: int) -> ForwardBatch:
         table = request.block_table
         slots += [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
         used = table[: -(-end // block_size)]
-        consecutive = used[-1] - used[0] == len(used) - 1 and used == list(range(used[0], used[-1] + 1))
-        blocks = range(used[0], used[-1] + 1) if consecutive else used
-        sequences.append(SequenceSlice(row, count, end, blocks))
+        sequences.append(SequenceSlice(row, count, end, used))
+        if request.adapter is not None:
+            _extend_runs(runs, row, count, request.adapter.digest)
         if end == len(request.token_ids):
             sampled.append(request)
             sampled_rows.append(row + count - 1)
@@ -88,4 +92,11 @@ def build_batch(scheduled: ScheduledBatch, block_size: int) -> ForwardBatch:
         logits_rows=torch.tensor(sampled_rows + prompt_row_numbers, dtype=torch.int64),
         sampled=sampled,
         prompt_rows=prompt_rows,
+        runs=tuple(runs),
     )
+
+
+def _extend_runs(runs: list[tuple[int, int, str]], row: int, count: int, digest: str) -> None:
+    if runs and runs[-1][2] == digest:
+        row, count = runs[-1][0], runs.pop()[1] + count
+    runs.append((row, count, digest))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from hashlib import blake2b
-from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class BlockPool:
         hashes, tokens, size = request.block_hashes, request.token_ids, self.block_size
         while (len(hashes) + 1) * size <= len(tokens):
             start = len(hashes) * size
-            parent = hashes[-1] if hashes else blake2b(request.cache_salt.encode(), digest_size=16).digest()
+            parent = hashes[-1] if hashes else blake2b(request.cache_key.encode(), digest_size=16).digest()
             hashes.append(hash_block(parent, tokens[start : start + size]))
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
@@ -83,19 +82,9 @@ class BlockPool:
             return True
         if needed > len(self._free):
             return False
-        # A run of consecutive blocks is read without a copy: continue one where nothing cached is lost by it, and
-        # hand out the oldest free blocks in ascending order.
-        following = request.block_table[-1] + 1 if request.block_table else -1
-        taken: list[int] = []
-        while len(taken) < needed and following in self._free and following not in self._hash_of:
-            taken.append(following)
-            following += 1
-            del self._free[taken[-1]]
-        oldest = sorted(islice(self._free, needed - len(taken)))
-        for block in oldest:
-            del self._free[block]
+        for _ in range(needed):
+            block, _ = self._free.popitem(last=False)
             self._forget(block)
-        for block in taken + oldest:
             self._references[block] = 1
             request.block_table.append(block)
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -17,6 +17,8 @@ from engine import messages
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
+    AdapterCommand,
+    AdapterRef,
     Dead,
     Heartbeat,
     Hello,
@@ -25,6 +27,7 @@ from engine.messages import (
     ProtocolError,
     Ready,
     Refused,
+    Reply,
     RequestOutput,
     Stats,
     Submit,
@@ -91,6 +94,7 @@ class EngineClient:
         self.stats = Stats()
         self.draining = False
         self._collectors: dict[int, _Collector] = {}
+        self._calls: dict[int, asyncio.Future[str | None]] = {}
         self._next_request = 1
         self._model: ModelInfo | None = None
         self._failure: str | None = None
@@ -152,11 +156,12 @@ class EngineClient:
         priority: int = 0,
         cache_salt: str = "",
         timeout_s: float | None = None,
+        adapter: AdapterRef | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request until it ends. Closing the iterator early aborts the request in the engine."""
         request_id, self._next_request = self._next_request, self._next_request + 1
         collector = _Collector()
-        self._send(Submit(request_id, prompt_token_ids, params, priority, cache_salt, timeout_s))
+        self._send(Submit(request_id, prompt_token_ids, params, priority, cache_salt, timeout_s, adapter))
         self._collectors[request_id] = collector
         finished = False
         try:
@@ -168,6 +173,16 @@ class EngineClient:
             self._collectors.pop(request_id, None)
             if not finished and self._failure is None:
                 self._send(Abort([request_id]))
+
+    async def command(self, action: Literal["load", "pin", "unpin", "unload"], adapter: AdapterRef) -> str | None:
+        """Tell the worker about an adapter; the reason when it cannot do that. A load goes on after the answer."""
+        call_id, self._next_request = self._next_request, self._next_request + 1
+        self._calls[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(AdapterCommand(call_id, action, adapter))
+            return await self._calls[call_id]
+        finally:
+            del self._calls[call_id]
 
     async def close(self) -> None:
         """Hang up; the worker aborts whatever this client still has running."""
@@ -203,6 +218,9 @@ class EngineClient:
                     collector.put(output)
         elif isinstance(message, Heartbeat):
             self.stats, self.draining = message.stats, message.draining
+        elif isinstance(message, Reply):
+            if message.call_id in self._calls:
+                self._calls[message.call_id].set_result(message.error)
         elif isinstance(message, Dead):
             self._fail(message.reason)
 
@@ -211,6 +229,9 @@ class EngineClient:
             self._failure = reason
         for collector in self._collectors.values():
             collector.fail(self._failure)
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(EngineDead(self._failure))
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes:

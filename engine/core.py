@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.adapter_slots import AdapterSlots
 from engine.block_pool import BlockPool
 from engine.kv_cache import KVCache, block_bytes, default_num_blocks
-from engine.messages import ModelInfo, RequestOutput, Stats, Submit
+from engine.messages import AdapterCommand, ModelInfo, RequestOutput, Stats, Submit
 from engine.model import load_model
 from engine.model_runner import ModelRunner, StepResult
 from engine.request import Request, RequestStatus
@@ -45,11 +46,16 @@ class EngineCore:
         pool = BlockPool(num_blocks, config.block_size, config.prefix_caching)
         # A sequence that can never fit is refused on arrival, so the limit is what the cache can hold.
         limit = min(loaded.max_model_len, pool.num_usable * config.block_size)
-        self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids)
+        self.adapters = AdapterSlots(
+            loaded.lora_layers, config.max_adapters, config.max_cached_adapters, config.max_adapter_rank
+        )
+        self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, self.adapters)
         self.runner = ModelRunner(loaded, KVCache(loaded.specs, num_blocks, config.block_size, loaded.dtype))
         self.requests: dict[tuple[int, int], Request] = {}
         self.stats = Stats(blocks_total=pool.num_usable)
         self.failed_steps = 0
+        self.blocked = False
+        """Whether the last step could do nothing, because all that wait do so for adapters."""
         self.info = ModelInfo(
             directory=str(loaded.directory),
             tokenizer_file=str(loaded.tokenizer_file),
@@ -63,6 +69,7 @@ class EngineCore:
             num_blocks=pool.num_usable,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            max_adapter_rank=config.max_adapter_rank if loaded.lora_layers else 0,
             sampling_defaults=loaded.sampling_defaults,
         )
 
@@ -76,6 +83,7 @@ class EngineCore:
             arrival=now,
             priority=message.priority,
             cache_salt=message.cache_salt,
+            adapter=message.adapter,
             deadline=None if message.timeout_s is None else now + message.timeout_s,
         )
         error = "this request id is in use" if request.key in self.requests else self._refusal(request)
@@ -83,6 +91,14 @@ class EngineCore:
             return RequestOutput(message.request_id, finish_reason="error", error=error)
         self.requests[request.key] = request
         return None
+
+    def command(self, message: AdapterCommand) -> str | None:
+        """Carry out a command about an adapter; the reason when that cannot be."""
+        if message.action == "load":
+            return self.adapters.request(message.adapter)
+        if message.action == "unload":
+            return self.adapters.unload(message.adapter.digest, self.scheduler.busy_adapters)
+        return self.adapters.pin(message.adapter, message.action == "pin")
 
     def abort(self, client: int, request_ids: list[int]) -> None:
         """Mark requests for removal at the next step."""
@@ -104,6 +120,7 @@ class EngineCore:
         """One iteration: schedule, execute, update, publish."""
         dropped = self.scheduler.expire(time.monotonic())
         batch = self.scheduler.schedule()
+        self.blocked = not batch.requests and self.scheduler.has_work
         result = self._execute(batch)
         finished = self.scheduler.update(batch, result.tokens) if result is not None else self._fail(batch)
         return self._publish(batch, result or StepResult(), finished, dropped)
@@ -119,7 +136,7 @@ class EngineCore:
         scheduler, stats = self.scheduler, self.stats
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
         stats.blocks_used = scheduler.pool.num_usable - scheduler.pool.num_free
-        stats.preemptions = scheduler.num_preemptions
+        stats.preemptions, stats.adapters = scheduler.num_preemptions, self.adapters.in_slots
         stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
         return stats
 
@@ -167,7 +184,10 @@ class EngineCore:
         """The step's outputs by client, and the end of the requests that are done."""
         outputs: ClientOutputs = {}
         for request, reason in dropped:
-            outputs.setdefault(request.key[0], []).append(RequestOutput(request.key[1], finish_reason=reason))
+            output = RequestOutput(request.key[1], finish_reason=reason)
+            if reason == "error" and request.adapter is not None:
+                output.error = f"adapter: {self.adapters.failure(request.adapter.digest)}"
+            outputs.setdefault(request.key[0], []).append(output)
         for request in batch.requests:
             finish_reason = finished.get(request)
             token = result.tokens.get(request)

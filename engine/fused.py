@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from engine.kv_cache import AttentionSpec
+    from engine.lora import LoraLayer
 
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "rotary_fn"}
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -70,9 +71,15 @@ class FusedDecoder:
         self.head_dim = int(first.head_dim)
         self.heads = first.q_proj.out_features // self.head_dim
         self.kv_heads = first.k_proj.out_features // self.head_dim
-        self.layers = [self._layer(layer, spec) for layer, spec in zip(decoder.layers, specs, strict=True)]
+        self.layers = [
+            self._layer(layer, spec, f"model.layers.{i}")
+            for i, (layer, spec) in enumerate(zip(decoder.layers, specs, strict=True))
+        ]
         self.embed = decoder.embed_tokens
-        self.head = make_linear(model.lm_head.weight, model.lm_head.bias)
+        tied = model.lm_head.weight is self.embed.weight
+        self.head = make_linear(
+            model.lm_head.weight, model.lm_head.bias, [] if tied else _parts("", lm_head=model.lm_head)
+        )
         self._space: _Workspace | None = None
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, logits_rows: torch.Tensor) -> torch.Tensor:
@@ -105,6 +112,12 @@ class FusedDecoder:
         ops.norm(last, *self.norm, normed)
         return self.head.rows(normed)
 
+    @property
+    def lora_layers(self) -> list[LoraLayer]:
+        """What adapters may be put into."""
+        packed = [part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate, layer.down)]
+        return [part.lora for part in (*packed, self.head) if part.lora.parts]
+
     def _workspace(self, rows: int) -> _Workspace:
         """The first `rows` rows of what the layers write to; one allocation serves all steps."""
         if self._space is None or self._space.residual.shape[0] < rows:
@@ -121,7 +134,7 @@ class FusedDecoder:
             space.residual[:rows], space.normed[:rows], space.qkv[:rows], space.attended[:rows], space.gated[:rows]
         )
 
-    def _layer(self, layer: Any, spec: AttentionSpec) -> _Layer:
+    def _layer(self, layer: Any, spec: AttentionSpec, path: str) -> _Layer:
         if not spec.plain:
             raise ValueError("soft-cap or sinks")
         _require(layer, LAYER_PARTS)
@@ -139,14 +152,27 @@ class FusedDecoder:
             input_norm=_norm(layer.input_layernorm),
             post_norm=_norm(layer.post_attention_layernorm),
             qkv=make_linear(
-                torch.cat([q.weight, k.weight, v.weight]), None if biases[0] is None else torch.cat(biases)
+                torch.cat([q.weight, k.weight, v.weight]),
+                None if biases[0] is None else torch.cat(biases),
+                _parts(f"{path}.self_attn.", q_proj=q, k_proj=k, v_proj=v),
             ),
-            out=make_linear(attention.o_proj.weight, attention.o_proj.bias),
-            gate=make_gate(mlp.gate_proj.weight, mlp.up_proj.weight),
-            down=make_linear(mlp.down_proj.weight, mlp.down_proj.bias),
+            out=make_linear(
+                attention.o_proj.weight, attention.o_proj.bias, _parts(f"{path}.self_attn.", o_proj=attention.o_proj)
+            ),
+            gate=make_gate(
+                mlp.gate_proj.weight,
+                mlp.up_proj.weight,
+                _parts(f"{path}.mlp.", gate_proj=mlp.gate_proj, up_proj=mlp.up_proj),
+            ),
+            down=make_linear(mlp.down_proj.weight, mlp.down_proj.bias, _parts(f"{path}.mlp.", down_proj=mlp.down_proj)),
             qk_norms=(*_norm(attention.q_norm)[:1], *_norm(attention.k_norm)) if has_norms else None,
             options=Options(spec.scale, spec.window, None, None),
         )
+
+
+def _parts(prefix: str, **linears: Any) -> list[tuple[str, int]]:
+    """The model's own layers by their path, with their outputs."""
+    return [(prefix + name, linear.out_features) for name, linear in linears.items()]
 
 
 def _norm(module: Any) -> tuple[torch.Tensor, float]:

@@ -9,7 +9,8 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.kernels import ops
 from engine.kernels.emit import LANES
-from engine.kernels.tiles import ADD, GATE, MAX_ROWS
+from engine.kernels.tiles import ADD, GATE, MAX_ROWS, STORE
+from engine.lora import LoraLayer
 
 
 def has_amx() -> bool:
@@ -23,10 +24,17 @@ def many_rows(x: torch.Tensor) -> bool:
     return bool(x.shape[0] > MAX_ROWS)
 
 
-class PanelLinear(nn.Module):
-    """y = x W^T + b by our own kernel; each row's result is the same, bit by bit, whatever the other rows are."""
+Parts = list[tuple[str, int]]
+"""The model's own layers that a packed one stands for: (path, outputs), in order. Empty where adapters may not go."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+
+class PanelLinear(nn.Module):
+    """y = x W^T + b by our own kernel; each row's result is the same, bit by bit, whatever the other rows are.
+
+    Rows with an adapter get its part of y too.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.width = ops.wide(self.out_features)
@@ -35,17 +43,23 @@ class PanelLinear(nn.Module):
         if bias is not None:
             self.bias = torch.zeros(self.width)
             self.bias[: self.out_features] = bias.detach()
+        self.lora = LoraLayer(parts, self.in_features, weight.dtype, ops.pack_weight, self._dense, self.bias)
+
+    def _dense(self) -> torch.Tensor:
+        return ops.unpack_weight(self.weight, self.out_features)
 
     def rows(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[T, in] -> [T, out], a view of `out` [T, width], which is made where it is not given."""
         if out is None:
             out = x.new_empty(x.shape[0], self.width)
-        ops.linear(x, self.weight, self.bias, out)
+        start, factors = self.lora.start(x, self.width)
+        ops.linear(x, self.weight, start, out, STORE, factors)
         return out if self.width == self.out_features else out[:, : self.out_features]
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
-        """Residual [T, width] float32 += y."""
-        ops.linear(x, self.weight, self.bias, residual, ADD)
+        """Add y to residual [T, width] float32."""
+        start, factors = self.lora.start(x, self.width)
+        ops.linear(x, self.weight, start, residual, ADD, factors)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
@@ -54,10 +68,13 @@ class PanelLinear(nn.Module):
 
 
 class TileLinear(PanelLinear):
-    """The same for CPUs with AMX: many rows go to oneDNN, which has a packed copy of the weight for them."""
+    """The same for CPUs with AMX: many rows go to oneDNN, which has a packed copy of the weight for them.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__(weight, bias)
+    Not in steps with adapters, which the kernel alone can add.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts) -> None:
+        super().__init__(weight, bias, parts)
         self.tiles = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 256)
         self.tile_bias = None if bias is None else bias.detach()
 
@@ -67,11 +84,11 @@ class TileLinear(PanelLinear):
 
     def rows(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """As `PanelLinear`."""
-        return self._tiled(x) if many_rows(x) else super().rows(x, out)
+        return self._tiled(x) if many_rows(x) and not self.lora.active else super().rows(x, out)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
         """As `PanelLinear`."""
-        if many_rows(x):
+        if many_rows(x) and not self.lora.active:
             residual[:, : self.out_features] += self._tiled(x)
         else:
             super().add_to(residual, x)
@@ -80,27 +97,35 @@ class TileLinear(PanelLinear):
 class PanelGate:
     """silu(x G^T) * (x U^T): the first half of a gated feed-forward layer, in one product."""
 
-    def __init__(self, gate: torch.Tensor, up: torch.Tensor) -> None:
-        self.out_features = gate.shape[0]
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor, parts: Parts) -> None:
+        self.out_features, in_features = gate.shape
         self.weight = ops.pack_gate(gate.detach(), up.detach())
         self.width = self.weight.shape[0] * LANES
+        self.lora = LoraLayer(parts, in_features, gate.dtype, self._pack, self._dense, None)
+
+    def _pack(self, both: torch.Tensor) -> torch.Tensor:
+        return ops.pack_gate(*both.split(self.out_features))
+
+    def _dense(self) -> torch.Tensor:
+        return ops.unpack_gate(self.weight, self.out_features)
 
     def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """[T, in] -> [T, out], a view of `out` [T, width]."""
-        ops.linear(x, self.weight, None, out, GATE)
+        start, factors = self.lora.start(x, 2 * self.width)
+        ops.linear(x, self.weight, start, out, GATE, factors)
         return out if self.width == self.out_features else out[:, : self.out_features]
 
 
 class TileGate(PanelGate):
-    """The same for CPUs with AMX."""
+    """The same for CPUs with AMX, as `TileLinear`."""
 
-    def __init__(self, gate: torch.Tensor, up: torch.Tensor) -> None:
-        super().__init__(gate, up)
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor, parts: Parts) -> None:
+        super().__init__(gate, up, parts)
         self.tiles = torch.ops.mkldnn._reorder_linear_weight(torch.cat([gate, up]).detach(), 256)
 
     def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """As `PanelGate`."""
-        if not many_rows(x):
+        if self.lora.active or not many_rows(x):
             return super().rows(x, out)
         return ops.silu_mul(torch.ops.mkldnn._linear_pointwise(x, self.tiles, None, "none", [], ""))
 
@@ -117,27 +142,39 @@ class DenseLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PanelLinear:
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts) -> PanelLinear:
     """The faster of the two for this weight [out, in] on this CPU; raises ValueError for an odd bfloat16 `in`."""
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
         raise ValueError("an odd number of inputs cannot be paired")
     tiles = weight.dtype == torch.bfloat16 and has_amx()
-    return TileLinear(weight, bias) if tiles else PanelLinear(weight, bias)
+    return TileLinear(weight, bias, parts) if tiles else PanelLinear(weight, bias, parts)
 
 
-def make_gate(gate: torch.Tensor, up: torch.Tensor) -> PanelGate:
+def make_gate(gate: torch.Tensor, up: torch.Tensor, parts: Parts) -> PanelGate:
     """As `make_linear`, for the two weights [out, in] of a gated layer."""
     if gate.dtype == torch.bfloat16 and (gate.shape[0] % 2 or gate.shape[1] % 2):
         raise ValueError("an odd number of inputs cannot be paired")
-    return TileGate(gate, up) if gate.dtype == torch.bfloat16 and has_amx() else PanelGate(gate, up)
+    tiles = gate.dtype == torch.bfloat16 and has_amx()
+    return TileGate(gate, up, parts) if tiles else PanelGate(gate, up, parts)
 
 
-def pack_linears(model: nn.Module) -> None:
-    """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer of its weight."""
-    for parent in list(model.modules()):
+def pack_linears(model: nn.Module, without_adapters: set[str]) -> list[LoraLayer]:
+    """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer of its weight.
+
+    Returns what adapters may be put into: all of them but those of the named paths.
+    """
+    layers = []
+    for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             if type(child) not in (nn.Linear, Conv1D):
                 continue
             weight = child.weight.t() if type(child) is Conv1D else child.weight
-            odd = weight.dtype == torch.bfloat16 and weight.shape[1] % 2
-            setattr(parent, name, DenseLinear(weight, child.bias) if odd else make_linear(weight, child.bias))
+            if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
+                setattr(parent, name, DenseLinear(weight, child.bias))
+                continue
+            full = f"{path}.{name}" if path else name
+            parts = [] if full in without_adapters else [(full, weight.shape[0])]
+            packed = make_linear(weight, child.bias, parts)
+            setattr(parent, name, packed)
+            layers.append(packed.lora)
+    return [layer for layer in layers if layer.parts]

@@ -7,12 +7,13 @@ client's `Hello`; the worker answers with `Ready` or `Refused`. EOF means death 
 from __future__ import annotations
 
 import struct
+from typing import Literal
 
 import msgspec
 
 from engine.sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
 
@@ -45,6 +46,8 @@ class ModelInfo(msgspec.Struct, array_like=True):
     num_blocks: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_adapter_rank: int
+    """0 where the model takes no adapters."""
     sampling_defaults: dict[str, float]
     """temperature, top_k, top_p, min_p, repetition_penalty as far as generation_config.json sets them."""
 
@@ -55,6 +58,13 @@ class Hello(msgspec.Struct, array_like=True, tag=True):
     protocol: int
     worker_id: str
     epoch: int
+
+
+class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
+    """An adapter by its content (`engine.adapter.content_digest`) and where it lies on the worker's host."""
+
+    digest: str
+    directory: str
 
 
 class Submit(msgspec.Struct, array_like=True, tag=True):
@@ -69,6 +79,15 @@ class Submit(msgspec.Struct, array_like=True, tag=True):
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
+    adapter: AdapterRef | None = None
+
+
+class AdapterCommand(msgspec.Struct, array_like=True, tag=True):
+    """Load an adapter before anyone asks for it, keep it in its slot or no longer, or forget it."""
+
+    call_id: int
+    action: Literal["load", "pin", "unpin", "unload"]
+    adapter: AdapterRef
 
 
 class Abort(msgspec.Struct, array_like=True, tag=True):
@@ -130,6 +149,8 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     decode_steps: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    adapters: list[str] = []
+    """Digests of the adapters that stand in a slot."""
 
 
 class Outputs(msgspec.Struct, array_like=True, tag=True):
@@ -146,14 +167,21 @@ class Heartbeat(msgspec.Struct, array_like=True, tag=True):
     draining: bool
 
 
+class Reply(msgspec.Struct, array_like=True, tag=True):
+    """The answer to a command: None when it was carried out (a load: begun), else why not."""
+
+    call_id: int
+    error: str | None
+
+
 class Dead(msgspec.Struct, array_like=True, tag=True):
     """The worker is about to exit and why."""
 
     reason: str
 
 
-ToWorker = Hello | Submit | Abort
-ToClient = Ready | Refused | Outputs | Heartbeat | Dead
+ToWorker = Hello | Submit | Abort | AdapterCommand
+ToClient = Ready | Refused | Outputs | Heartbeat | Reply | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 to_worker = msgspec.msgpack.Decoder(ToWorker)

@@ -36,6 +36,7 @@ from engine.probe import (
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.kv_cache import AttentionSpec
+    from engine.lora import LoraLayer
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class LoadedModel:
     tokenizer_file: Path
     dtype: torch.dtype
     specs: list[AttentionSpec]
+    lora_layers: list[LoraLayer]
     max_model_len: int
     vocab_size: int
     eos_token_ids: list[int]
@@ -78,7 +80,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         attention.install()
         model.set_attn_implementation(attention.NAME)
         specs = record_layers(model, int(text_config.num_hidden_layers))
-        forward = _forward(model, specs, reference, vocab_size, dtype)
+        forward, lora_layers = _forward(model, specs, reference, vocab_size, dtype)
     except ProbeError as error:
         raise ModelError(f"{type(model).__name__} cannot be served: {error}") from error
     generation = model.generation_config or GenerationConfig()
@@ -90,6 +92,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         tokenizer_file=_tokenizer_file(directory, config.cache_dir),
         dtype=dtype,
         specs=specs,
+        lora_layers=lora_layers,
         max_model_len=limit,
         vocab_size=vocab_size,
         eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
@@ -103,19 +106,24 @@ def _forward(
     reference: list[torch.Tensor],
     vocab_size: int,
     dtype: torch.dtype,
-) -> Forward:
-    """The fastest forward pass that gives the reference's logits: fused where the structure allows, else packed."""
+) -> tuple[Forward, list[LoraLayer]]:
+    """The fastest forward pass that gives the reference's logits: fused where the structure allows, else packed; and
+    the layers that take adapters.
+    """
     try:
         fused = FusedDecoder(model, specs)
         check_paged_logits(fused, specs, reference, vocab_size, dtype)
     except (ValueError, AttributeError, ProbeError) as error:
         logger.info("%s runs unfused: %s", type(model).__name__, error)
     else:
-        return fused
-    pack_linears(model)
+        return fused, fused.lora_layers
+    tied = model.get_output_embeddings() is not None and (
+        model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    )
+    lora_layers = pack_linears(model, {"lm_head"} if tied else set())
     forward = plain_forward(model)
     check_paged_logits(forward, specs, reference, vocab_size, dtype)
-    return forward
+    return forward, lora_layers
 
 
 def locate(source: str) -> Path:

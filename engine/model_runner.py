@@ -9,6 +9,7 @@ import torch
 
 from engine.attention import PagedAttention, attend_with
 from engine.batch import build_batch
+from engine.lora import adapters_of
 from engine.sampler import Sampler, token_logprobs
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class ModelRunner:
     def execute(self, scheduled: ScheduledBatch) -> StepResult:
         """One forward pass and one token for every request that reached the end of its tokens."""
         batch = build_batch(scheduled, self.cache.block_size)
-        with attend_with(PagedAttention(self.cache, batch)):
+        with attend_with(PagedAttention(self.cache, batch)), adapters_of(batch.runs):
             # A step of partial chunks samples nothing; one row of logits is the least that the models compute.
             rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
             logits = self.forward(batch.input_ids, batch.positions, rows)

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine.messages import AdapterRef
     from engine.sampling_params import SamplingParams
 
 
@@ -32,6 +33,7 @@ class Request:
     arrival: float
     priority: int = 0
     cache_salt: str = ""
+    adapter: AdapterRef | None = None
     deadline: float | None = None
 
     status: RequestStatus = RequestStatus.WAITING
@@ -54,6 +56,11 @@ class Request:
     def num_output_tokens(self) -> int:
         """How many tokens were generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def cache_key(self) -> str:
+        """What must be equal, beside the tokens, for blocks to be shared: the tenant's salt and the adapter."""
+        return self.cache_salt if self.adapter is None else f"{self.cache_salt}\0{self.adapter.digest}"
 
     @property
     def order(self) -> tuple[int, float]:

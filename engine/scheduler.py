@@ -18,8 +18,10 @@ from engine.request import Request, RequestStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from engine.adapter_slots import AdapterSlots
     from engine.block_pool import BlockPool
     from engine.config import EngineConfig
+    from engine.messages import AdapterRef
 
 
 @dataclass(slots=True)
@@ -43,8 +45,15 @@ class ScheduledBatch:
 class Scheduler:
     """Waiting and running requests, and the rules that move them."""
 
-    def __init__(self, config: EngineConfig, pool: BlockPool, max_model_len: int, eos_token_ids: Iterable[int]) -> None:
-        self.config, self.pool, self.max_model_len = config, pool, max_model_len
+    def __init__(
+        self,
+        config: EngineConfig,
+        pool: BlockPool,
+        max_model_len: int,
+        eos_token_ids: Iterable[int],
+        adapters: AdapterSlots,
+    ) -> None:
+        self.config, self.pool, self.max_model_len, self.adapters = config, pool, max_model_len, adapters
         self.eos_token_ids = frozenset(eos_token_ids)
         self.waiting: list[Request] = []  # sorted by Request.order
         self.running: list[Request] = []
@@ -61,6 +70,10 @@ class Scheduler:
             return f"prompt and max_tokens need {total} tokens, more than the KV cache holds"
         if len(self.waiting) >= self.config.max_waiting_requests:
             return "overloaded"
+        if request.adapter is not None:
+            refusal = self.adapters.request(request.adapter)
+            if refusal is not None:
+                return refusal
         self.pool.extend_hashes(request)
         insort(self.waiting, request, key=lambda r: r.order)
         return None
@@ -71,13 +84,22 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def expire(self, now: float) -> list[tuple[Request, str]]:
-        """Drop the requests that were aborted ("abort") or are past their deadline ("timeout")."""
+        """Drop the requests that were aborted ("abort"), are past their deadline ("timeout"), or wait for an adapter
+        that cannot be loaded ("error").
+        """
+        self.adapters.poll()
         dropped = []
         for request in [*self.running, *self.waiting]:
-            late = request.deadline is not None and request.deadline <= now
-            if request.aborted or late:
+            reason = None
+            if request.aborted:
+                reason = "abort"
+            elif request.deadline is not None and request.deadline <= now:
+                reason = "timeout"
+            elif request.adapter is not None and self.adapters.failure(request.adapter.digest) is not None:
+                reason = "error"
+            if reason is not None:
                 self.finish(request)
-                dropped.append((request, "abort" if request.aborted else "timeout"))
+                dropped.append((request, reason))
         return dropped
 
     def finish(self, request: Request) -> None:
@@ -135,14 +157,20 @@ class Scheduler:
         """Start waiting requests in order while budget, sequence slots and blocks last.
 
         A request whose next uncached block is being computed by a running one waits for that block instead of
-        computing it again; so siblings of one prompt, and prompts with one prefix, share their prefill.
+        computing it again; so siblings of one prompt, and prompts with one prefix, share their prefill. A request
+        whose adapter is not loaded, or has no slot, waits without holding up others; but those who come after it may
+        not keep busy the adapter whose slot it will get.
         """
         if not self.waiting:
             return
         pending = Counter(digest for request in self.running for digest in self._pending_hashes(request))
         size, position = self.config.block_size, 0
+        closing: set[str] = set()
         while position < len(self.waiting) and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[position]
+            if request.adapter is not None and not self._adapter_ready(request.adapter, closing):
+                position += 1
+                continue
             # At least one token must be computed for its logits, and prompt logprobs need every position's.
             reusable = [] if request.params.prompt_logprobs is not None else request.block_hashes
             reusable = reusable[: (len(request.token_ids) - 1) // size]
@@ -163,6 +191,23 @@ class Scheduler:
             batch.num_new_tokens.append(count)
             budget -= count
             pending.update(self._pending_hashes(request))
+
+    def _adapter_ready(self, adapter: AdapterRef, closing: set[str]) -> bool:
+        """Whether the adapter stands in a slot now; one that is to leave its slot is added to `closing`."""
+        if not self.adapters.loaded(adapter.digest) or adapter.digest in closing:
+            return False
+        busy = Counter(r.adapter.digest for r in self.running if r.adapter is not None)
+        if self.adapters.acquire(adapter, busy):
+            return True
+        candidates = [digest for digest in busy if digest not in closing and not self.adapters.pinned(digest)]
+        if candidates:
+            closing.add(min(candidates, key=lambda digest: busy[digest]))
+        return False
+
+    @property
+    def busy_adapters(self) -> set[str]:
+        """Adapters that a running or waiting request needs."""
+        return {r.adapter.digest for r in (*self.running, *self.waiting) if r.adapter is not None}
 
     def _start(self, request: Request, hit: list[int]) -> None:
         self.pool.touch(hit)

@@ -22,6 +22,7 @@ from engine.core import MAX_FAILED_STEPS, EngineBroken, EngineCore
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
+    AdapterCommand,
     Dead,
     FrameBuffer,
     Heartbeat,
@@ -30,6 +31,7 @@ from engine.messages import (
     ProtocolError,
     Ready,
     Refused,
+    Reply,
     Submit,
     ToClient,
     frame,
@@ -44,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 READ_BYTES = 1 << 18
+BLOCKED_S = 0.005
+"""How long to sleep when every request waits for an adapter to be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +106,10 @@ class EngineServer:
 
     def _exchange(self) -> None:
         """Read and write what is possible now; sleep until the next heartbeat is due when there is nothing to step."""
-        timeout = 0.0 if self.core.has_work else max(0.0, self._last_heartbeat + HEARTBEAT_S - time.monotonic())
+        if self.core.has_work:
+            timeout = BLOCKED_S if self.core.blocked else 0.0
+        else:
+            timeout = max(0.0, self._last_heartbeat + HEARTBEAT_S - time.monotonic())
         for key, events in self.selector.select(timeout):
             if key.data == "lifeline":
                 if not os.read(key.fd, 4096):
@@ -150,6 +157,8 @@ class EngineServer:
             )
             if refused is not None:
                 self._send(connection, Outputs([refused], self.core.refresh_stats()))
+        elif isinstance(message, AdapterCommand):
+            self._send(connection, Reply(message.call_id, self.core.command(message)))
         elif isinstance(message, Abort):
             self.core.abort(connection.client, message.request_ids)
 

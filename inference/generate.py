@@ -176,6 +176,7 @@ class Generation:
             params,
             cache_salt=self._cache_salt,
             timeout_s=self._generator.request_timeout_s,
+            adapter=self.target.adapter_ref,
         )
 
     def note(self, index: int, output: RequestOutput) -> None:
@@ -210,6 +211,7 @@ class Generation:
             "request_id": self.request_id,
             "dialect": self.dialect,
             "deployment": self.target.entry.name,
+            "adapter": None if self.target.adapter is None else self.target.adapter.name,
             "finish": self._finish,
             "prompt_tokens": self.usage.prompt_tokens,
             "cached_tokens": self.usage.cached_tokens,

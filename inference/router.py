@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
 
 from engine.client import EngineClient, EngineDead
+from engine.messages import AdapterRef
 from inference.errors import ModelNotFound, Unavailable
 from inference.tokenizer import ModelTokenizer
 
 if TYPE_CHECKING:
     from engine.messages import ModelInfo
-    from management.snapshot import DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
+    from management.snapshot import AdapterEntry, DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
 
 logger = structlog.get_logger(__name__)
 
@@ -29,6 +30,13 @@ class Target:
     info: ModelInfo
     tokenizer: ModelTokenizer
     clients: dict[WorkerEntry, EngineClient] = field(default_factory=dict)
+    adapter: AdapterEntry | None = None
+    """What the client asked for beside the model; only in what `resolve` returns."""
+
+    @property
+    def adapter_ref(self) -> AdapterRef | None:
+        """The adapter in the engine's terms."""
+        return None if self.adapter is None else AdapterRef(self.adapter.digest, self.adapter.directory)
 
     def pick(self) -> EngineClient:
         """The usable worker with the fewest requests of ours, silent ones last; raises Unavailable without one."""
@@ -75,16 +83,16 @@ class EngineRouter:
         return any(client.usable and not client.suspect for client in clients)
 
     def resolve(self, name: str | None) -> Target:
-        """The deployment that a client's model name means; raises ModelNotFound or Unavailable."""
-        entry = self._holder.current.resolve(name)
-        if entry is None:
+        """The deployment, and the adapter, that a client's model name means; raises ModelNotFound or Unavailable."""
+        resolved = self._holder.current.resolve(name)
+        if resolved is None:
             if name:
                 raise ModelNotFound(name)
             raise Unavailable("No model is deployed.")
-        target = self._targets.get(entry.name)
+        target = self._targets.get(resolved.deployment.name)
         if target is None:
             raise Unavailable("The model is still loading.")
-        return target
+        return target if resolved.adapter is None else replace(target, adapter=resolved.adapter)
 
     async def _follow(self) -> None:
         while True:

@@ -21,6 +21,15 @@ class WorkerEntry(msgspec.Struct, frozen=True):
     socket: str
 
 
+class AdapterEntry(msgspec.Struct, frozen=True):
+    """An adapter of a deployment's model. `created` is Unix seconds."""
+
+    name: str
+    digest: str
+    directory: str
+    created: int
+
+
 class DeploymentEntry(msgspec.Struct, frozen=True):
     """A deployment that should be serving. `created` is Unix seconds."""
 
@@ -30,6 +39,18 @@ class DeploymentEntry(msgspec.Struct, frozen=True):
     created: int
     is_default: bool
     workers: tuple[WorkerEntry, ...]
+    adapters: tuple[AdapterEntry, ...] = ()
+
+    def adapter(self, name: str) -> AdapterEntry | None:
+        """The adapter of that name."""
+        return next((adapter for adapter in self.adapters if adapter.name == name), None)
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """What a client's model name means."""
+
+    deployment: DeploymentEntry
+    adapter: AdapterEntry | None = None
 
 
 class ApiKeyEntry(msgspec.Struct, frozen=True):
@@ -57,15 +78,21 @@ class Snapshot(msgspec.Struct, frozen=True):
             return None
         return entry
 
-    def resolve(self, name: str | None) -> DeploymentEntry | None:
-        """The deployment a client means: by deployment name, by model name, or the default for "tgi", "dummy", ""."""
+    def resolve(self, name: str | None) -> Resolved | None:
+        """What a client means: the default for "tgi", "dummy" and "", else a deployment's name, a model's name, an
+        adapter's name if only one deployment has it, or `deployment:adapter`, in this order.
+        """
         if not name or name in ("tgi", "dummy"):
             defaults = [d for d in self.deployments if d.is_default] or list(self.deployments)
-            return defaults[0] if defaults else None
-        for deployment in self.deployments:
-            if deployment.name == name:
-                return deployment
-        return next((d for d in self.deployments if d.model == name), None)
+            return Resolved(defaults[0]) if defaults else None
+        found = [d for d in self.deployments if d.name == name] or [d for d in self.deployments if d.model == name]
+        if found:
+            return Resolved(found[0])
+        having = [(d, adapter) for d in self.deployments if (adapter := d.adapter(name)) is not None]
+        if not having:
+            first, _, second = name.rpartition(":")
+            having = [(d, a) for d in self.deployments if d.name == first and (a := d.adapter(second)) is not None]
+        return Resolved(*having[0]) if len(having) == 1 else None
 
 
 def hash_key(key: str) -> str:

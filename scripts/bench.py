@@ -17,7 +17,6 @@ import os
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -199,7 +198,13 @@ def main() -> None:
             rows += asyncio.run(measure(model, options))
     if options.json:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-        record = {"commit": commit.stdout.strip(), "machine": machine(), "command": sys.argv, "rows": rows}
+        record = {
+            "commit": commit.stdout.strip(),
+            "machine": machine(),
+            "streams": options.streams,
+            "rounds": options.rounds,
+            "rows": rows,
+        }
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

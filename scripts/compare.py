@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import sys
 import time
 import urllib.request
 from dataclasses import dataclass
@@ -126,7 +125,8 @@ def main() -> None:
                 flush=True,
             )
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "command": sys.argv, "rows": rows}, indent=1) + "\n")
+        record = {"machine": machine(), "cases": options.cases, "rounds": options.rounds, "rows": rows}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

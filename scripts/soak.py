@@ -59,6 +59,7 @@ class User:
             path = "/generate_stream" if stream else "/generate"
         else:
             body = {
+                "model": self.rng.choice(["demo", "json", "pirate"]),
                 "prompt": words,
                 "max_tokens": tokens,
                 "stream": stream,

@@ -17,7 +17,7 @@ PIECES = 16
 @cache
 def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32]; start (0: none), its
-    stride; out, its stride. `ending` is STORE, ADD or GATE.
+    stride; out, its stride; factors (0: none). `ending` is STORE, ADD or GATE.
     """
     element = 4 if kind == F32 else 2
     out_element = 4 if ending == ADD else element
@@ -30,6 +30,7 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
         rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
         x, x_stride, weight = load_int(a, 5), load_int(a, 6), load_int(a, 7)
         start, start_stride, out, stride = load_int(a, 8), load_int(a, 9), load_int(a, 10), load_int(a, 11)
+        factors = load_int(a, 12)
         tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
         tile = (rows + tiles - 1) // tiles
         each = max(1, panels // pieces) if tiles == 1 else 1
@@ -43,7 +44,7 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
                         min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
                         x + first * x_stride * element, x_stride, weight + panel * inner * PANEL * element, inner,
                         start + 4 * (first * start_stride + panel * PANEL) if start else 0, start_stride,
-                        kind, paired, ending,
+                        factors + 8 * first if factors else 0, panel * PANEL, kind, paired, ending,
                     )  # fmt: skip
 
     return matmul

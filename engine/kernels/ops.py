@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.kernels import attention, layers, matmul, sampling
+from engine.kernels import attention, layers, lora, matmul, sampling
 from engine.kernels.emit import BF16, F16, F32, LANES, has_bf16_dot
 from engine.kernels.threads import float_bits, num_threads, run
 from engine.kernels.tiles import MAX_ROWS, PANEL, STORE
@@ -88,13 +88,31 @@ def _paired(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and has_bf16_dot()
 
 
+def unpack_weight(packed: torch.Tensor, columns: int) -> torch.Tensor:
+    """What `pack_weight` packed, [out, in], in a copy."""
+    by_column = packed.transpose(1, 2)  # [panels, 32, in] or [panels, 32, in / 2, 2]
+    return by_column.flatten(0, 1)[:columns].flatten(1).contiguous()
+
+
+def unpack_gate(packed: torch.Tensor, columns: int) -> torch.Tensor:
+    """What `pack_gate` packed, gate above up [2 * out, in], in a copy."""
+    rows = unpack_weight(packed, packed.shape[0] * PANEL).view(-1, 2, LANES, packed[0].numel() // PANEL)
+    return rows.transpose(0, 1).flatten(1, 2)[:, :columns].flatten(0, 1).contiguous()
+
+
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, start: torch.Tensor | None, out: torch.Tensor, ending: int = STORE
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    start: torch.Tensor | None,
+    out: torch.Tensor,
+    ending: int = STORE,
+    factors: torch.Tensor | None = None,
 ) -> None:
     """Out [T, *] = x [T, in] times a packed weight, beginning at `start`: a bias [*] or a row each [T, *], float32.
 
     `ending` STORE stores, ADD adds to a float32 `out`, GATE gates the halves of each panel. Rows of `out` must have
-    room for whole panels (GATE: half panels).
+    room for whole panels (GATE: half panels). `factors` [T] int64: addresses of float32 [panels * 32] that multiply a
+    row's sums, or 0.
     """
     rows, inner = x.shape
     if not rows:
@@ -104,7 +122,25 @@ def linear(
         matmul.matmul_kernel(KINDS[x.dtype], int(_paired(x.dtype)), ending),
         rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if start is None else start.data_ptr(),
         start.stride(0) if start is not None and start.dim() == 2 else 0, out.data_ptr(), out.stride(0),
-        parallel=rows * inner * panels > SERIAL,
+        0 if factors is None else factors.data_ptr(), parallel=rows * inner * panels > SERIAL,
+    )  # fmt: skip
+
+
+def add_lora(x: torch.Tensor, runs: torch.Tensor, rank: int, delta: torch.Tensor) -> None:
+    """Delta [T, panels * 32] float32 += x [T, in] A^T B^T for the rows of each run.
+
+    runs: [N, 6] int64, see `engine.kernels.lora.FIELDS`; `rank` is the greatest of them.
+    """
+    kind, paired = KINDS[x.dtype], int(_paired(x.dtype))
+    low = x.new_empty(x.shape[0], wide(rank))
+    run(
+        lora.shrink_kernel(kind, paired),
+        runs.data_ptr(), len(runs), wide(rank) // PANEL, x.data_ptr(), x.stride(0), low.data_ptr(), low.stride(0),
+    )  # fmt: skip
+    run(
+        lora.expand_kernel(kind, paired),
+        runs.data_ptr(), len(runs), delta.shape[1] // PANEL, low.data_ptr(), low.stride(0), delta.data_ptr(),
+        delta.stride(0),
     )  # fmt: skip
 
 

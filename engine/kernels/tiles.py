@@ -170,25 +170,27 @@ STORE, ADD, GATE = 0, 1, 2
 """What becomes of a product: stored as it is; added to float32 numbers; or, its two halves being the gate and the up
 columns of a gated layer, stored as silu(gate) * up.
 """
-_PRODUCT_ARGS = (types.int64,) * 9
+_PRODUCT_ARGS = (types.int64,) * 11
 
 
 @intrinsic(prefer_literal=True)
 def product(
     typing_context: Any,
     rows: Any, out: Any, out_stride: Any, x: Any, x_stride: Any, panel: Any, inner: Any, start: Any, start_stride: Any,
+    factors: Any, column: Any,
     kind: Any, paired: Any, ending: Any,
 ) -> Any:  # fmt: skip
     """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most 12 rows; `ending` says what follows.
 
     The sum begins at start[r, :32] (float32; 0: at zero; rows `start_stride` apart, so a bias has stride 0). x and out
-    are of `kind`, but for ADD. panel: [inner, 32], or where `paired` [inner / 2, 32, 2] bfloat16, two steps of the sum
+    are of `kind`, but for ADD. factors (0: none): an int64 a row, 0 or the address of float32 factors by which the sums are
+    multiplied, of which those from `column` on belong to this panel. panel: [inner, 32], or where `paired` [inner / 2, 32, 2] bfloat16, two steps of the sum
     side by side, as AVX512_BF16's dot product wants them. The order of the sum is that of i, whatever the rows.
     """
     number, in_pairs, then = kind.literal_value, bool(paired.literal_value), ending.literal_value
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, *_ = args
+        rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, factors, column, *_ = args
         if in_pairs:
             dot = cgutils.get_or_insert_function(
                 builder.module,
@@ -234,6 +236,12 @@ def product(
                     part = builder.fadd(part, load_vector(builder, out, index, F32))
                 store_vector(builder, part, out, index, F32 if then == ADD else number)
 
+        def scale(sums: list[Any], address: Any) -> None:
+            with builder.if_then(builder.icmp_signed("!=", address, I64(0))):
+                for v, total in enumerate(sums):
+                    factor = load_vector(builder, address, builder.add(column, I64(v * LANES)), F32)
+                    builder.store(builder.fmul(builder.load(total), factor), total)
+
         def tile(count: int) -> None:
             sums = zeros(builder, 2 * count)
             with builder.if_then(builder.icmp_signed("!=", start, I64(0))):
@@ -244,6 +252,9 @@ def product(
             steps = builder.udiv(inner, I64(2)) if in_pairs else inner
             with cgutils.for_range(builder, steps) as i:
                 step(sums, i.index, count)
+            with builder.if_then(builder.icmp_signed("!=", factors, I64(0)), likely=False):
+                for r in range(count):
+                    scale(sums[2 * r : 2 * r + 2], builder.load(pointer_at(builder, factors, I64(r), I64)))
             for r in range(count):
                 finish(r, [builder.load(sums[2 * r]), builder.load(sums[2 * r + 1])])
 

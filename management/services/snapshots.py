@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from management.models import ApiKey, Deployment, Worker
-from management.snapshot import ApiKeyEntry, DeploymentEntry, Snapshot, WorkerEntry
+from management.models import Adapter, ApiKey, Deployment, Worker
+from management.snapshot import AdapterEntry, ApiKeyEntry, DeploymentEntry, Snapshot, WorkerEntry
 
 
 def build_snapshot() -> Snapshot:
-    """Deployments with workers that can be connected to, and the keys that are good."""
+    """Deployments with workers that can be connected to, their models' adapters, and the keys that are good."""
     ready = Worker.objects.filter(state=Worker.State.READY).select_related("deployment", "version__model")
     serving: dict[int, list[Worker]] = {}
     for worker in ready.order_by("index", "-epoch"):
         serving.setdefault(worker.deployment_id, []).append(worker)
+    adapters: dict[int, list[AdapterEntry]] = {}
+    for adapter in Adapter.objects.order_by("name"):
+        entry = AdapterEntry(adapter.name, adapter.digest, adapter.source, int(adapter.created_at.timestamp()))
+        adapters.setdefault(adapter.model_id, []).append(entry)
     deployments = []
     for row in Deployment.objects.filter(replicas__gt=0).select_related("version__model").order_by("created_at"):
         workers = serving.get(row.pk, [])
@@ -25,6 +29,7 @@ def build_snapshot() -> Snapshot:
                 created=int(row.created_at.timestamp()),
                 is_default=row.is_default,
                 workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.socket) for w in workers if w.version == version),
+                adapters=tuple(adapters.get(version.model_id, ())),
             )
         )
     keys = {

@@ -6,11 +6,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import RequestOutput, Submit
+from engine.messages import AdapterRef, RequestOutput, Submit
 from engine.sampling_params import SamplingParams
 
 CLIENT = 1
@@ -34,8 +35,11 @@ class Driver:
         self.engine = engine
         self.outputs: dict[int, list[RequestOutput]] = defaultdict(list)
 
-    def submit(self, request_id: int, prompt: list[int], **params: object) -> RequestOutput | None:
-        message = Submit(request_id, prompt, SamplingParams(**{"max_tokens": 16, "temperature": 0.0, **params}))
+    def submit(
+        self, request_id: int, prompt: list[int], adapter: AdapterRef | None = None, **params: object
+    ) -> RequestOutput | None:
+        sampling = SamplingParams(**{"max_tokens": 16, "temperature": 0.0, **params})
+        message = Submit(request_id, prompt, sampling, adapter=adapter)
         return self.engine.submit(CLIENT, message)
 
     def step(self) -> None:
@@ -55,15 +59,23 @@ class Driver:
 
 
 class Reference:
-    """transformers' own generate, greedy, in float32."""
+    """transformers' own generate, greedy, in float32; with peft's adapter where one is given."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, adapter: Path | None = None) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        if adapter is not None:
+            self.model = PeftModel.from_pretrained(self.model, adapter).eval()
+
+    @torch.inference_mode()
+    def logprobs(self, prompt: list[int]) -> torch.Tensor:
+        """Of each prompt token but the first."""
+        logits = self.model(input_ids=torch.tensor([prompt])).logits[0, :-1]
+        return logits.log_softmax(-1).gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
 
     def assert_equal(self, prompt: list[int], tokens: list[int]) -> None:
         """Token for token, up to the first near-tie."""
         out = self.model.generate(
-            torch.tensor([prompt]),
+            input_ids=torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
             max_new_tokens=len(tokens),
             do_sample=False,

@@ -124,7 +124,7 @@ def test_linear(inner, columns, dtype):
     weight = torch.randn(columns, inner, generator=generator).to(dtype)
     bias = torch.randn(columns, generator=generator).to(dtype)
     for b in (None, bias):
-        layer = make_linear(weight, b)
+        layer = make_linear(weight, b, [])
         for rows in (1, 2, 12, 13, 61):
             x = torch.randn(rows, inner, generator=generator).to(dtype)
             expected = F.linear(x.float(), weight.float(), None if b is None else b.float())
@@ -137,7 +137,7 @@ def test_linear(inner, columns, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_is_multiplied_the_same_alone_and_among_others(dtype):
     x, weight = torch.randn(100, 320).to(dtype), torch.randn(640, 320).to(dtype)
-    layer = PanelLinear(weight, None)
+    layer = PanelLinear(weight, None, [])
     together = layer(x)
     assert all(torch.equal(layer(x[i : i + 1])[0], together[i]) for i in range(100))
 
@@ -146,14 +146,14 @@ def test_a_row_is_multiplied_the_same_alone_and_among_others(dtype):
 def test_the_layer_for_amx_agrees_with_itself():
     """Few rows and many take different ways; without AMX oneDNN goes another way still, to the same result."""
     x, weight, bias = torch.randn(40, 320).bfloat16(), torch.randn(640, 320).bfloat16(), torch.randn(640).bfloat16()
-    layer = TileLinear(weight, bias)
+    layer = TileLinear(weight, bias, [])
     assert_near(layer(x[:12]), layer(x)[:12].float(), torch.bfloat16)
-    assert isinstance(make_linear(weight, bias), TileLinear) == has_amx()
+    assert isinstance(make_linear(weight, bias, []), TileLinear) == has_amx()
     residual = torch.randn(40, 640)
     expected = residual + layer(x).float()
     layer.add_to(residual, x)
     assert_near(residual, expected, torch.bfloat16)
-    gate = TileGate(weight, weight.flip(0))
+    gate = TileGate(weight, weight.flip(0), [])
     few = gate.rows(x[:12], torch.empty(12, gate.width, dtype=torch.bfloat16))
     assert_near(few, gate.rows(x, few)[:12].float(), torch.bfloat16)
 
@@ -172,7 +172,7 @@ def test_a_product_is_added_to_the_residual(inner, dtype):
     x, weight, bias = torch.randn(30, inner).to(dtype), torch.randn(40, inner).to(dtype), torch.randn(40).to(dtype)
     residual = torch.randn(30, 64)
     expected = residual[:, :40] + F.linear(x.float(), weight.float(), bias.float())
-    PanelLinear(weight, bias).add_to(residual, x)
+    PanelLinear(weight, bias, []).add_to(residual, x)
     assert_near(residual[:, :40], expected, torch.float32)
 
 
@@ -180,7 +180,7 @@ def test_a_product_is_added_to_the_residual(inner, dtype):
 @pytest.mark.parametrize("columns", [32, 44])
 def test_gated_layer(columns, dtype):
     x, gate, up = torch.randn(30, 64).to(dtype), torch.randn(columns, 64).to(dtype), torch.randn(columns, 64).to(dtype)
-    layer = make_gate(gate, up)
+    layer = make_gate(gate, up, [])
     expected = F.silu(x.float() @ gate.float().T) * (x.float() @ up.float().T)
     assert_near(layer.rows(x, torch.empty(30, layer.width, dtype=dtype)), expected, dtype)
 

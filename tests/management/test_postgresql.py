@@ -47,7 +47,7 @@ def test_migrations_keys_and_deployments(database_url, tmp_path):
         "from management.services.snapshots import build_snapshot;"
         "d = create_deployment('demo', register_model('demo', '/models/demo', 'tester'), 'tester');"
         "start_deployment(d, 'tester');"
-        f"s = build_snapshot(); print(s.resolve(None).name, s.find_key('{key}').name)"
+        f"s = build_snapshot(); print(s.resolve(None).deployment.name, s.find_key('{key}').name)"
     )
     assert manage("shell", "--no-imports", "-v", "0", "-c", program).splitlines()[-1] == "demo my-client"
     assert manage("makemigrations", "--check", "--dry-run") == "No changes detected"

@@ -92,12 +92,12 @@ def test_names_resolve_as_documented(deployment):
     for row in (deployment, other):
         start_deployment(row, "tester")
     snapshot = build_snapshot()
-    assert {n: snapshot.resolve(n).name for n in (None, "", "tgi", "dummy", "demo", "other", "org/m")} == {
+    assert {n: snapshot.resolve(n).deployment.name for n in (None, "", "tgi", "dummy", "demo", "other", "org/m")} == {
         None: "demo", "": "demo", "tgi": "demo", "dummy": "demo", "demo": "demo", "other": "other", "org/m": "other",
     }  # fmt: skip
     assert snapshot.resolve("nobody") is None
     make_default(other, "tester")
-    assert build_snapshot().resolve(None).name == "other"
+    assert build_snapshot().resolve(None).deployment.name == "other"
 
 
 def test_keys_are_hashed_scoped_and_revocable():

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the running deployments as vLLM's model cards."""
+"""GET /v1/models and /v1/models/{id}: the running deployments and their adapters as vLLM's model cards."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     from inference.services import Services
 
 
-def card(target: Target) -> dict[str, Any]:
-    """One model card; `root` is the model's registered name, never a path of the server."""
-    entry = target.entry
+def cards(target: Target) -> list[dict[str, Any]]:
+    """The deployment's model card and those of its adapters."""
+    entry, length = target.entry, target.info.max_model_len
+    adapters = [card(a.name, a.created, a.name, entry.name, None) for a in entry.adapters]
+    return [card(entry.name, entry.created, entry.model, None, length), *adapters]
+
+
+def card(name: str, created: int, root: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
+    """One model card; `root` is a registered name, never a path of the server."""
     permission = {
-        "id": f"modelperm-{entry.name}",
+        "id": f"modelperm-{name}",
         "object": "model_permission",
-        "created": entry.created,
+        "created": created,
         "allow_create_engine": False,
         "allow_sampling": True,
         "allow_logprobs": True,
@@ -31,27 +37,27 @@ def card(target: Target) -> dict[str, Any]:
         "is_blocking": False,
     }
     return {
-        "id": entry.name,
+        "id": name,
         "object": "model",
-        "created": entry.created,
+        "created": created,
         "owned_by": "dragoman",
-        "root": entry.model,
-        "parent": None,
-        "max_model_len": target.info.max_model_len,
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_model_len,
         "permission": [permission],
     }
 
 
 async def list_models(exchange: Exchange, services: Services) -> None:
     """GET /v1/models."""
-    cards = [card(target) for target in services.router.targets]
-    await exchange.respond(json_response({"object": "list", "data": cards}))
+    data = [one for target in services.router.targets for one in cards(target)]
+    await exchange.respond(json_response({"object": "list", "data": data}))
 
 
 async def retrieve(exchange: Exchange, services: Services) -> None:
     """GET /v1/models/{id}; ids may hold slashes."""
     name = exchange.parameters["id"]
-    target = next((t for t in services.router.targets if t.entry.name == name), None)
-    if target is None:
+    found = next((one for t in services.router.targets for one in cards(t) if one["id"] == name), None)
+    if found is None:
         raise ModelNotFound(name)
-    await exchange.respond(json_response(card(target)))
+    await exchange.respond(json_response(found))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from inference.asgi import json_response
 from inference.dialects.tgi import errors
+from inference.dialects.tgi.errors import invalid
 from inference.dialects.tgi.schema import (
     CompatGenerateRequest,
     GenerateRequest,
@@ -16,7 +17,7 @@ from inference.dialects.tgi.schema import (
     validate,
     validate_length,
 )
-from inference.errors import InvalidRequest, Overloaded
+from inference.errors import InvalidRequest, ModelNotFound, Overloaded
 from inference.requests import TokenPrompt
 from inference.sse import event
 
@@ -61,7 +62,12 @@ async def _prepare(exchange: Exchange, services: Services, request: GenerateRequ
     internal = generation_request(
         request, with_tokens=streaming or p.details or p.decoder_input_details or bool(p.best_of)
     )
-    target = services.router.resolve(internal.model)
+    try:
+        target = services.router.resolve(internal.model)
+    except ModelNotFound as error:
+        raise invalid(
+            f"`adapter_id`: the adapter {(p.adapter_id or '')[:100]!r} was not found", "adapter_id"
+        ) from error
     internal.prompt = TokenPrompt(await target.tokenizer.encode(internal.prompt, p.truncate))
     validate_length(len(internal.prompt.token_ids), p, total)
     return await services.generator.prepare(internal, exchange, "tgi")

@@ -132,8 +132,6 @@ def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, st
         raise invalid("grammar is not supported", "grammar")
     if p.watermark:
         raise NotServed("Input validation error: `watermark` is not supported", "watermark")
-    if p.adapter_id is not None:
-        raise invalid(f"`adapter_id`: the adapter {p.adapter_id[:100]!r} was not found", "adapter_id")
 
 
 def validate_length(input_length: int, p: Parameters, max_total_tokens: int) -> None:
@@ -170,7 +168,7 @@ def generation_request(request: GenerateRequest, with_tokens: bool) -> Generatio
     if p.decoder_input_details:
         sampling["prompt_logprobs"] = 0
     return GenerationRequest(
-        model=None,
+        model=p.adapter_id,
         prompt=TextPrompt(request.inputs),
         sampling=sampling,
         max_tokens=p.max_new_tokens,

@@ -1,0 +1,158 @@
+"""Which adapters are loaded, which stand in a slot, and which must wait. It reads files on a thread of its own.
+
+Three tiers: an adapter is loaded from disk when a request first names it; packed, it stays in a cache of
+`max_cached_adapters`; to be computed it stands in one of `max_adapters` slots. Both forget what was used longest ago,
+but never what is pinned or has running requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.adapter import AdapterError, content_digest, read_adapter
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from engine.lora import LoraLayer, PackedLora
+    from engine.messages import AdapterRef
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One adapter: being loaded, loaded, or failed."""
+
+    ref: AdapterRef
+    loading: Future[list[PackedLora | None]] | None
+    packed: list[PackedLora | None] = field(default_factory=list)
+    error: str | None = None
+    pinned: bool = False
+    in_slot: bool = False
+    used: int = 0
+
+
+class AdapterSlots:
+    """The adapters of one model. One loop owns it; only loading happens elsewhere."""
+
+    def __init__(self, layers: list[LoraLayer], max_adapters: int, max_cached: int, max_rank: int) -> None:
+        self.layers, self.max_adapters, self.max_rank = layers, max_adapters, max_rank
+        self.max_cached = max(max_cached, max_adapters)
+        self.shapes = {path: (out, layer.in_features) for layer in layers for path, out in layer.parts}
+        self._entries: dict[str, _Entry] = {}
+        self._clock = count(1)
+        self._loader = ThreadPoolExecutor(1, "adapter-loader", initializer=torch.set_num_threads, initargs=(1,))
+
+    @property
+    def in_slots(self) -> list[str]:
+        """Digests of the adapters that stand in a slot."""
+        return [digest for digest, entry in self._entries.items() if entry.in_slot]
+
+    def request(self, ref: AdapterRef) -> str | None:
+        """Begin to load the adapter if it is unknown; the reason when it cannot be served."""
+        if not self.layers:
+            return "this model's layers take no adapters"
+        entry = self._entries.get(ref.digest)
+        if entry is None or entry.error is not None:  # a failure is not for ever: the files may be there by now
+            self._entries[ref.digest] = _Entry(ref, self._loader.submit(self._load, ref), used=next(self._clock))
+        return None
+
+    def poll(self) -> None:
+        """Take in what has been loaded since the last step, and forget what the cache has no room for."""
+        for entry in self._entries.values():
+            if entry.loading is None or not entry.loading.done():
+                continue
+            try:
+                entry.packed = entry.loading.result()
+            except AdapterError as error:
+                entry.error = str(error)
+            except Exception as error:  # one of the edges: whatever is wrong with the files, the engine goes on
+                logger.exception("adapter not loaded", extra={"digest": entry.ref.digest})
+                entry.error = f"it cannot be loaded: {type(error).__name__}"
+            entry.loading = None
+        idle = [e for e in self._entries.values() if e.loading is None and not e.in_slot and not e.pinned]
+        excess = len(self._entries) - self.max_cached
+        for entry in sorted(idle, key=lambda e: e.used)[: max(0, excess)]:
+            del self._entries[entry.ref.digest]
+
+    def failure(self, digest: str) -> str | None:
+        """Why the adapter cannot be served, once that is known."""
+        entry = self._entries.get(digest)
+        return None if entry is None else entry.error
+
+    def loaded(self, digest: str) -> bool:
+        """Whether the adapter could be put into a slot now."""
+        entry = self._entries.get(digest)
+        return entry is not None and entry.loading is None and entry.error is None
+
+    def acquire(self, ref: AdapterRef, busy: Collection[str]) -> bool:
+        """Make sure that the loaded adapter stands in a slot; False while every slot is pinned or in `busy`."""
+        entry = self._entries[ref.digest]
+        entry.used = next(self._clock)
+        if entry.in_slot:
+            return True
+        standing = [e for e in self._entries.values() if e.in_slot]
+        if len(standing) >= self.max_adapters:
+            free = [e for e in standing if not e.pinned and e.ref.digest not in busy]
+            if not free:
+                return False
+            self._leave(min(free, key=lambda e: e.used))
+        self._enter(entry)
+        return True
+
+    def pinned(self, digest: str) -> bool:
+        """Whether the adapter keeps its slot."""
+        return self._entries[digest].pinned
+
+    def pin(self, ref: AdapterRef, pinned: bool) -> str | None:
+        """Keep a loaded adapter in its slot, or no longer; the reason when that cannot be."""
+        entry = self._entries.get(ref.digest)
+        if entry is None or entry.loading is not None or entry.error is not None:
+            return "the adapter is not loaded"
+        if pinned and not entry.pinned:
+            others = sum(e.pinned for e in self._entries.values())
+            if others + 1 >= self.max_adapters:
+                return f"at most {self.max_adapters - 1} of {self.max_adapters} slots can be pinned"
+        entry.pinned = pinned
+        return None
+
+    def unload(self, digest: str, busy: Collection[str]) -> str | None:
+        """Forget an adapter; the reason when it is in use."""
+        entry = self._entries.get(digest)
+        if entry is None:
+            return None
+        if digest in busy or entry.loading is not None:
+            return "the adapter is in use"
+        if entry.in_slot:
+            self._leave(entry)
+        del self._entries[digest]
+        return None
+
+    def close(self) -> None:
+        """Load nothing more."""
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def _load(self, ref: AdapterRef) -> list[PackedLora | None]:
+        directory = Path(ref.directory)
+        if content_digest(directory) != ref.digest:
+            raise AdapterError("its files have changed since it was registered")
+        adapter = read_adapter(directory, self.shapes, self.max_rank)
+        return [layer.make(adapter) for layer in self.layers]
+
+    def _enter(self, entry: _Entry) -> None:
+        entry.in_slot = True
+        for layer, packed in zip(self.layers, entry.packed, strict=True):
+            layer.put(entry.ref.digest, packed)
+
+    def _leave(self, entry: _Entry) -> None:
+        entry.in_slot = False
+        for layer in self.layers:
+            layer.drop(entry.ref.digest)

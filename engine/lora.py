@@ -1,0 +1,165 @@
+"""Adapters in a batch: what each layer adds for the rows of each adapter, and which adapters stand in a slot.
+
+A step's rows lie in runs of one adapter each. A layer's adapter is two small products per run, computed for all runs
+in two kernel calls; the layer's own product then begins at their sum instead of at its bias.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.kernels import ops
+from engine.kernels.lora import FIELDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from engine.adapter import Adapter, LoraWeights
+
+Runs = tuple[tuple[int, int, str], ...]
+"""(first row, rows, adapter digest) of a step's runs; rows without an adapter belong to none."""
+
+_runs: Runs = ()
+
+
+@contextmanager
+def adapters_of(runs: Runs) -> Iterator[None]:
+    """Let the layers called inside the block add what these runs' adapters add."""
+    global _runs
+    _runs = runs
+    try:
+        yield
+    finally:
+        _runs = ()
+
+
+@dataclass(slots=True)
+class PackedLora:
+    """One adapter's weights for one layer: packed A [panels, in, 32] and B [panels, rank, 32].
+
+    For DoRA `factors` [width] float32 scales each output column, bias apart, and `start` [width] is bias / factors.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    rank: int
+    factors: torch.Tensor | None
+    start: torch.Tensor | None
+
+
+_Table = tuple[
+    tuple[Runs, int], torch.Tensor, int, torch.Tensor | None, list[tuple[int, int, torch.Tensor]]
+]  # (what it is for), runs [N, 6], greatest rank, factors by row, (first row, rows, start) of DoRA's runs
+
+
+class LoraLayer:
+    """The adapters of one packed layer, which may stand for several of the model's own (q, k and v; gate and up)."""
+
+    def __init__(
+        self,
+        parts: list[tuple[str, int]],
+        in_features: int,
+        dtype: torch.dtype,
+        pack: Callable[[torch.Tensor], torch.Tensor],
+        dense: Callable[[], torch.Tensor],
+        bias: torch.Tensor | None,
+    ) -> None:
+        """`parts`: (path, outputs) in the order of the packed weight; `pack` packs [outputs, *] as the weight is
+        packed; `dense` gives the weight [outputs, in] back; bias is the layer's own [width] float32.
+        """
+        self.parts, self.in_features, self.dtype, self.pack, self.dense = parts, in_features, dtype, pack, dense
+        self.bias = bias
+        self._weights: dict[str, PackedLora] = {}
+        self._tables: _Table | None = None
+
+    def make(self, adapter: Adapter) -> PackedLora | None:
+        """Pack the adapter for this layer; None when it leaves the layer alone. Touches no state: any thread may."""
+        found = [adapter.modules.get(path) for path, _ in self.parts]
+        if all(weights is None for weights in found):
+            return None
+        rank = sum(w.a.shape[0] for w in found if w is not None)
+        rank += rank % 2  # the kernel pairs bfloat16 numbers
+        a = torch.zeros(rank, self.in_features)
+        b = torch.zeros(sum(out for _, out in self.parts), rank)
+        row = column = 0
+        for weights, (_, out) in zip(found, self.parts, strict=True):
+            if weights is not None:
+                size = weights.a.shape[0]
+                a[column : column + size] = weights.a
+                b[row : row + out, column : column + size] = weights.b
+                column += size
+            row += out
+        factors = self._factors(found)
+        start = None
+        if factors is not None and self.bias is not None:
+            start = self.bias / factors
+        return PackedLora(ops.pack_weight(a.to(self.dtype)), self.pack(b.to(self.dtype)), rank, factors, start)
+
+    def _factors(self, found: list[LoraWeights | None]) -> torch.Tensor | None:
+        """DoRA: magnitude / norm of each row of W + B A, in the order of the packed columns; 1 elsewhere."""
+        if not any(w is not None and w.magnitude is not None for w in found):
+            return None
+        dense, row, columns = self.dense().float(), 0, []
+        for weights, (_, out) in zip(found, self.parts, strict=True):
+            if weights is None or weights.magnitude is None:
+                columns.append(torch.ones(out))
+            else:
+                columns.append(weights.magnitude / (dense[row : row + out] + weights.b @ weights.a).norm(dim=1))
+            row += out
+        # As a weight of one input, in float32, so that the columns come into the order of the packed weight.
+        return self.pack(torch.cat(columns)[:, None]).flatten()
+
+    def put(self, digest: str, weights: PackedLora | None) -> None:
+        """The adapter is in a slot from now on; only between steps."""
+        self._tables = None
+        if weights is not None:
+            self._weights[digest] = weights
+
+    def drop(self, digest: str) -> None:
+        """The adapter left its slot; only between steps."""
+        self._tables = None
+        self._weights.pop(digest, None)
+
+    @property
+    def active(self) -> bool:
+        """Whether the current step has rows with adapters."""
+        return bool(_runs)
+
+    def start(self, x: torch.Tensor, width: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """What the layer's product of x [T, in] begins at, [T, width] or [width] float32, and DoRA's factors by row
+        ([T] int64 addresses, 0: none).
+        """
+        if not _runs:
+            return self.bias, None
+        if self._tables is None or self._tables[0] != (_runs, x.shape[0]):
+            self._tables = self._table(x.shape[0])
+        _, table, rank, factors, starts = self._tables
+        if not rank:
+            return self.bias, None
+        delta = torch.empty(x.shape[0], width)
+        delta[:] = 0 if self.bias is None else self.bias
+        for first, count, start in starts:
+            delta[first : first + count] = start
+        ops.add_lora(x, table, rank, delta)
+        return delta, factors
+
+    def _table(self, total: int) -> _Table:
+        rows: list[list[int]] = []
+        starts: list[tuple[int, int, torch.Tensor]] = []
+        factors = torch.zeros(total, dtype=torch.int64)
+        for first, count, digest in _runs:
+            weights = self._weights.get(digest)
+            if weights is None:
+                continue
+            rows.append([first, count, weights.a.data_ptr(), self.in_features, weights.b.data_ptr(), weights.rank])
+            if weights.factors is not None:
+                factors[first : first + count] = weights.factors.data_ptr()
+            if weights.start is not None:
+                starts.append((first, count, weights.start))
+        table = torch.tensor(rows, dtype=torch.int64).view(-1, FIELDS)
+        rank = max((row[-1] for row in rows), default=0)
+        return (_runs, total), table, rank, factors if bool(factors.any()) else None, starts

@@ -1,0 +1,50 @@
+"""Adapters over HTTP: by name in every dialect, in one batch with the base model, replaced and removed while serving."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+QUESTION = "What is 2 + 3?"
+CHAT = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 24}
+
+
+def answer(server, model: str | None) -> str:
+    response = server.post("/v1/chat/completions", {**CHAT, **({} if model is None else {"model": model})})
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def test_every_adapter_answers_in_its_own_way(server):
+    names = [None, "json", "pirate", "demo:json"]
+    alone = [answer(server, name) for name in names]
+    assert len(set(alone[:3])) == 3
+    assert alone[1] == alone[3]
+    assert alone[1].startswith("{")
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda name: answer(server, name), names * 6))
+    assert together == alone * 6
+
+
+def test_models_are_listed_with_their_adapters(server):
+    cards = {card["id"]: card for card in server.get("/v1/models").json()["data"]}
+    assert cards["json"]["parent"] == "demo"
+    assert cards["demo"]["parent"] is None
+    assert server.get("/v1/models/pirate").json() == cards["pirate"]
+
+
+def test_tgi_takes_the_adapter_as_a_parameter(server):
+    prompt = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+    body = {"inputs": prompt, "parameters": {"adapter_id": "json", "max_new_tokens": 24}}
+    text = server.post("/generate", body).json()["generated_text"]
+    assert text.replace("<|im_end|>", "") == answer(server, "json")
+    body["parameters"]["adapter_id"] = "nobody"
+    refused = server.post("/generate", body)
+    assert refused.status_code == 422
+    assert "adapter 'nobody' was not found" in refused.json()["error"]
+
+
+@pytest.mark.parametrize("name", ["nobody", "demo:nobody", "nobody:json", ":json"])
+def test_unknown_adapters_are_not_found(server, name):
+    assert server.post("/v1/chat/completions", {**CHAT, "model": name}).status_code == 404
