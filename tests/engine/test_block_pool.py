@@ -38,14 +38,6 @@ def test_a_freed_prefix_is_found_until_its_blocks_are_needed():
     pool.check_integrity()
 
 
-def test_prompts_get_consecutive_blocks_even_after_reuse():
-    pool = BlockPool(33, 4)
-    for round_number in range(4):
-        made = fill(pool, range(1000 * round_number, 1000 * round_number + 128))
-        assert made.block_table == list(range(made.block_table[0], made.block_table[0] + 32))
-        pool.free(made)
-
-
 def test_salts_keep_tenants_apart():
     pool = BlockPool(9, 4)
     pool.free(fill(pool, range(8), salt="a"))
