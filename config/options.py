@@ -38,7 +38,7 @@ class Options(BaseSettings):
     )
     max_model_len: int = Field(0, ge=0, description="Longest sequence of new deployments; 0 is the model's own limit.")
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Sequences in one step of new deployments.")
-    max_num_batched_tokens: int = Field(512, ge=1, description="Tokens in one step of new deployments.")
+    max_num_batched_tokens: int = Field(1024, ge=1, description="Tokens in one step of new deployments.")
     kv_cache_bytes: int = Field(0, ge=0, description="KV cache of new deployments; 0 sizes it from free memory.")
     threads: int = Field(0, ge=0, description="Threads of an engine worker; 0 is one per core.")
 

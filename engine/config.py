@@ -24,7 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     block_size: int = 16
     kv_cache_bytes: int = 0
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 1024
     max_waiting_requests: int = 1024
     prefix_caching: bool = True
     max_adapters: int = 8
