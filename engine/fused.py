@@ -83,14 +83,14 @@ class FusedDecoder:
         self._space: _Workspace | None = None
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, logits_rows: torch.Tensor) -> torch.Tensor:
-        """Ids and positions [1, T] int64, rows [L] int64 -> logits [L, V]. Attention goes to the current context."""
+        """Ids and positions [1, T] int64, rows [L] int64 -> logits [L, V] float32. Attention goes to the current context."""
         embedded = self.embed(input_ids)[0]
         rows, hidden = embedded.shape
         heads, kv_heads, dim = self.heads, self.kv_heads, self.head_dim
         space = self._workspace(rows)
         residual, normed, attended = space.residual, space.normed, space.attended
         residual[:, :hidden] = embedded
-        cosines, sines = (part[0].float().contiguous() for part in self.rotary(embedded[None], position_ids=positions))
+        cosines, sines = (part[0].float().contiguous() for part in self.rotary(residual[None], position_ids=positions))
         for index, layer in enumerate(self.layers):
             ops.norm(residual[:, :hidden], *layer.input_norm, normed)
             qkv = layer.qkv.rows(normed, space.qkv)
@@ -110,7 +110,7 @@ class FusedDecoder:
         last = residual[logits_rows, :hidden]
         normed = torch.empty_like(last, dtype=normed.dtype)
         ops.norm(last, *self.norm, normed)
-        return self.head.rows(normed)
+        return self.head.logits(normed)
 
     @property
     def lora_layers(self) -> list[LoraLayer]:

@@ -9,7 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.kernels import ops
 from engine.kernels.emit import LANES
-from engine.kernels.tiles import ADD, GATE, MAX_ROWS, STORE
+from engine.kernels.tiles import ADD, GATE, MAX_ROWS, STORE, WIDEN
 from engine.lora import LoraLayer
 
 
@@ -61,6 +61,13 @@ class PanelLinear(nn.Module):
         start, factors = self.lora.start(x, self.width)
         ops.linear(x, self.weight, start, residual, ADD, factors)
 
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] -> [T, out] float32: not rounded, so that the best do not look equal."""
+        out = torch.empty(x.shape[0], self.width)
+        start, factors = self.lora.start(x, self.width)
+        ops.linear(x, self.weight, start, out, WIDEN, factors)
+        return out[:, : self.out_features]
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
         out = self.rows(x.reshape(-1, self.in_features).contiguous())
@@ -92,6 +99,10 @@ class TileLinear(PanelLinear):
             residual[:, : self.out_features] += self._tiled(x)
         else:
             super().add_to(residual, x)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """As `PanelLinear`, but that oneDNN rounds."""
+        return self._tiled(x).float() if many_rows(x) and not self.lora.active else super().logits(x)
 
 
 class PanelGate:

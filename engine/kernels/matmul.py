@@ -8,7 +8,7 @@ from typing import Any
 from engine.kernels.compiled import kernel
 from engine.kernels.emit import F32, LANES
 from engine.kernels.simd import address_of, load_int, take_ticket
-from engine.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, product
+from engine.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
 PIECES = 16
 """A few rows take as long as reading the weight does, and memory is read fastest in long runs: so many for all."""
@@ -17,10 +17,10 @@ PIECES = 16
 @cache
 def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32]; start (0: none), its
-    stride; out, its stride; factors (0: none). `ending` is STORE, ADD or GATE.
+    stride; out, its stride; factors (0: none). `ending` is STORE, ADD, GATE or WIDEN.
     """
     element = 4 if kind == F32 else 2
-    out_element = 4 if ending == ADD else element
+    out_element = 4 if ending in (ADD, WIDEN) else element
     width = LANES if ending == GATE else PANEL
     pieces = PIECES
 

@@ -110,7 +110,7 @@ def linear(
 ) -> None:
     """Out [T, *] = x [T, in] times a packed weight, beginning at `start`: a bias [*] or a row each [T, *], float32.
 
-    `ending` STORE stores, ADD adds to a float32 `out`, GATE gates the halves of each panel. Rows of `out` must have
+    `ending` STORE stores, WIDEN in float32, ADD adds to a float32 `out`, GATE gates the halves of each panel. Rows of `out` must have
     room for whole panels (GATE: half panels). `factors` [T] int64: addresses of float32 [panels * 32] that multiply a
     row's sums, or 0.
     """

@@ -166,9 +166,9 @@ def weighted_values(
     return types.void(*_VALUES_ARGS, kind), emit
 
 
-STORE, ADD, GATE = 0, 1, 2
-"""What becomes of a product: stored as it is; added to float32 numbers; or, its two halves being the gate and the up
-columns of a gated layer, stored as silu(gate) * up.
+STORE, ADD, GATE, WIDEN = 0, 1, 2, 3
+"""What becomes of a product: stored; added to float32 numbers; or, its two halves being the gate and the up columns of
+a gated layer, stored as silu(gate) * up; or stored in float32.
 """
 _PRODUCT_ARGS = (types.int64,) * 11
 
@@ -183,7 +183,7 @@ def product(
     """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most 12 rows; `ending` says what follows.
 
     The sum begins at start[r, :32] (float32; 0: at zero; rows `start_stride` apart, so a bias has stride 0). x and out
-    are of `kind`, but for ADD. factors (0: none): an int64 a row, 0 or the address of float32 factors by which the sums are
+    are of `kind`, but for ADD and WIDEN. factors (0: none): an int64 a row, 0 or the address of float32 factors by which the sums are
     multiplied, of which those from `column` on belong to this panel. panel: [inner, 32], or where `paired` [inner / 2, 32, 2] bfloat16, two steps of the sum
     side by side, as AVX512_BF16's dot product wants them. The order of the sum is that of i, whatever the rows.
     """
@@ -234,7 +234,7 @@ def product(
                 index = builder.add(first, I64(v * LANES))
                 if then == ADD:
                     part = builder.fadd(part, load_vector(builder, out, index, F32))
-                store_vector(builder, part, out, index, F32 if then == ADD else number)
+                store_vector(builder, part, out, index, F32 if then in (ADD, WIDEN) else number)
 
         def scale(sums: list[Any], address: Any) -> None:
             with builder.if_then(builder.icmp_signed("!=", address, I64(0))):

@@ -158,6 +158,32 @@ def test_the_layer_for_amx_agrees_with_itself():
     assert_near(few, gate.rows(x, few)[:12].float(), torch.bfloat16)
 
 
+def test_threads_change_no_bit():
+    """Several threads take pieces of work in any order; what comes out is what one thread computes."""
+    x, weight = torch.randn(100, 320).bfloat16(), torch.randn(640, 320).bfloat16()
+    layer, gate = PanelLinear(weight, None, []), make_gate(weight, weight.flip(0), [])
+    attention = Attention(9, 3, 64, [100, 300, 333], [1, 170, 40], 16, torch.bfloat16)
+    logits = torch.randn(40, 5000)
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            gated = gate.rows(x, torch.empty(100, gate.width, dtype=torch.bfloat16))
+            tokens = torch.tensor(ops.choose(logits, [0.0, 1.0] * 20, [0.3] * 40))
+            found.append([layer(x), layer.logits(x), gated, attention.run(), tokens])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [64, 75])
+def test_logits_are_not_rounded(columns, dtype):
+    x, weight = torch.randn(30, 64).to(dtype), torch.randn(columns, 64).to(dtype)
+    assert_near(PanelLinear(weight, None, []).logits(x), x.float() @ weight.float().T, torch.float32)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_norm(dtype):
     x, weight = torch.randn(50, 224), torch.rand(200) + 0.5
