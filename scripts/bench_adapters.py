@@ -1,0 +1,125 @@
+"""What adapters cost: streams of the base model, of one adapter and of several at once, in turn on one engine.
+
+    python -m scripts.bench_adapters [--model smollm2-135m] [--adapters 8] [--rank 16] [--streams 8 32] [--rounds 3]
+
+And what loading one costs those who are being served: the longest gap between two tokens of a stream while adapters
+that nobody has asked for before are loaded, as a ratio to the median gap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig
+
+from engine.adapter import CONFIG, WEIGHTS, content_digest
+from engine.client import EngineClient
+from engine.messages import AdapterRef
+from engine.sampling_params import SamplingParams
+from scripts.bench import engine_worker, prompts
+from scripts.random_models import make_model
+
+
+def make_adapter(model: Path, target: Path, rank: int, seed: int) -> AdapterRef:
+    """A random LoRA on every linear layer of a Llama-shaped model."""
+    config = AutoConfig.from_pretrained(model)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    hidden, wide = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    shapes = {
+        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries), "mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden),
+        "mlp.down_proj": (hidden, wide),
+    }  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(config.num_hidden_layers):
+        for name, (out, inner) in shapes.items():
+            path = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{path}.lora_A.weight"] = torch.randn(rank, inner, generator=generator) * 0.02
+            tensors[f"{path}.lora_B.weight"] = torch.randn(out, rank, generator=generator) * 0.02
+    target.mkdir(parents=True)
+    save_file(tensors, target / WEIGHTS)
+    (target / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+    return AdapterRef(content_digest(target), str(target))
+
+
+async def run(client: EngineClient, work: list[list[int]], tokens: int, refs: list[AdapterRef | None]) -> list[float]:
+    """Every stream's gaps between tokens in seconds, the wait for the first of all streams apart, all in one list."""
+    gaps: list[float] = []
+
+    async def one(prompt: list[int], ref: AdapterRef | None) -> None:
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        previous = 0.0
+        async for _ in client.generate(prompt, params, adapter=ref):
+            now = time.perf_counter()
+            if previous:
+                gaps.append(now - previous)
+            previous = now
+
+    await asyncio.gather(*(one(prompt, refs[i % len(refs)]) for i, prompt in enumerate(work)))
+    return gaps
+
+
+async def measure(model: Path, folder: Path, options: argparse.Namespace) -> None:
+    """In turn; medians of the rounds."""
+    refs = [make_adapter(model, folder / f"a{i}", options.rank, i) for i in range(options.adapters)]
+    cases: dict[str, list[AdapterRef | None]] = {
+        "base": [None],
+        "1 adapter": [refs[0]],
+        f"{len(refs)} adapters": [*refs],
+    }
+    with engine_worker(model, options.dtype) as config:
+        client = EngineClient(config.socket, config.worker_id, config.epoch)
+        await client.connect()
+        await run(client, prompts(len(refs), 16, 0), 4, [*refs])  # loads them
+        print("| streams | case | tok/s | ratio to the base model |\n| --- | --- | --- | --- |", flush=True)
+        for streams in options.streams:
+            found: dict[str, list[float]] = {name: [] for name in cases}
+            for number in range(options.rounds):
+                names = [*cases][number % 3 :] + [*cases][: number % 3]
+                for name in names:
+                    start = time.perf_counter()
+                    work = prompts(streams, 128, seed=1000 * streams + 10 * number + names.index(name))
+                    await run(client, work, 128, cases[name])
+                    found[name].append(streams * 128 / (time.perf_counter() - start))
+            for name, speeds in found.items():
+                ratio = statistics.median(s / b for s, b in zip(speeds, found["base"], strict=True))
+                print(f"| {streams} | {name} | {statistics.median(speeds):.1f} | {ratio:.2f} |", flush=True)
+        late = [make_adapter(model, folder / f"late{i}", options.rank, 100 + i) for i in range(5)]
+        running = asyncio.ensure_future(run(client, prompts(8, 128, 77), 256, [None]))
+        await asyncio.sleep(3)  # past the prompts
+        for ref in late:
+            await client.command("load", ref)
+            await asyncio.sleep(0.5)
+        gaps = sorted(await running)
+        median = statistics.median(gaps)
+        print(f"loading 5 adapters under 8 streams: median gap {median * 1e3:.1f} ms, "
+              f"longest {gaps[-1] * 1e3:.1f} ms, ratio {gaps[-1] / median:.2f}")  # fmt: skip
+        await client.close()
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m", help="A random model to make.")
+    parser.add_argument("--adapters", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--streams", nargs="+", type=int, default=[8, 32])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", default="auto")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dragoman-bench-") as folder:
+        asyncio.run(measure(make_model(Path(folder), options.model), Path(folder) / "adapters", options))
+
+
+if __name__ == "__main__":
+    main()
