@@ -10,6 +10,7 @@ import torch
 
 from engine.adapter_slots import AdapterSlots
 from engine.block_pool import BlockPool
+from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache, block_bytes, default_num_blocks
 from engine.messages import AdapterCommand, ModelInfo, RequestOutput, Stats, Submit
 from engine.model import load_model
@@ -49,13 +50,14 @@ class EngineCore:
         self.adapters = AdapterSlots(
             loaded.lora_layers, config.max_adapters, config.max_cached_adapters, config.max_adapter_rank
         )
+        self.grammars = GrammarCompiler(loaded.tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
         self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, self.adapters)
         self.runner = ModelRunner(loaded, KVCache(loaded.specs, num_blocks, config.block_size, loaded.dtype))
         self.requests: dict[tuple[int, int], Request] = {}
         self.stats = Stats(blocks_total=pool.num_usable)
         self.failed_steps = 0
         self.blocked = False
-        """Whether the last step could do nothing, because all that wait do so for adapters."""
+        """Whether the last step could do nothing, because all that wait do so for adapters or grammars."""
         self.info = ModelInfo(
             directory=str(loaded.directory),
             tokenizer_file=str(loaded.tokenizer_file),
@@ -87,6 +89,8 @@ class EngineCore:
             deadline=None if message.timeout_s is None else now + message.timeout_s,
         )
         error = "this request id is in use" if request.key in self.requests else self._refusal(request)
+        if error is None and message.params.grammar is not None:
+            request.compiling = self.grammars.compile(message.params.grammar)
         if error is not None:
             return RequestOutput(message.request_id, finish_reason="error", error=error)
         self.requests[request.key] = request
@@ -185,8 +189,7 @@ class EngineCore:
         outputs: ClientOutputs = {}
         for request, reason in dropped:
             output = RequestOutput(request.key[1], finish_reason=reason)
-            if reason == "error" and request.adapter is not None:
-                output.error = f"adapter: {self.adapters.failure(request.adapter.digest)}"
+            output.error = request.failure
             outputs.setdefault(request.key[0], []).append(output)
         for request in batch.requests:
             finish_reason = finished.get(request)
@@ -202,7 +205,7 @@ class EngineCore:
             )
             if token is not None:
                 output.token_ids = [token]
-                if finish_reason == "stop":
+                if finish_reason == "stop" and self.scheduler.is_stop_token(request, token):
                     output.stop_token_id = token
                 if request in result.logprobs:
                     output.logprobs = [result.logprobs[request]]

@@ -7,6 +7,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from engine.grammar import Matcher
     from engine.messages import AdapterRef
     from engine.sampling_params import SamplingParams
 
@@ -46,6 +49,10 @@ class Request:
     aborted: bool = False
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    compiling: Future[Matcher] | None = None
+    matcher: Matcher | None = None
+    """The grammar that the output follows, once it is compiled."""
+    failure: str | None = None
     sampler_state: Any = None
     """What the sampler keeps between steps (penalty counts); it dies with the request."""
 

@@ -2,7 +2,7 @@
 
 One uniform number per token, drawn by splitmix64 from (seed, output position), and the inverse of the cumulative
 distribution; so neither batch mates nor preemption can change what a request samples.
-Order of the steps: logit bias and bans, minimum length, penalties, temperature, top-k, top-p, min-p, typical-p
+Order of the steps: grammar, logit bias and bans, minimum length, penalties, temperature, top-k, top-p, min-p, typical-p
 (the filters in the order of transformers' warpers).
 """
 
@@ -49,7 +49,7 @@ class Sampler:
             return choose(logits, temperatures, uniforms), [None] * len(requests)
         logits = logits.float()
         raw = logits if any(p.logprobs is not None and p.logprobs_mode == "raw" for p in params) else None
-        processed = self._adjust(requests, logits)
+        processed = self._adjust(requests, logits, keep=raw is not None)
         chosen = choose(processed, temperatures, uniforms)
         for row, p in enumerate(params):
             if p.filtered and not p.greedy:
@@ -65,15 +65,17 @@ class Sampler:
             logprobs[row] = token_logprobs(distribution[None], [chosen[row]], p.logprobs, p.logprobs_mode)[0]
         return chosen, logprobs
 
-    def _adjust(self, requests: list[Request], logits: torch.Tensor) -> torch.Tensor:
-        """Bans, bias and penalties, on a copy where any applies."""
+    def _adjust(self, requests: list[Request], logits: torch.Tensor, keep: bool) -> torch.Tensor:
+        """Grammars, bans, bias and penalties; on a copy where the logits themselves must be kept."""
         copied = False
         for row, request in enumerate(requests):
             if not _adjusts(request):
                 continue
             young = request.num_output_tokens < request.params.min_tokens
-            if not copied:
+            if keep and not copied:
                 logits, copied = logits.clone(), True
+            if request.matcher is not None:
+                logits[row].masked_fill_(request.matcher.forbidden(), -torch.inf)
             _adjust_row(logits[row], request, self.eos_token_ids if young else [])
         return logits
 
@@ -82,7 +84,9 @@ def _adjusts(request: Request) -> bool:
     """Whether the request changes the logits that the model gave."""
     p = request.params
     young = request.num_output_tokens < p.min_tokens
-    return bool(young or p.logit_bias or p.allowed_token_ids or p.bad_words or p.penalised)
+    return bool(
+        request.matcher is not None or young or p.logit_bias or p.allowed_token_ids or p.bad_words or p.penalised
+    )
 
 
 def token_logprobs(logits: torch.Tensor, tokens: list[int], top: int, mode: str = "raw") -> list[TokenLogprob]:

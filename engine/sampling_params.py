@@ -10,6 +10,15 @@ GREEDY_BELOW = 1e-5
 """A temperature under this is greedy decoding (the threshold vLLM uses)."""
 
 
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What the output must look like: a JSON schema, a regular expression, a JSON list of choices, or a grammar in
+    Lark's form or GBNF's.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    text: str
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Every knob of a generation, already validated by the sender.
 
@@ -41,6 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
+    grammar: Grammar | None = None
 
     @property
     def greedy(self) -> bool:

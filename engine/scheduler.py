@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.grammar import GrammarError
 from engine.request import Request, RequestStatus
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Scheduler:
 
     def expire(self, now: float) -> list[tuple[Request, str]]:
         """Drop the requests that were aborted ("abort"), are past their deadline ("timeout"), or wait for an adapter
-        that cannot be loaded ("error").
+        that cannot be loaded or a grammar that cannot be compiled ("error").
         """
         self.adapters.poll()
         dropped = []
@@ -95,12 +96,26 @@ class Scheduler:
                 reason = "abort"
             elif request.deadline is not None and request.deadline <= now:
                 reason = "timeout"
-            elif request.adapter is not None and self.adapters.failure(request.adapter.digest) is not None:
+            elif self._fails(request):
                 reason = "error"
             if reason is not None:
                 self.finish(request)
                 dropped.append((request, reason))
         return dropped
+
+    def _fails(self, request: Request) -> bool:
+        """Whether what the request waits for will never be there; takes in its grammar when that is compiled."""
+        if request.adapter is not None and (reason := self.adapters.failure(request.adapter.digest)) is not None:
+            request.failure = f"adapter: {reason}"
+        if request.compiling is not None and request.compiling.done():
+            try:
+                request.matcher = request.compiling.result()
+            except GrammarError as error:
+                request.failure = f"grammar: {error}"
+            request.compiling = None
+        if request.matcher is not None and request.matcher.error is not None:
+            request.failure = f"grammar: {request.matcher.error}"
+        return request.failure is not None
 
     def finish(self, request: Request) -> None:
         """Take the request out of the engine and give its blocks back."""
@@ -128,6 +143,8 @@ class Scheduler:
             if token is None:
                 continue
             request.token_ids.append(token)
+            if request.matcher is not None:
+                request.matcher.advance(token)
             reason = self._stop_reason(request, token)
             if reason is not None:
                 self.finish(request)
@@ -168,7 +185,8 @@ class Scheduler:
         closing: set[str] = set()
         while position < len(self.waiting) and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[position]
-            if request.adapter is not None and not self._adapter_ready(request.adapter, closing):
+            adapter = request.adapter
+            if request.compiling is not None or (adapter is not None and not self._adapter_ready(adapter, closing)):
                 position += 1
                 continue
             # At least one token must be computed for its logits, and prompt logprobs need every position's.
@@ -235,12 +253,17 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         insort(self.waiting, request, key=lambda r: r.order)
 
+    def is_stop_token(self, request: Request, token: int) -> bool:
+        """Whether the token ends this request's text."""
+        params = request.params
+        return (token in self.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
+
     def _stop_reason(self, request: Request, token: int) -> str | None:
         """VLLM's order: end of sequence, stop ids, then length. `min_tokens` is the sampler's business."""
         params = request.params
-        if token in self.eos_token_ids and not params.ignore_eos:
+        if self.is_stop_token(request, token):
             return "stop"
-        if token in params.stop_token_ids:
+        if request.matcher is not None and request.matcher.complete and request.matcher.error is None:
             return "stop"
         if request.num_output_tokens >= params.max_tokens or len(request.token_ids) >= self.max_model_len:
             return "length"

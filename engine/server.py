@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 READ_BYTES = 1 << 18
 BLOCKED_S = 0.005
-"""How long to sleep when every request waits for an adapter to be read."""
+"""How long to sleep when every request waits for an adapter to be read or a grammar to be compiled."""
 
 
 @dataclass(slots=True, eq=False)

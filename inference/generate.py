@@ -183,6 +183,9 @@ class Generation:
         """Take the facts that come with an output; raises the error that it may carry."""
         if output.finish_reason == "timeout":
             raise DeadlineExceeded("The request ran into its deadline.")
+        if output.error is not None and output.error.startswith("grammar: "):
+            field = self.request.grammar_field or "grammar"
+            raise InvalidRequest(f"{field}: {output.error.removeprefix('grammar: ')}", field)
         if output.finish_reason in ("error", "abort"):
             raise {
                 "overloaded": Overloaded("Model is overloaded"),
@@ -259,7 +262,9 @@ class _SequenceText:
         if delta.finish_reason is None and output.finish_reason is not None:
             shown.append(self._stops.flush())
             delta.finish_reason = output.finish_reason
-            if output.stop_token_id is not None:
+            if output.stop_token_id is None:  # a complete grammar ends the text as its end token would
+                delta.ended_by_eos = output.finish_reason == "stop"
+            else:
                 delta.ended_by_eos = output.stop_token_id in self._eos
                 delta.stop_reason = None if delta.ended_by_eos else output.stop_token_id
         delta.text = "".join(shown)

@@ -62,6 +62,8 @@ class GenerationRequest:
     truncate_right: int | None = None
     cache_salt: str = ""
     use_model_defaults: bool = True
+    grammar_field: str | None = None
+    """The client's field that the grammar in `sampling` came from."""
 
     def params(self, max_tokens: int, seed: int, defaults: dict[str, float]) -> SamplingParams:
         """The engine's form, with the model's own defaults under the client's choices."""

@@ -195,7 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent.parent / "models")
     parser.add_argument("--steps", type=int, default=2600, help="0 keeps the model that is there.")
-    parser.add_argument("--adapter-steps", type=int, default=400)
+    parser.add_argument("--adapter-steps", type=int, default=150)
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     if options.steps:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from inference.dialects.openai.structured import grammar_of
 from inference.errors import InvalidRequest, NotServed
 from inference.requests import GenerationRequest, Prompt
 from inference.validation import check_count, check_range
@@ -133,8 +134,7 @@ class ChatCompletionRequest(CommonRequest):
 
 
 NOT_SERVED = (
-    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "use_beam_search",
-    "logprob_token_ids", "kv_transfer_params", "thinking_token_budget", "prompt_embeds", "suffix", "functions",
+    "use_beam_search", "logprob_token_ids", "kv_transfer_params", "thinking_token_budget", "prompt_embeds", "suffix", "functions",
     "function_call", "chat_template", "audio",
 )  # fmt: skip
 
@@ -144,8 +144,6 @@ def check(body: CommonRequest, limits: Limits) -> None:
     for name in NOT_SERVED:
         if getattr(body, name, None) not in (None, False, ""):
             raise NotServed(f"{name} is not supported by this server.", name)
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise NotServed("response_format: only the type 'text' is supported by this server.", "response_format")
     check_range("temperature", body.temperature, 0, 2)
     check_range("min_p", body.min_p, 0, 1)
     check_range("presence_penalty", body.presence_penalty, -2, 2)
@@ -191,6 +189,7 @@ def check(body: CommonRequest, limits: Limits) -> None:
     if body.cache_salt is not None and not 0 < len(body.cache_salt) <= 128:
         raise InvalidRequest("cache_salt must have 1 to 128 characters.", "cache_salt")
     _logit_bias(body)
+    grammar_of(body)
 
 
 def sampling(body: CommonRequest, logprobs: int | None, tokenizer: ModelTokenizer) -> dict[str, Any]:
@@ -211,6 +210,9 @@ def sampling(body: CommonRequest, logprobs: int | None, tokenizer: ModelTokenize
         fields["bad_words"] = _bad_words(body.bad_words, tokenizer)
     if logprobs is not None:
         fields["logprobs"] = logprobs
+    asked = grammar_of(body)
+    if asked is not None:
+        fields["grammar"] = asked[0]
     return fields
 
 
@@ -225,6 +227,7 @@ def generation_request(
     if keep == -1:
         keep = max_model_len - 1
     right = body.truncation_side == "right"
+    asked = grammar_of(body)
     return GenerationRequest(
         model=body.model,
         prompt=prompt,
@@ -238,6 +241,7 @@ def generation_request(
         truncate_left=None if right else keep,
         truncate_right=keep if right else None,
         cache_salt=body.cache_salt or "",
+        grammar_field=None if asked is None else asked[1],
     )
 
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from inference import structured
 from inference.dialects.tgi.errors import invalid, undeserialisable
 from inference.errors import InvalidRequest, NotServed
 from inference.requests import GenerationRequest, TextPrompt
 from inference.validation import convert
 
 if TYPE_CHECKING:
+    from engine.sampling_params import Grammar
     from inference.services import Limits
 
 CHUNK = 1024
@@ -129,7 +131,7 @@ def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, st
         text = f"`truncate` must be strictly positive and less than {longest}. Given: {p.truncate}"
         raise invalid(text, "truncate")
     if p.grammar is not None:
-        raise invalid("grammar is not supported", "grammar")
+        grammar_of(p.grammar)
     if p.watermark:
         raise NotServed("Input validation error: `watermark` is not supported", "watermark")
 
@@ -167,6 +169,8 @@ def generation_request(request: GenerateRequest, with_tokens: bool) -> Generatio
         sampling["logprobs_mode"] = "processed"
     if p.decoder_input_details:
         sampling["prompt_logprobs"] = 0
+    if p.grammar is not None:
+        sampling["grammar"] = grammar_of(p.grammar)
     return GenerationRequest(
         model=p.adapter_id,
         prompt=TextPrompt(request.inputs),
@@ -178,4 +182,23 @@ def generation_request(request: GenerateRequest, with_tokens: bool) -> Generatio
         include_stop=True,
         token_texts=True,
         use_model_defaults=False,
+        grammar_field="grammar",
     )
+
+
+def grammar_of(given: dict[str, Any]) -> Grammar:
+    """`grammar`: a schema as object or text (`json`, `json_object`), one in OpenAI's wrapper (`json_schema`), `regex`."""
+    kind, value = given.get("type"), given.get("value")
+    if kind == "regex" and isinstance(value, str):
+        return structured.regex(value, "grammar")
+    if kind == "json_schema" and isinstance(value, dict):
+        value = value.get("schema")
+    if kind not in ("json", "json_object", "json_schema") or not isinstance(value, (dict, str)):
+        raise invalid("grammar is not supported", "grammar")
+    try:
+        schema = msgspec.json.decode(value) if isinstance(value, str) else value
+    except msgspec.DecodeError as error:
+        raise invalid(f"grammar is not valid: {error}", "grammar") from error
+    if not isinstance(schema, dict) or "properties" not in schema:
+        raise invalid("grammar is not valid: Grammar must have a 'properties' field", "grammar")
+    return structured.json_schema(schema, "grammar", " ?")  # the router allows one space, and no line ends

@@ -172,9 +172,10 @@ def test_long_max_tokens_are_cut_to_the_context(server):
 
 def test_models(server):
     models = server.get("/v1/models").json()
-    (card,) = models["data"]
+    card, *adapters = models["data"]
     assert models["object"] == "list"
     assert card["id"] == "demo"
+    assert [(adapter["id"], adapter["parent"]) for adapter in adapters] == [("json", "demo"), ("pirate", "demo")]
     assert card["max_model_len"] == 2048
     assert server.get("/v1/models/demo").json() == card
     assert server.get("/v1/models/org%2Fnobody").status_code == 404

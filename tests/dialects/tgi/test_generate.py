@@ -135,7 +135,7 @@ REFUSALS = [
     ({"seed": 1, "best_of": 2, "do_sample": True}, "`seed` must not be set when `best_of` > 1"),
     ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
     ({"truncate": 0}, "`truncate` must be strictly positive and less than 2047. Given: 0"),
-    ({"grammar": {"type": "regex", "value": "a"}}, "grammar is not supported"),
+    ({"grammar": {"type": "regex", "value": 1}}, "grammar is not supported"),
     ({"watermark": True}, "`watermark` is not supported"),
     ({"adapter_id": "x"}, "`adapter_id`: the adapter 'x' was not found"),
 ]

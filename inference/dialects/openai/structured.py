@@ -1,0 +1,80 @@
+"""`response_format`, `structured_outputs` and its older aliases `guided_*`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from inference import structured
+from inference.errors import InvalidRequest, NotServed
+
+if TYPE_CHECKING:
+    from engine.sampling_params import Grammar
+    from inference.dialects.openai.schema import CommonRequest
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+OPTIONS = {"disable_any_whitespace": bool, "disable_additional_properties": bool, "whitespace_pattern": str}
+
+
+def grammar_of(body: CommonRequest) -> tuple[Grammar, str] | None:
+    """The grammar and the field that asked for it; raises InvalidRequest or NotServed."""
+    asked = []
+    if body.response_format is not None and (found := _response_format(body.response_format)) is not None:
+        asked.append((found, "response_format"))
+    if body.structured_outputs is not None:
+        asked.append((_structured_outputs(body.structured_outputs), "structured_outputs"))
+    for kind in ("json", "regex", "choice", "grammar"):
+        field = f"guided_{kind}"
+        if (value := getattr(body, field)) is not None:
+            asked.append((_kind(kind, value, field), field))
+    if len(asked) > 1:
+        names = " and ".join(field for _, field in asked)
+        raise InvalidRequest(f"Only one kind of structured output can be asked for, got {names}.", asked[1][1])
+    return asked[0] if asked else None
+
+
+def _response_format(given: dict[str, Any]) -> Grammar | None:
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return structured.json_object("response_format")
+    if kind == "json_schema":
+        wrapper = given.get("json_schema")
+        if not isinstance(wrapper, dict) or wrapper.get("schema") is None:
+            raise InvalidRequest("response_format: json_schema.schema is required.", "response_format")
+        return structured.json_schema(wrapper["schema"], "response_format")
+    if kind == "structural_tag":
+        raise NotServed(
+            "response_format: the type 'structural_tag' is not supported by this server.", "response_format"
+        )
+    raise InvalidRequest("response_format: type must be 'text', 'json_object' or 'json_schema'.", "response_format")
+
+
+def _structured_outputs(given: dict[str, Any]) -> Grammar:
+    field = "structured_outputs"
+    kinds = [kind for kind in KINDS if given.get(kind) not in (None, False)]
+    if len(kinds) != 1:
+        raise InvalidRequest(f"{field}: exactly one of {', '.join(KINDS)} must be given, got {len(kinds)}.", field)
+    for name, kind in OPTIONS.items():
+        if given.get(name) is not None and not isinstance(given[name], kind):
+            raise InvalidRequest(f"{field}: {name} must be a {kind.__name__}.", field)
+    whitespace = given.get("whitespace_pattern") or structured.WHITESPACE
+    if given.get("disable_any_whitespace"):
+        whitespace = ""
+    if given.get("disable_additional_properties"):
+        raise NotServed(f"{field}: disable_additional_properties is not supported by this server.", field)
+    return _kind(kinds[0], given[kinds[0]], field, whitespace)
+
+
+def _kind(kind: str, value: Any, field: str, whitespace: str = structured.WHITESPACE) -> Grammar:
+    if kind == "json":
+        return structured.json_schema(value, field, whitespace)
+    if kind == "regex":
+        return structured.regex(value, field)
+    if kind == "choice":
+        return structured.choice(value, field)
+    if kind == "grammar":
+        return structured.grammar(value, field)
+    if kind == "json_object":
+        return structured.json_object(field, whitespace)
+    raise NotServed(f"{field}: structural_tag is not supported by this server.", field)

@@ -1,0 +1,94 @@
+"""Output that follows a grammar, whatever the model would rather say; and grammars that fail their request alone."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from tokenizers import Tokenizer
+
+from engine.sampling_params import Grammar
+from tests.conftest import DEMO
+from tests.engine.engines import Driver, core, prompts
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+GRAMMARS = {
+    "schema": Grammar("json_schema", json.dumps(SCHEMA)),
+    "regex": Grammar("regex", r"[a-c]{3}-\d{2,4}"),
+    "choice": Grammar("choice", '["blue", "dark \\"red\\"", "green"]'),
+    "lark": Grammar("grammar", 'start: "<" WORD ">"\nWORD: /[a-z]{2,5}/'),
+    "gbnf": Grammar("grammar", 'root ::= "yes" | "no" digit\ndigit ::= [0-9]'),
+}
+
+
+def follows(name: str, text: str) -> bool:
+    if name == "schema":
+        value = json.loads(text)
+        return set(value) == {"name", "age"} and len(value["name"]) <= 8 and 0 <= value["age"] <= 99
+    patterns = {
+        "regex": r"[a-c]{3}-\d{2,4}", "choice": r'blue|dark "red"|green', "lark": r"<[a-z]{2,5}>", "gbnf": r"yes|no[0-9]",
+    }  # fmt: skip
+    return re.fullmatch(patterns[name], text) is not None
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+
+def test_all_kinds_in_one_batch_beside_free_text(tokenizer):
+    """Greedy and sampled, in chunks and with preemption; what is free stays as it is alone."""
+    driver = Driver(core(DEMO, max_num_batched_tokens=16, max_num_seqs=16, kv_cache_bytes=1, max_model_len=256))
+    names = [*GRAMMARS] * 2 + ["free"]
+    asked = prompts(1700, (40,) * len(names))
+    for i, name in enumerate(names):
+        sampled = {"temperature": 1.5, "seed": i} if i >= len(GRAMMARS) and name != "free" else {}
+        driver.submit(i, asked[i], max_tokens=100, grammar=GRAMMARS.get(name), **sampled)
+    driver.run()
+    for i, name in enumerate(names):
+        text = tokenizer.decode(driver.tokens(i), skip_special_tokens=True)
+        assert driver.finish_reason(i) == "stop" or name == "free"
+        assert name == "free" or follows(name, text), (name, text)
+    alone = Driver(core(DEMO, max_model_len=256))
+    alone.submit(0, asked[-1], max_tokens=100)
+    alone.run()
+    assert alone.tokens(0) == driver.tokens(len(names) - 1)
+
+
+def test_the_end_token_is_marked_only_where_it_was_chosen(tokenizer):
+    driver = Driver(core(DEMO, max_model_len=256))
+    driver.submit(0, prompts(1700, (9,))[0], max_tokens=20, grammar=Grammar("choice", '["ab", "ac"]'))
+    driver.run()
+    last = driver.outputs[0][-1]
+    assert last.finish_reason == "stop"
+    ended = last.stop_token_id is not None
+    kept = driver.tokens(0)[:-1] if ended else driver.tokens(0)
+    assert tokenizer.decode(kept) in ("ab", "ac")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Grammar("regex", "["),
+        Grammar("json_schema", '{"type": "nonsense"}'),
+        Grammar("grammar", "start: nothing"),
+        Grammar("grammar", "root ::= ("),
+        Grammar("json_schema", "[" * 100000),
+    ],
+)
+def test_a_bad_grammar_fails_its_request_alone(bad):
+    driver = Driver(core(DEMO, max_model_len=256))
+    first, second = prompts(1700, (9, 9))
+    driver.submit(0, first, max_tokens=5, grammar=bad)
+    driver.submit(1, second, max_tokens=5, ignore_eos=True)
+    driver.run()
+    assert driver.finish_reason(0) == "error"
+    assert driver.outputs[0][-1].error.startswith("grammar: ")
+    assert len(driver.tokens(1)) == 5
