@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PART_BYTES = 1 << 18
 PREFIX = "base_model.model."
 REFUSED = (
     "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters",
@@ -52,18 +54,28 @@ class Adapter:
     modules: dict[str, LoraWeights]
 
 
-def content_digest(directory: Path) -> str:
-    """SHA-256 over the two files' own SHA-256; raises AdapterError when one is missing."""
+def never() -> None:
+    """Do not pause."""
+
+
+def content_digest(directory: Path, pause: Callable[[], None] = never) -> str:
+    """SHA-256 over the two files' own SHA-256; raises AdapterError when one is missing. `pause` is called now and then."""
     digest = hashlib.sha256()
     for name in (CONFIG, WEIGHTS):
         if not (directory / name).is_file():
             raise AdapterError(f"{name} is missing")
+        own = hashlib.sha256()
         with (directory / name).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+            while part := file.read(PART_BYTES):
+                own.update(part)
+                pause()
+        digest.update(own.digest())
     return digest.hexdigest()
 
 
-def read_adapter(directory: Path, shapes: dict[str, tuple[int, int]], max_rank: int) -> Adapter:
+def read_adapter(
+    directory: Path, shapes: dict[str, tuple[int, int]], max_rank: int, pause: Callable[[], None] = never
+) -> Adapter:
     """The adapter in `directory` for a model whose linear layers are `shapes` (path -> (out, in)); raises AdapterError."""
     config = _read_config(directory)
     parts: dict[str, dict[str, torch.Tensor]] = {}
@@ -76,6 +88,7 @@ def read_adapter(directory: Path, shapes: dict[str, tuple[int, int]], max_rank: 
                 shape = tuple(file.get_slice(key).get_shape())
                 _check_shape(key, part, shape, shapes[path], max_rank)
                 parts.setdefault(path, {})[part] = file.get_tensor(key).float()
+                pause()
     except (SafetensorError, OSError) as error:
         raise AdapterError(f"{WEIGHTS} cannot be read: {error}") from error
     if not parts:

@@ -8,6 +8,7 @@ but never what is pinned or has running requests.
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from engine.messages import AdapterRef
 
 logger = logging.getLogger(__name__)
+
+PAUSE_S = 0.002
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +52,7 @@ class AdapterSlots:
         self.shapes = {path: (out, layer.in_features) for layer in layers for path, out in layer.parts}
         self._entries: dict[str, _Entry] = {}
         self._clock = count(1)
+        self._considerate = False
         self._loader = ThreadPoolExecutor(1, "adapter-loader", initializer=torch.set_num_threads, initargs=(1,))
 
     @property
@@ -65,8 +69,12 @@ class AdapterSlots:
             self._entries[ref.digest] = _Entry(ref, self._loader.submit(self._load, ref), used=next(self._clock))
         return None
 
-    def poll(self) -> None:
-        """Take in what has been loaded since the last step, and forget what the cache has no room for."""
+    def poll(self, busy: bool = False) -> None:
+        """Take in what has been loaded since the last step, and forget what the cache has no room for.
+
+        While the engine is `busy`, loading goes on in small pieces with pauses between them.
+        """
+        self._considerate = busy
         for entry in self._entries.values():
             if entry.loading is None or not entry.loading.done():
                 continue
@@ -142,10 +150,19 @@ class AdapterSlots:
 
     def _load(self, ref: AdapterRef) -> list[PackedLora | None]:
         directory = Path(ref.directory)
-        if content_digest(directory) != ref.digest:
+        if content_digest(directory, self._pause) != ref.digest:
             raise AdapterError("its files have changed since it was registered")
-        adapter = read_adapter(directory, self.shapes, self.max_rank)
-        return [layer.make(adapter) for layer in self.layers]
+        adapter = read_adapter(directory, self.shapes, self.max_rank, self._pause)
+        packed = []
+        for layer in self.layers:
+            packed.append(layer.make(adapter))
+            self._pause()
+        return packed
+
+    def _pause(self) -> None:
+        """Leave the cores, and the interpreter's lock, to the step loop while that has work."""
+        if self._considerate:
+            time.sleep(PAUSE_S)
 
     def _enter(self, entry: _Entry) -> None:
         entry.in_slot = True

@@ -1,7 +1,7 @@
 """Adapters in a batch: what each layer adds for the rows of each adapter, and which adapters stand in a slot.
 
-A step's rows lie in runs of one adapter each. A layer's adapter is two small products per run, computed for all runs
-in two kernel calls; the layer's own product then begins at their sum instead of at its bias.
+A step's rows lie in runs of one adapter each. A layer's adapter is two small products per run: the first is a kernel
+call for all runs, the second is where the layer's own product begins, instead of at its bias.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.kernels import ops
-from engine.kernels.lora import FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,11 +50,6 @@ class PackedLora:
     start: torch.Tensor | None
 
 
-_Table = tuple[
-    tuple[Runs, int], torch.Tensor, int, torch.Tensor | None, list[tuple[int, int, torch.Tensor]]
-]  # (what it is for), runs [N, 6], greatest rank, factors by row, (first row, rows, start) of DoRA's runs
-
-
 class LoraLayer:
     """The adapters of one packed layer, which may stand for several of the model's own (q, k and v; gate and up)."""
 
@@ -74,7 +68,7 @@ class LoraLayer:
         self.parts, self.in_features, self.dtype, self.pack, self.dense = parts, in_features, dtype, pack, dense
         self.bias = bias
         self._weights: dict[str, PackedLora] = {}
-        self._tables: _Table | None = None
+        self._made: tuple[tuple[Runs, int], ops.LoraRuns | None] | None = None
 
     def make(self, adapter: Adapter) -> PackedLora | None:
         """Pack the adapter for this layer; None when it leaves the layer alone. Touches no state: any thread may."""
@@ -115,13 +109,13 @@ class LoraLayer:
 
     def put(self, digest: str, weights: PackedLora | None) -> None:
         """The adapter is in a slot from now on; only between steps."""
-        self._tables = None
+        self._made = None
         if weights is not None:
             self._weights[digest] = weights
 
     def drop(self, digest: str) -> None:
         """The adapter left its slot; only between steps."""
-        self._tables = None
+        self._made = None
         self._weights.pop(digest, None)
 
     @property
@@ -129,37 +123,32 @@ class LoraLayer:
         """Whether the current step has rows with adapters."""
         return bool(_runs)
 
-    def start(self, x: torch.Tensor, width: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """What the layer's product of x [T, in] begins at, [T, width] or [width] float32, and DoRA's factors by row
-        ([T] int64 addresses, 0: none).
-        """
+    def runs(self, rows: int) -> ops.LoraRuns | None:
+        """What the current step's adapters add to this layer's product of [rows, in]; None where that is nothing."""
         if not _runs:
-            return self.bias, None
-        if self._tables is None or self._tables[0] != (_runs, x.shape[0]):
-            self._tables = self._table(x.shape[0])
-        _, table, rank, factors, starts = self._tables
-        if not rank:
-            return self.bias, None
-        delta = torch.empty(x.shape[0], width)
-        delta[:] = 0 if self.bias is None else self.bias
-        for first, count, start in starts:
-            delta[first : first + count] = start
-        ops.add_lora(x, table, rank, delta)
-        return delta, factors
+            return None
+        if self._made is None or self._made[0] != (_runs, rows):
+            self._made = ((_runs, rows), self._make(rows))
+        return self._made[1]
 
-    def _table(self, total: int) -> _Table:
-        rows: list[list[int]] = []
-        starts: list[tuple[int, int, torch.Tensor]] = []
-        factors = torch.zeros(total, dtype=torch.int64)
+    def _make(self, rows: int) -> ops.LoraRuns | None:
+        bias = 0 if self.bias is None else self.bias.data_ptr()
+        table: list[list[int]] = []
+        factors = torch.zeros(rows, dtype=torch.int64)
+        done = rank = 0
         for first, count, digest in _runs:
             weights = self._weights.get(digest)
             if weights is None:
                 continue
-            rows.append([first, count, weights.a.data_ptr(), self.in_features, weights.b.data_ptr(), weights.rank])
+            if first > done:
+                table.append([done, first - done, 0, 0, 0, bias])
+            start = bias if weights.start is None else weights.start.data_ptr()
+            table.append([first, count, weights.a.data_ptr(), weights.b.data_ptr(), weights.rank, start])
             if weights.factors is not None:
                 factors[first : first + count] = weights.factors.data_ptr()
-            if weights.start is not None:
-                starts.append((first, count, weights.start))
-        table = torch.tensor(rows, dtype=torch.int64).view(-1, FIELDS)
-        rank = max((row[-1] for row in rows), default=0)
-        return (_runs, total), table, rank, factors if bool(factors.any()) else None, starts
+            done, rank = first + count, max(rank, weights.rank)
+        if not rank:
+            return None
+        if done < rows:
+            table.append([done, rows - done, 0, 0, 0, bias])
+        return ops.LoraRuns(torch.tensor(table), rank, factors if bool(factors.any()) else None)

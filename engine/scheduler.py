@@ -88,7 +88,7 @@ class Scheduler:
         """Drop the requests that were aborted ("abort"), are past their deadline ("timeout"), or wait for an adapter
         that cannot be loaded or a grammar that cannot be compiled ("error").
         """
-        self.adapters.poll()
+        self.adapters.poll(busy=bool(self.running))
         dropped = []
         for request in [*self.running, *self.waiting]:
             reason = None

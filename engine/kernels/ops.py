@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from engine.kernels import attention, layers, lora, matmul, sampling
+from engine.kernels import attention, layers, matmul, sampling
+from engine.kernels import lora as lora_kernels
 from engine.kernels.emit import BF16, F16, F32, LANES, has_bf16_dot
 from engine.kernels.threads import float_bits, num_threads, run
 from engine.kernels.tiles import MAX_ROWS, PANEL, STORE
@@ -100,47 +102,54 @@ def unpack_gate(packed: torch.Tensor, columns: int) -> torch.Tensor:
     return rows.transpose(0, 1).flatten(1, 2)[:, :columns].flatten(0, 1).contiguous()
 
 
+@dataclass(frozen=True, slots=True)
+class LoraRuns:
+    """A step's adapters in one layer.
+
+    runs: [N, 6] int64, see `engine.kernels.lora.FIELDS`, covering all rows. rank: the greatest. factors: [T] int64,
+    addresses of float32 [panels * 32] that multiply a row's sums, or 0; None where no run has any.
+    """
+
+    runs: torch.Tensor
+    rank: int
+    factors: torch.Tensor | None
+
+
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
-    start: torch.Tensor | None,
+    bias: torch.Tensor | None,
     out: torch.Tensor,
     ending: int = STORE,
-    factors: torch.Tensor | None = None,
+    lora: LoraRuns | None = None,
 ) -> None:
-    """Out [T, *] = x [T, in] times a packed weight, beginning at `start`: a bias [*] or a row each [T, *], float32.
+    """Out [T, *] = x [T, in] times a packed weight plus a bias [*] float32; what adapters add, and their bias, is `lora`.
 
-    `ending` STORE stores, WIDEN in float32, ADD adds to a float32 `out`, GATE gates the halves of each panel. Rows of `out` must have
-    room for whole panels (GATE: half panels). `factors` [T] int64: addresses of float32 [panels * 32] that multiply a
-    row's sums, or 0.
+    `ending` STORE stores, WIDEN in float32, ADD adds to a float32 `out`, GATE gates the halves of each panel. Rows of
+    `out` must have room for whole panels (GATE: half panels).
     """
     rows, inner = x.shape
     if not rows:
         return
-    panels = weight.shape[0]
+    panels, kind, paired = weight.shape[0], KINDS[x.dtype], int(_paired(x.dtype))
+    factors, adapters = 0, (0, 0, 0, 0, 0, 0)
+    if lora is not None:
+        low = x.new_empty(rows, wide(lora.rank))
+        each = rows * PANEL * 4
+        scratch = torch.empty(num_threads() * each, dtype=torch.uint8)
+        run(
+            lora_kernels.shrink_kernel(kind, paired),
+            lora.runs.data_ptr(), len(lora.runs), low.shape[1] // PANEL, x.data_ptr(), x.stride(0), inner,
+            low.data_ptr(), low.stride(0), parallel=rows * inner > SERIAL // 16,
+        )  # fmt: skip
+        adapters = (
+            lora.runs.data_ptr(), len(lora.runs), low.data_ptr(), low.stride(0), scratch.data_ptr(), each,
+        )  # fmt: skip
+        factors = 0 if lora.factors is None else lora.factors.data_ptr()
     run(
-        matmul.matmul_kernel(KINDS[x.dtype], int(_paired(x.dtype)), ending),
-        rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if start is None else start.data_ptr(),
-        start.stride(0) if start is not None and start.dim() == 2 else 0, out.data_ptr(), out.stride(0),
-        0 if factors is None else factors.data_ptr(), parallel=rows * inner * panels > SERIAL,
-    )  # fmt: skip
-
-
-def add_lora(x: torch.Tensor, runs: torch.Tensor, rank: int, delta: torch.Tensor) -> None:
-    """Delta [T, panels * 32] float32 += x [T, in] A^T B^T for the rows of each run.
-
-    runs: [N, 6] int64, see `engine.kernels.lora.FIELDS`; `rank` is the greatest of them.
-    """
-    kind, paired = KINDS[x.dtype], int(_paired(x.dtype))
-    low = x.new_empty(x.shape[0], wide(rank))
-    run(
-        lora.shrink_kernel(kind, paired),
-        runs.data_ptr(), len(runs), wide(rank) // PANEL, x.data_ptr(), x.stride(0), low.data_ptr(), low.stride(0),
-    )  # fmt: skip
-    run(
-        lora.expand_kernel(kind, paired),
-        runs.data_ptr(), len(runs), delta.shape[1] // PANEL, low.data_ptr(), low.stride(0), delta.data_ptr(),
-        delta.stride(0),
+        matmul.matmul_kernel(kind, paired, ending),
+        rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0,
+        out.data_ptr(), out.stride(0), factors, *adapters, parallel=rows * inner * panels > SERIAL,
     )  # fmt: skip
 
 
