@@ -41,7 +41,9 @@ class Sampler:
         self.eos_token_ids = list(eos_token_ids)
 
     def sample(self, requests: list[Request], logits: torch.Tensor) -> tuple[list[int], list[TokenLogprob | None]]:
-        """`logits` [len(requests), V]; returns a token per request, and its log-probability where asked for."""
+        """A token per request, and its log-probability where asked for, of `logits` [len(requests), V], which may be
+        changed on the way.
+        """
         params = [request.params for request in requests]
         temperatures = [0.0 if p.greedy else p.temperature for p in params]
         uniforms = [uniform(p.seed, r.num_output_tokens) for p, r in zip(params, requests, strict=True)]

@@ -23,7 +23,7 @@ def test_chat_completions_models_and_errors(run_client):
         streamed = client.completions.create(model="demo", prompt="Once upon a time", max_tokens=8, seed=1, stream=True)
         assert "".join(c.choices[0].text for c in streamed) == done.choices[0].text
 
-        assert [m.id for m in client.models.list()] == ["demo"]
+        assert [m.id for m in client.models.list()] == ["demo", "json", "pirate"]
         assert client.models.retrieve("demo").id == "demo"
         for call, error in [
             (lambda: client.chat.completions.create(**{**ask, "model": "nobody"}), openai.NotFoundError),

@@ -104,7 +104,7 @@ def test_presence_and_frequency_count_the_output_alone():
 
 def test_masks():
     logits = torch.arange(10.0)[None]
-    choose = lambda **p: Sampler([9]).sample([request(temperature=0.0, **p)], logits)[0][0]  # noqa: E731
+    choose = lambda **p: Sampler([9]).sample([request(temperature=0.0, **p)], logits.clone())[0][0]  # noqa: E731
     assert choose() == 9
     assert choose(min_tokens=2) == 8
     assert choose(min_tokens=2, stop_token_ids=[8]) == 7
