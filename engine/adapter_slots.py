@@ -61,16 +61,32 @@ class AdapterSlots:
         return [digest for digest, entry in self._entries.items() if entry.in_slot]
 
     def request(self, ref: AdapterRef) -> str | None:
-        """Begin to load the adapter if it is unknown; the reason when it cannot be served."""
+        """A request names the adapter; the reason when it cannot be served at all."""
         if not self.layers:
             return "this model's layers take no adapters"
-        entry = self._entries.get(ref.digest)
-        if entry is None or entry.error is not None:  # a failure is not for ever: the files may be there by now
-            self._entries[ref.digest] = _Entry(ref, self._loader.submit(self._load, ref), used=next(self._clock))
+        if self.failure(ref.digest) is not None:  # not for ever: the files may be there by now
+            del self._entries[ref.digest]
         return None
 
+    def begin(self, ref: AdapterRef, keep: Collection[str]) -> bool:
+        """Begin to load the adapter if it is unknown, in the place of one that is not in `keep` when the cache is full;
+        False when there is no such place.
+        """
+        if ref.digest in self._entries:
+            return True
+        if len(self._entries) >= self.max_cached:
+            idle = [e for e in self._entries.values() if not (e.loading or e.pinned or e.ref.digest in keep)]
+            if not idle:
+                return False
+            oldest = min(idle, key=lambda e: (e.in_slot, e.used))
+            if oldest.in_slot:
+                self._leave(oldest)
+            del self._entries[oldest.ref.digest]
+        self._entries[ref.digest] = _Entry(ref, self._loader.submit(self._load, ref), used=next(self._clock))
+        return True
+
     def poll(self, busy: bool = False) -> None:
-        """Take in what has been loaded since the last step, and forget what the cache has no room for.
+        """Take in what has been loaded since the last step.
 
         While the engine is `busy`, loading goes on in small pieces with pauses between them.
         """
@@ -86,10 +102,6 @@ class AdapterSlots:
                 logger.exception("adapter not loaded", extra={"digest": entry.ref.digest})
                 entry.error = f"it cannot be loaded: {type(error).__name__}"
             entry.loading = None
-        idle = [e for e in self._entries.values() if e.loading is None and not e.in_slot and not e.pinned]
-        excess = len(self._entries) - self.max_cached
-        for entry in sorted(idle, key=lambda e: e.used)[: max(0, excess)]:
-            del self._entries[entry.ref.digest]
 
     def failure(self, digest: str) -> str | None:
         """Why the adapter cannot be served, once that is known."""

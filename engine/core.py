@@ -99,7 +99,10 @@ class EngineCore:
     def command(self, message: AdapterCommand) -> str | None:
         """Carry out a command about an adapter; the reason when that cannot be."""
         if message.action == "load":
-            return self.adapters.request(message.adapter)
+            refusal = self.adapters.request(message.adapter)
+            if refusal is None and not self.adapters.begin(message.adapter, keep=self.scheduler.busy_adapters):
+                refusal = "every adapter in the cache is in use"
+            return refusal
         if message.action == "unload":
             return self.adapters.unload(message.adapter.digest, self.scheduler.busy_adapters)
         return self.adapters.pin(message.adapter, message.action == "pin")

@@ -183,10 +183,15 @@ class Scheduler:
         pending = Counter(digest for request in self.running for digest in self._pending_hashes(request))
         size, position = self.config.block_size, 0
         closing: set[str] = set()
+        ahead = {r.adapter.digest for r in self.running if r.adapter is not None}
         while position < len(self.waiting) and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[position]
             adapter = request.adapter
-            if request.compiling is not None or (adapter is not None and not self._adapter_ready(adapter, closing)):
+            if adapter is not None:
+                ahead.add(adapter.digest)
+            if request.compiling is not None or (
+                adapter is not None and not self._adapter_ready(adapter, closing, ahead)
+            ):
                 position += 1
                 continue
             # At least one token must be computed for its logits, and prompt logprobs need every position's.
@@ -210,9 +215,14 @@ class Scheduler:
             budget -= count
             pending.update(self._pending_hashes(request))
 
-    def _adapter_ready(self, adapter: AdapterRef, closing: set[str]) -> bool:
-        """Whether the adapter stands in a slot now; one that is to leave its slot is added to `closing`."""
-        if not self.adapters.loaded(adapter.digest) or adapter.digest in closing:
+    def _adapter_ready(self, adapter: AdapterRef, closing: set[str], ahead: set[str]) -> bool:
+        """Whether the adapter stands in a slot now; one that is to leave its slot is added to `closing`.
+
+        Loading it may cost an adapter its place in the cache, but none of those `ahead`, which are needed before it.
+        """
+        if not self.adapters.begin(adapter, keep=ahead) or not self.adapters.loaded(adapter.digest):
+            return False
+        if adapter.digest in closing:
             return False
         busy = Counter(r.adapter.digest for r in self.running if r.adapter is not None)
         if self.adapters.acquire(adapter, busy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -154,6 +155,35 @@ def wait_for(driver: Driver, refs: list[AdapterRef]) -> None:
         assert time.monotonic() < deadline
         driver.engine.adapters.poll()
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("cached", [1, 2])
+def test_more_adapters_than_the_cache_holds(cached, models_dir, folder):
+    """Those that wait longest are loaded first, and every request is served."""
+    model = make_model(models_dir, "llama")
+    refs = [make_adapter(model, folder, name, **config) for name, config in VARIANTS.items()]
+    driver = Driver(core(model, max_model_len=128, max_adapters=1, max_cached_adapters=cached, max_num_seqs=4))
+    (prompt,) = prompts(400, (9,))
+    for i in range(12):
+        driver.submit(i, prompt, adapter=refs[i % len(refs)], max_tokens=3, ignore_eos=True)
+    driver.run()
+    assert [len(driver.tokens(i)) for i in range(12)] == [3] * 12
+    assert all(driver.tokens(i) == driver.tokens(i + 6) for i in range(6))
+
+
+def test_a_failed_adapter_is_tried_again(models_dir, folder, tmp_path):
+    model = make_model(models_dir, "llama")
+    good = make_adapter(model, folder, "plain", **VARIANTS["plain"])
+    late = AdapterRef(good.digest, str(tmp_path / "late"))
+    driver = Driver(core(model, max_model_len=128))
+    (prompt,) = prompts(400, (9,))
+    driver.submit(0, prompt, adapter=late, max_tokens=3, ignore_eos=True)
+    driver.run()
+    assert driver.finish_reason(0) == "error"
+    shutil.copytree(good.directory, late.directory)
+    driver.submit(1, prompt, adapter=late, max_tokens=3, ignore_eos=True)
+    driver.run()
+    assert len(driver.tokens(1)) == 3
 
 
 def test_pinning_and_unloading(models_dir, folder):
