@@ -84,7 +84,7 @@ def read_adapter(
             for key in file.keys():  # noqa: SIM118
                 path, part = _parse(key)
                 if path not in shapes:
-                    raise AdapterError(f"{key}: the model has no linear layer {path}")
+                    raise AdapterError(f"{key}: the model has no linear layer {path} that takes adapters")
                 shape = tuple(file.get_slice(key).get_shape())
                 _check_shape(key, part, shape, shapes[path], max_rank)
                 parts.setdefault(path, {})[part] = file.get_tensor(key).float()

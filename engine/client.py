@@ -219,8 +219,9 @@ class EngineClient:
         elif isinstance(message, Heartbeat):
             self.stats, self.draining = message.stats, message.draining
         elif isinstance(message, Reply):
-            if message.call_id in self._calls:
-                self._calls[message.call_id].set_result(message.error)
+            call = self._calls.get(message.call_id)
+            if call is not None and not call.done():  # else its caller has gone
+                call.set_result(message.error)
         elif isinstance(message, Dead):
             self._fail(message.reason)
 

@@ -98,6 +98,7 @@ class EngineCore:
 
     def command(self, message: AdapterCommand) -> str | None:
         """Carry out a command about an adapter; the reason when that cannot be."""
+        self.adapters.poll(busy=self.scheduler.has_work)
         if message.action == "load":
             refusal = self.adapters.request(message.adapter)
             if refusal is None and not self.adapters.begin(message.adapter, keep=self.scheduler.busy_adapters):
@@ -138,8 +139,14 @@ class EngineCore:
         if self.requests or self.scheduler.pool.num_free != self.scheduler.pool.num_usable:
             raise EngineBroken(f"idle with {len(self.requests)} requests and blocks in use")
 
+    def close(self) -> None:
+        """End the threads that load adapters and compile grammars."""
+        self.adapters.close()
+        self.grammars.close()
+
     def refresh_stats(self) -> Stats:
         """The gauges as of now, and the counters."""
+        self.adapters.poll(busy=self.scheduler.has_work)
         scheduler, stats = self.scheduler, self.stats
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
         stats.blocks_used = scheduler.pool.num_usable - scheduler.pool.num_free

@@ -76,10 +76,9 @@ class FusedDecoder:
             for i, (layer, spec) in enumerate(zip(decoder.layers, specs, strict=True))
         ]
         self.embed = decoder.embed_tokens
-        tied = model.lm_head.weight is self.embed.weight
-        self.head = make_linear(
-            model.lm_head.weight, model.lm_head.bias, [] if tied else _parts("", lm_head=model.lm_head)
-        )
+        self.head = make_linear(model.lm_head.weight, model.lm_head.bias, [])  # sees the sampled rows alone
+        if len({(layer.qkv.width, layer.gate.width) for layer in self.layers}) > 1:
+            raise ValueError("layers of several widths")
         self._space: _Workspace | None = None
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, logits_rows: torch.Tensor) -> torch.Tensor:
@@ -116,7 +115,7 @@ class FusedDecoder:
     def lora_layers(self) -> list[LoraLayer]:
         """What adapters may be put into."""
         packed = [part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate, layer.down)]
-        return [part.lora for part in (*packed, self.head) if part.lora.parts]
+        return [part.lora for part in packed]
 
     def _workspace(self, rows: int) -> _Workspace:
         """The first `rows` rows of what the layers write to; one allocation serves all steps."""

@@ -17,6 +17,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from engine.sampling_params import Grammar
@@ -32,9 +33,10 @@ class GrammarError(Exception):
 class Matcher:
     """How far one request has got in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, mask_size: int, vocab_size: int) -> None:
+        """The mask covers the `mask_size` tokens of the tokenizer, of which the model has `vocab_size`."""
         self._matcher = matcher
-        self._mask = allocate_token_bitmask(1, vocab_size)
+        self._mask = allocate_token_bitmask(1, mask_size)
         self._vocab_size = vocab_size
 
     def forbidden(self) -> torch.Tensor:
@@ -72,12 +74,21 @@ class GrammarCompiler:
         """A matcher of the request's own, or GrammarError, later."""
         return self._thread.submit(self._compile, grammar)
 
+    def close(self) -> None:
+        """Compile nothing more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _load_tokenizer(self) -> LLTokenizer:
+        """A tokenizer may know more tokens than the model has logits, or fewer."""
+        text = self._tokenizer_file.read_text()
+        known = max(Tokenizer.from_str(text).get_vocab(with_added_tokens=True).values()) + 1
+        eos = [token for token in self._eos if token < known]
+        return LLTokenizer(text, n_vocab=max(known, self._vocab_size), eos_token=eos or None)
+
     def _compile(self, grammar: Grammar) -> Matcher:
+        if self._tokenizer is None:
+            self._tokenizer = self._load_tokenizer()
         if grammar not in self._compiled:
-            if self._tokenizer is None:
-                self._tokenizer = LLTokenizer(
-                    self._tokenizer_file.read_text(), n_vocab=self._vocab_size, eos_token=self._eos or None
-                )
             matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0)
             if matcher.is_error():
                 raise GrammarError(str(matcher.get_error())[:500])
@@ -85,7 +96,8 @@ class GrammarCompiler:
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
-        return Matcher(self._compiled[grammar].deep_copy(), self._vocab_size)
+        size: int = self._tokenizer.vocab_size
+        return Matcher(self._compiled[grammar].deep_copy(), size, self._vocab_size)
 
 
 def _source(grammar: Grammar) -> Any:

@@ -165,10 +165,10 @@ def make_gate(gate: torch.Tensor, up: torch.Tensor, parts: Parts) -> PanelGate:
     return TileGate(gate, up, parts) if tiles else PanelGate(gate, up, parts)
 
 
-def pack_linears(model: nn.Module, without_adapters: set[str]) -> list[LoraLayer]:
+def pack_linears(model: nn.Module) -> list[LoraLayer]:
     """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer of its weight.
 
-    Returns what adapters may be put into: all of them but those of the named paths.
+    Returns what adapters may be put into, as far as the layers themselves go.
     """
     layers = []
     for path, parent in list(model.named_modules()):
@@ -179,9 +179,7 @@ def pack_linears(model: nn.Module, without_adapters: set[str]) -> list[LoraLayer
             if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
                 setattr(parent, name, DenseLinear(weight, child.bias))
                 continue
-            full = f"{path}.{name}" if path else name
-            parts = [] if full in without_adapters else [(full, weight.shape[0])]
-            packed = make_linear(weight, child.bias, parts)
+            packed = make_linear(weight, child.bias, [(f"{path}.{name}" if path else name, weight.shape[0])])
             setattr(parent, name, packed)
             layers.append(packed.lora)
-    return [layer for layer in layers if layer.parts]
+    return layers

@@ -23,17 +23,18 @@ Runs = tuple[tuple[int, int, str], ...]
 """(first row, rows, adapter digest) of a step's runs; rows without an adapter belong to none."""
 
 _runs: Runs = ()
+_rows = 0
 
 
 @contextmanager
-def adapters_of(runs: Runs) -> Iterator[None]:
-    """Let the layers called inside the block add what these runs' adapters add."""
-    global _runs
-    _runs = runs
+def adapters_of(runs: Runs, rows: int) -> Iterator[None]:
+    """Let the layers called inside the block add what these runs' adapters add to a step of so many rows."""
+    global _runs, _rows
+    _runs, _rows = runs, rows
     try:
         yield
     finally:
-        _runs = ()
+        _runs, _rows = (), 0
 
 
 @dataclass(slots=True)
@@ -67,6 +68,8 @@ class LoraLayer:
         """
         self.parts, self.in_features, self.dtype, self.pack, self.dense = parts, in_features, dtype, pack, dense
         self.bias = bias
+        self.other_rows = False
+        """Whether the layer was called with other rows than the step's: which of them have an adapter is not known."""
         self._weights: dict[str, PackedLora] = {}
         self._made: tuple[tuple[Runs, int], ops.LoraRuns | None] | None = None
 
@@ -125,8 +128,11 @@ class LoraLayer:
 
     def runs(self, rows: int) -> ops.LoraRuns | None:
         """What the current step's adapters add to this layer's product of [rows, in]; None where that is nothing."""
-        if not _runs:
+        self.other_rows |= rows != _rows
+        if not _runs or not self._weights:
             return None
+        if rows != _rows:
+            raise RuntimeError(f"{self.parts} was called with {rows} rows in a step of {_rows}")
         if self._made is None or self._made[0] != (_runs, rows):
             self._made = ((_runs, rows), self._make(rows))
         return self._made[1]

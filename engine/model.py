@@ -117,13 +117,11 @@ def _forward(
         logger.info("%s runs unfused: %s", type(model).__name__, error)
     else:
         return fused, fused.lora_layers
-    tied = model.get_output_embeddings() is not None and (
-        model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    )
-    lora_layers = pack_linears(model, {"lm_head"} if tied else set())
+    lora_layers = pack_linears(model)
     forward = plain_forward(model)
     check_paged_logits(forward, specs, reference, vocab_size, dtype)
-    return forward, lora_layers
+    # Not the output layer, which sees the rows that are sampled alone, nor experts, which see those routed to them.
+    return forward, [layer for layer in lora_layers if not layer.other_rows]
 
 
 def locate(source: str) -> Path:

@@ -40,7 +40,7 @@ class ModelRunner:
     def execute(self, scheduled: ScheduledBatch) -> StepResult:
         """One forward pass and one token for every request that reached the end of its tokens."""
         batch = build_batch(scheduled, self.cache.block_size)
-        with attend_with(PagedAttention(self.cache, batch)), adapters_of(batch.runs):
+        with attend_with(PagedAttention(self.cache, batch)), adapters_of(batch.runs, batch.input_ids.shape[1]):
             # A step of partial chunks samples nothing; one row of logits is the least that the models compute.
             rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
             logits = self.forward(batch.input_ids, batch.positions, rows)

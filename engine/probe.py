@@ -11,6 +11,7 @@ from engine.attention import PagedAttention, Recorder, attend_with
 from engine.batch import build_batch
 from engine.block_pool import BlockPool
 from engine.kv_cache import AttentionSpec, KVCache
+from engine.lora import adapters_of
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler import ScheduledBatch
@@ -97,7 +98,7 @@ def check_paged_logits(
         for request, n in reversed(step):  # interleaved allocation, so that blocks are not all consecutive
             pool.allocate(request, request.num_computed_tokens + n)
         batch = build_batch(ScheduledBatch([r for r, _ in step], [n for _, n in step]), BLOCK_SIZE)
-        with attend_with(PagedAttention(cache, batch)):
+        with attend_with(PagedAttention(cache, batch)), adapters_of((), batch.input_ids.shape[1]):
             try:
                 logits = forward(batch.input_ids, batch.positions, batch.logits_rows)
             except Exception as error:  # as above

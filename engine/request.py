@@ -67,7 +67,7 @@ class Request:
     @property
     def cache_key(self) -> str:
         """What must be equal, beside the tokens, for blocks to be shared: the tenant's salt and the adapter."""
-        return self.cache_salt if self.adapter is None else f"{self.cache_salt}\0{self.adapter.digest}"
+        return f"{self.adapter.digest if self.adapter else ''}\0{self.cache_salt}"
 
     @property
     def order(self) -> tuple[int, float]:

@@ -108,10 +108,11 @@ class Scheduler:
         if request.adapter is not None and (reason := self.adapters.failure(request.adapter.digest)) is not None:
             request.failure = f"adapter: {reason}"
         if request.compiling is not None and request.compiling.done():
-            try:
+            error = request.compiling.exception()
+            if error is None:
                 request.matcher = request.compiling.result()
-            except GrammarError as error:
-                request.failure = f"grammar: {error}"
+            else:  # anything that the compiler's library may raise, its panics too
+                request.failure = f"grammar: {error if isinstance(error, GrammarError) else 'it cannot be compiled'}"
             request.compiling = None
         if request.matcher is not None and request.matcher.error is not None:
             request.failure = f"grammar: {request.matcher.error}"
@@ -121,6 +122,8 @@ class Scheduler:
         """Take the request out of the engine and give its blocks back."""
         (self.running if request.status is RequestStatus.RUNNING else self.waiting).remove(request)
         request.status = RequestStatus.FINISHED
+        if request.compiling is not None:
+            request.compiling.cancel()
         self.pool.free(request)
 
     def schedule(self) -> ScheduledBatch:
@@ -182,7 +185,7 @@ class Scheduler:
             return
         pending = Counter(digest for request in self.running for digest in self._pending_hashes(request))
         size, position = self.config.block_size, 0
-        closing: set[str] = set()
+        closing: dict[str, str] = {}
         ahead = {r.adapter.digest for r in self.running if r.adapter is not None}
         while position < len(self.waiting) and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[position]
@@ -215,21 +218,22 @@ class Scheduler:
             budget -= count
             pending.update(self._pending_hashes(request))
 
-    def _adapter_ready(self, adapter: AdapterRef, closing: set[str], ahead: set[str]) -> bool:
-        """Whether the adapter stands in a slot now; one that is to leave its slot is added to `closing`.
+    def _adapter_ready(self, adapter: AdapterRef, closing: dict[str, str], ahead: set[str]) -> bool:
+        """Whether the adapter stands in a slot now; else `closing` says which one is to leave its slot for it.
 
         Loading it may cost an adapter its place in the cache, but none of those `ahead`, which are needed before it.
         """
         if not self.adapters.begin(adapter, keep=ahead) or not self.adapters.loaded(adapter.digest):
             return False
-        if adapter.digest in closing:
+        if adapter.digest in closing or adapter.digest in closing.values():
             return False
         busy = Counter(r.adapter.digest for r in self.running if r.adapter is not None)
         if self.adapters.acquire(adapter, busy):
             return True
-        candidates = [digest for digest in busy if digest not in closing and not self.adapters.pinned(digest)]
+        leaving = closing.values()
+        candidates = [digest for digest in busy if digest not in leaving and not self.adapters.pinned(digest)]
         if candidates:
-            closing.add(min(candidates, key=lambda digest: busy[digest]))
+            closing[adapter.digest] = min(candidates, key=lambda digest: busy[digest])
         return False
 
     @property
@@ -271,9 +275,9 @@ class Scheduler:
     def _stop_reason(self, request: Request, token: int) -> str | None:
         """VLLM's order: end of sequence, stop ids, then length. `min_tokens` is the sampler's business."""
         params = request.params
-        if self.is_stop_token(request, token):
-            return "stop"
-        if request.matcher is not None and request.matcher.complete and request.matcher.error is None:
+        if request.matcher is not None and request.matcher.error is not None:
+            return None  # the next step drops it with that error
+        if self.is_stop_token(request, token) or (request.matcher is not None and request.matcher.complete):
             return "stop"
         if request.num_output_tokens >= params.max_tokens or len(request.token_ids) >= self.max_model_len:
             return "length"

@@ -171,7 +171,10 @@ class EngineServer:
         self._send(connection, Ready(*mine, self.core.info))
 
     def _send(self, connection: Connection, message: ToClient) -> None:
-        connection.unsent += frame(message)
+        try:
+            connection.unsent += frame(message)
+        except ProtocolError as error:  # more than one frame may hold
+            return self._drop(connection, str(error))
         self._flush(connection)
 
     def _flush(self, connection: Connection) -> None:
@@ -236,6 +239,7 @@ class EngineServer:
         for connection in list(self.connections.values()):
             self._drop(connection, None)
         self.listener.close()
+        self.core.close()
         with suppress(FileNotFoundError):
             os.unlink(self.config.socket)
         self.selector.close()

@@ -11,7 +11,7 @@ from engine.kernels.compiled import kernel
 from engine.kernels.emit import F32
 from engine.kernels.simd import address_of, exp, load, load_double, load_int, store_int, take_ticket
 
-ONE, ZERO, LEAST = np.float32(1), np.float32(0), np.float32(-87)
+ONE, ZERO, LEAST, LOWEST = np.float32(1), np.float32(0), np.float32(-87), np.float32(-3e38)
 CHUNK = 1024
 """Weights are summed by so many in float32, and the sums in float64."""
 
@@ -38,7 +38,7 @@ def choose_kernel(kind: int) -> Any:
             for i in range(start + 1, start + columns):
                 most = max(most, load(logits, i, kind))
             temperature = load(temperatures, row, F32)
-            if temperature == ZERO:
+            if temperature == ZERO or most < LOWEST:  # nothing is allowed: any token will do, its request must end
                 best = 0
                 while best < columns - 1 and load(logits, start + best, kind) != most:
                     best += 1
@@ -53,7 +53,7 @@ def choose_kernel(kind: int) -> Any:
                     part += exp(x) if x > LEAST else ZERO
                 total += part
             target = load_double(uniforms, row) * total
-            chosen, begin = 0, start
+            chosen, begin = start, start
             reached: Any = 0.0
             while begin < start + columns:  # the chunk in which the target lies, or the last that has any weight
                 part = ZERO
@@ -74,6 +74,6 @@ def choose_kernel(kind: int) -> Any:
                     reached += exp(x)
                     if reached >= target:
                         break
-            store_int(out, row, chosen)
+            store_int(out, row, min(max(chosen, 0), columns - 1))  # whatever the logits were
 
     return choose

@@ -148,6 +148,25 @@ def test_more_adapters_than_slots_and_nobody_starves(models_dir, folder):
         assert len(driver.tokens(i)) == 8
 
 
+def test_the_output_layer_takes_no_adapter(models_dir, folder):
+    """It sees the rows that are sampled, not the step's; so do experts those that are routed to them."""
+    for family in ("llama", "gpt2", "mixtral"):
+        shapes = core(make_model(models_dir, family), max_model_len=64).adapters.shapes
+        assert shapes
+        assert not any("lm_head" in path or "experts" in path for path in shapes)
+
+
+def test_an_idle_engine_loads_and_pins(models_dir, folder):
+    model = make_model(models_dir, "llama")
+    ref = make_adapter(model, folder, "plain", **VARIANTS["plain"])
+    engine = core(model, max_model_len=64)
+    assert engine.command(AdapterCommand(0, "load", ref)) is None
+    deadline = time.monotonic() + 10
+    while engine.command(AdapterCommand(1, "pin", ref)) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def wait_for(driver: Driver, refs: list[AdapterRef]) -> None:
     """Until the adapters are loaded."""
     deadline = time.monotonic() + 10

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.sampling_params import Grammar
+from scripts.random_models import make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
 
@@ -81,6 +82,7 @@ def test_the_end_token_is_marked_only_where_it_was_chosen(tokenizer):
         Grammar("grammar", "start: nothing"),
         Grammar("grammar", "root ::= ("),
         Grammar("json_schema", "[" * 100000),
+        Grammar("choice", "5"),
     ],
 )
 def test_a_bad_grammar_fails_its_request_alone(bad):
@@ -92,3 +94,28 @@ def test_a_bad_grammar_fails_its_request_alone(bad):
     assert driver.finish_reason(0) == "error"
     assert driver.outputs[0][-1].error.startswith("grammar: ")
     assert len(driver.tokens(1)) == 5
+
+
+def test_a_request_that_allows_nothing_ends_alone():
+    """The grammar wants digits and the client forbids them: an error for this request, and nothing else happens."""
+    driver = Driver(core(DEMO, max_model_len=256))
+    first, second = prompts(1700, (9, 9))
+    for temperature in (0.0, 1.0):
+        driver.submit(
+            0, first, max_tokens=9, temperature=temperature, allowed_token_ids=[5], grammar=Grammar("regex", "[0-9]+")
+        )
+        driver.submit(1, second, max_tokens=9, ignore_eos=True)
+        driver.run()
+        assert driver.finish_reason(0) == "error"
+        assert driver.outputs.pop(0)[-1].error.startswith("grammar: ")
+        assert len(driver.tokens(1)) == 9
+        del driver.outputs[1]
+
+
+def test_a_model_with_fewer_tokens_than_its_tokenizer(models_dir):
+    """The tiny models have 400 logits and the demo model's tokenizer."""
+    driver = Driver(core(make_model(models_dir, "llama"), max_model_len=128))
+    driver.submit(0, prompts(400, (9,))[0], max_tokens=30, grammar=Grammar("regex", "[0-9]{3}"))
+    driver.run()
+    assert driver.finish_reason(0) == "stop"
+    assert max(driver.tokens(0)) < 400

@@ -158,6 +158,17 @@ def test_the_layer_for_amx_agrees_with_itself():
     assert_near(few, gate.rows(x, few)[:12].float(), torch.bfloat16)
 
 
+def test_a_choice_is_a_token_whatever_the_logits_are():
+    logits = torch.randn(5, 1736)
+    logits[1], logits[2, 4:], logits[3, 7] = -torch.inf, -torch.inf, torch.nan
+    logits[4] = torch.nan
+    for temperature in (0.0, 1.0):
+        for u in (1e-9, 0.5, 1 - 1e-12):
+            tokens = ops.choose(logits, [temperature] * 5, [u] * 5)
+            assert all(0 <= token < 1736 for token in tokens)
+            assert tokens[2] < 4
+
+
 def test_threads_change_no_bit():
     """Several threads take pieces of work in any order; what comes out is what one thread computes."""
     x, weight = torch.randn(100, 320).bfloat16(), torch.randn(640, 320).bfloat16()
