@@ -165,6 +165,10 @@ class AdapterSlots:
         if content_digest(directory, self._pause) != ref.digest:
             raise AdapterError("its files have changed since it was registered")
         adapter = read_adapter(directory, self.shapes, self.max_rank, self._pause)
+        if (
+            content_digest(directory, self._pause) != ref.digest
+        ):  # the digest stands for what was read, in cached blocks too
+            raise AdapterError("its files changed while they were read")
         packed = []
         for layer in self.layers:
             packed.append(layer.make(adapter))
