@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 0.002
+"""Between two pieces of loading while requests run: a piece takes a fraction of that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -165,9 +166,8 @@ class AdapterSlots:
         if content_digest(directory, self._pause) != ref.digest:
             raise AdapterError("its files have changed since it was registered")
         adapter = read_adapter(directory, self.shapes, self.max_rank, self._pause)
-        if (
-            content_digest(directory, self._pause) != ref.digest
-        ):  # the digest stands for what was read, in cached blocks too
+        # The digest must stand for what was read: cached blocks are found by it.
+        if content_digest(directory, self._pause) != ref.digest:
             raise AdapterError("its files changed while they were read")
         packed = []
         for layer in self.layers:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from engine.scheduler import ScheduledBatch
 
 MIN_ROWS = 2
-"""One-row steps are padded: packed linears take a slower, differently rounded path for a single row."""
+"""One-row steps are padded: what torch still multiplies itself (experts, say) is rounded otherwise for a single row."""
 
 
 @dataclass(slots=True)

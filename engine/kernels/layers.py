@@ -21,10 +21,9 @@ COLUMNS = 512
 
 @cache
 def norm_kernel(kind: int) -> Any:
-    """Residual += delta; out = residual / rms(residual) * weight.
+    """Root-mean-square norm: out = x / rms(x) * weight.
 
-    Arguments: rows, width; residual [rows, width] float32; delta [rows, width] (0: none); weight [width] float32;
-    epsilon; out [rows, width].
+    Arguments: rows, width; x [rows, width] float32, its stride; weight [width] float32; epsilon; out, its stride.
     """
 
     @kernel
