@@ -18,6 +18,7 @@ from config.asgi import PlaneRouter, SharedPort, application
 from inference import errors
 from inference.admission import Admission
 from inference.auth import Authenticator
+from inference.embeddings import Embedder
 from inference.front import front_plane
 from inference.generate import Generator
 from inference.metrics import Metrics
@@ -49,6 +50,7 @@ class Server:
             holder=self.holder,
             router=self.router,
             generator=Generator(self.router, metrics, options.request_timeout_s),
+            embedder=Embedder(self.router, options.request_timeout_s),
             admission=Admission(options.max_concurrent_requests),
             authenticator=Authenticator(options.api_key_required),
             metrics=metrics,

@@ -38,11 +38,13 @@ def main() -> int:
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     report("loading")
     from engine.core import EngineBroken, EngineCore  # torch is imported only now, after "loading" is known
-    from engine.model import ModelError
+    from engine.embedding_core import EmbeddingCore
+    from engine.model_files import ModelError, locate, makes_embeddings
     from engine.server import EngineServer
 
     try:
-        core = EngineCore(config)
+        embeds = config.task == "embed" or (config.task == "auto" and makes_embeddings(locate(config.model)))
+        core = EmbeddingCore(config) if embeds else EngineCore(config)
     except ModelError as error:
         report("failed", reason=str(error))
         return 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -20,6 +20,7 @@ from engine.messages import (
     AdapterCommand,
     AdapterRef,
     Dead,
+    Embed,
     Heartbeat,
     Hello,
     ModelInfo,
@@ -148,7 +149,7 @@ class EngineClient:
         """Requests of this client that have not ended."""
         return len(self._collectors)
 
-    async def generate(
+    def generate(
         self,
         prompt_token_ids: list[int],
         params: SamplingParams,
@@ -160,19 +161,15 @@ class EngineClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request until it ends. Closing the iterator early aborts the request in the engine."""
         request_id, self._next_request = self._next_request, self._next_request + 1
-        collector = _Collector()
-        self._send(Submit(request_id, prompt_token_ids, params, priority, cache_salt, timeout_s, adapter))
-        self._collectors[request_id] = collector
-        finished = False
-        try:
-            while not finished:
-                output = await collector.get()
-                finished = output.finish_reason is not None
-                yield output
-        finally:
-            self._collectors.pop(request_id, None)
-            if not finished and self._failure is None:
-                self._send(Abort([request_id]))
+        return self._outputs(Submit(request_id, prompt_token_ids, params, priority, cache_salt, timeout_s, adapter))
+
+    async def embed(
+        self, inputs: list[list[int]], *, dimensions: int | None, normalise: bool, timeout_s: float | None = None
+    ) -> RequestOutput:
+        """The vectors of some texts, or why there are none. Cancelling this aborts the request in the engine."""
+        request_id, self._next_request = self._next_request, self._next_request + 1
+        async with aclosing(self._outputs(Embed(request_id, inputs, dimensions, normalise, timeout_s))) as outputs:
+            return await anext(outputs)
 
     async def command(self, action: Literal["load", "pin", "unpin", "unload"], adapter: AdapterRef) -> str | None:
         """Tell the worker about an adapter; the reason when it cannot do that. A load goes on after the answer."""
@@ -183,6 +180,21 @@ class EngineClient:
             return await self._calls[call_id]
         finally:
             del self._calls[call_id]
+
+    async def _outputs(self, message: Submit | Embed) -> AsyncGenerator[RequestOutput, None]:
+        collector = _Collector()
+        self._send(message)
+        self._collectors[message.request_id] = collector
+        finished = False
+        try:
+            while not finished:
+                output = await collector.get()
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            self._collectors.pop(message.request_id, None)
+            if not finished and self._failure is None:
+                self._send(Abort([message.request_id]))
 
     async def close(self) -> None:
         """Hang up; the worker aborts whatever this client still has running."""

@@ -12,12 +12,14 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     `model` is a directory or a hub id; `dtype` "auto" is bfloat16 where the CPU multiplies it natively (AVX512_BF16,
     AMX), else float32. `max_model_len` 0 takes the model's own limit. `kv_cache_bytes` 0 sizes the cache from free memory.
+    `task` "auto" goes by the model's files: sentence-transformers' and models without a head make embeddings.
     `threads` 0 is one per usable core. `max_adapters` may compute at a time, `max_cached_adapters` stay in memory.
     """
 
     model: str
     worker_id: str = "worker"
     epoch: int = 0
+    task: Literal["auto", "generate", "embed"] = "auto"
     socket: str = ""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: int = 0

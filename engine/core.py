@@ -12,7 +12,7 @@ from engine.adapter_slots import AdapterSlots
 from engine.block_pool import BlockPool
 from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache, block_bytes, default_num_blocks
-from engine.messages import AdapterCommand, ModelInfo, RequestOutput, Stats, Submit
+from engine.messages import AdapterCommand, Embed, ModelInfo, RequestOutput, Stats, Submit
 from engine.model import load_model
 from engine.model_runner import ModelRunner, StepResult
 from engine.request import Request, RequestStatus
@@ -75,8 +75,11 @@ class EngineCore:
             sampling_defaults=loaded.sampling_defaults,
         )
 
-    def submit(self, client: int, message: Submit) -> RequestOutput | None:
+    def submit(self, client: int, message: Submit | Embed) -> RequestOutput | None:
         """Queue a request of a client; the output that ends it when it cannot be served."""
+        if isinstance(message, Embed):
+            refusal = "this worker generates text and makes no embeddings"
+            return RequestOutput(message.request_id, finish_reason="error", error=refusal)
         now = time.monotonic()
         request = Request(
             key=(client, message.request_id),

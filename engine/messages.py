@@ -13,7 +13,7 @@ import msgspec
 
 from engine.sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
 
@@ -29,6 +29,19 @@ class TokenLogprob(msgspec.Struct, array_like=True, gc=False):
     logprob: float
     rank: int
     top: list[tuple[int, float]] = []
+
+
+class EmbeddingInfo(msgspec.Struct, array_like=True):
+    """What an embedding model makes of texts, which go in behind `prompt`, in lower case where `lower_case` says so.
+
+    `truncations` are the lengths that vectors may be cut to (None: any). `normalise` is what the model does unasked.
+    """
+
+    dimensions: int
+    truncations: list[int] | None
+    normalise: bool
+    prompt: str
+    lower_case: bool
 
 
 class ModelInfo(msgspec.Struct, array_like=True):
@@ -50,6 +63,8 @@ class ModelInfo(msgspec.Struct, array_like=True):
     """0 where the model takes no adapters."""
     sampling_defaults: dict[str, float]
     """temperature, top_k, top_p, min_p, repetition_penalty as far as generation_config.json sets them."""
+    embedding: EmbeddingInfo | None = None
+    """Set where the worker makes embeddings; such a worker generates no text."""
 
 
 class Hello(msgspec.Struct, array_like=True, tag=True):
@@ -80,6 +95,16 @@ class Submit(msgspec.Struct, array_like=True, tag=True):
     cache_salt: str = ""
     timeout_s: float | None = None
     adapter: AdapterRef | None = None
+
+
+class Embed(msgspec.Struct, array_like=True, tag=True):
+    """Token ids of some texts to make vectors of: cut to `dimensions` (None: not), then of length 1 if `normalise`."""
+
+    request_id: int
+    inputs: list[list[int]]
+    dimensions: int | None
+    normalise: bool
+    timeout_s: float | None = None
 
 
 class AdapterCommand(msgspec.Struct, array_like=True, tag=True):
@@ -118,6 +143,7 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     `stop_token_id` is set when an end-of-sequence or stop token ended it; that token is the last of `token_ids`.
     `logprobs` is as long as `token_ids` when asked for; `prompt_logprobs` arrives in prompt order, in pieces.
     `cached_tokens` and `queue_s` come with the first output; the times are seconds.
+    `embeddings` answers `Embed`: the vectors one after the other, little-endian float32.
     """
 
     request_id: int
@@ -130,6 +156,7 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     queue_s: float | None = None
     preemptions: int = 0
     error: str | None = None
+    embeddings: bytes | None = None
 
 
 class Stats(msgspec.Struct, array_like=True, gc=False):
@@ -180,7 +207,7 @@ class Dead(msgspec.Struct, array_like=True, tag=True):
     reason: str
 
 
-ToWorker = Hello | Submit | Abort | AdapterCommand
+ToWorker = Hello | Submit | Embed | Abort | AdapterCommand
 ToClient = Ready | Refused | Outputs | Heartbeat | Reply | Dead
 
 _encoder = msgspec.msgpack.Encoder()

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine import messages
-from engine.core import MAX_FAILED_STEPS, EngineBroken, EngineCore
+from engine.core import MAX_FAILED_STEPS, EngineBroken
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
     AdapterCommand,
     Dead,
+    Embed,
     FrameBuffer,
     Heartbeat,
     Hello,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.config import EngineConfig
+    from engine.core import EngineCore
+    from engine.embedding_core import EmbeddingCore
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +66,11 @@ class Connection:
 
 
 class EngineServer:
-    """Serves one EngineCore on a Unix socket until it is drained, told to stop, or broken."""
+    """Serves one engine, of text or of embeddings, on a Unix socket until it is drained, told to stop, or broken."""
 
-    def __init__(self, core: EngineCore, config: EngineConfig, on_heartbeat: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, core: EngineCore | EmbeddingCore, config: EngineConfig, on_heartbeat: Callable[[], None] | None = None
+    ) -> None:
         """`on_heartbeat` is called by the step loop once a second."""
         self.core, self.config, self.on_heartbeat = core, config, on_heartbeat
         self.connections: dict[int, Connection] = {}
@@ -149,7 +154,7 @@ class EngineServer:
             self._greet(connection, message)
         elif not connection.greeted:
             raise ProtocolError("the first frame must be Hello")
-        elif isinstance(message, Submit):
+        elif isinstance(message, Submit | Embed):
             refused = (
                 messages.RequestOutput(message.request_id, finish_reason="error", error="draining")
                 if self.draining

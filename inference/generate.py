@@ -56,6 +56,8 @@ class Generator:
         """Resolve, tokenise, check and default; raises a ServingError and changes nothing."""
         arrived = time.monotonic()
         target = self.router.resolve(request.model)
+        if target.info.embedding is not None:
+            raise InvalidRequest(f"The model `{target.entry.name}` makes embeddings and generates no text.", "model")
         prompt = await target.tokenizer.encode(request.prompt, request.truncate_left)
         if request.truncate_right is not None:
             prompt = prompt[: request.truncate_right]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from inference.admission import Admission
     from inference.auth import Authenticator
+    from inference.embeddings import Embedder
     from inference.generate import Generator
     from inference.metrics import Metrics
     from inference.router import EngineRouter
@@ -26,6 +27,7 @@ class Limits:
     max_best_of: int = 8
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5
+    max_embedding_inputs: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Services:
     holder: SnapshotHolder
     router: EngineRouter
     generator: Generator
+    embedder: Embedder
     admission: Admission
     authenticator: Authenticator
     metrics: Metrics

@@ -74,23 +74,31 @@ class ModelTokenizer:
         if isinstance(prompt, ChatPrompt):
             prompt = TextPrompt(self.render(prompt), prompt.add_special_tokens)
         ids = list((await self.encoding(prompt.text, prompt.add_special_tokens)).ids)
+        return self.cut(ids, keep_last, prompt.add_special_tokens)
+
+    def cut(self, ids: list[int], keep_last: int | None, has_special_tokens: bool) -> list[int]:
+        """The last `keep_last` ids; where special tokens lead, they stay."""
         if keep_last is None or len(ids) <= keep_last:
             return ids
         leading = next((i for i, token in enumerate(ids) if token not in self.special_ids), 0)
-        leading = min(leading if prompt.add_special_tokens else 0, keep_last)
+        leading = min(leading if has_special_tokens else 0, keep_last)
         return ids[:leading] + ids[len(ids) - (keep_last - leading) :]
 
     async def encoding(self, text: str, add_special_tokens: bool) -> Encoding:
-        """Token ids with the character range that each covers; long texts are worked on beside the event loop."""
+        """Token ids with the character range that each covers."""
+        return (await self.encodings([text], add_special_tokens))[0]
+
+    async def encodings(self, texts: list[str], add_special_tokens: bool) -> list[Encoding]:
+        """As `encoding`, of several; long texts are worked on beside the event loop."""
         try:
-            text.encode()
+            for text in texts:
+                text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest("the text holds a lone surrogate, which is not valid Unicode") from error
-        if len(text) <= INLINE_CHARACTERS:
-            return self.fast.encode(text, add_special_tokens=add_special_tokens)
+        if sum(map(len, texts)) <= INLINE_CHARACTERS:
+            return [self.fast.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         # The batch form alone releases the interpreter's lock, without which the thread would be of no use.
-        batch = await asyncio.to_thread(self.fast.encode_batch, [text], add_special_tokens=add_special_tokens)
-        return batch[0]
+        return await asyncio.to_thread(self.fast.encode_batch, texts, add_special_tokens=add_special_tokens)
 
     def token_text(self, token_id: int) -> str:
         """One token on its own, special tokens included."""

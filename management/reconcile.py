@@ -21,7 +21,7 @@ from django.db.models import Max
 from django.utils import timezone
 
 from engine.config import EngineConfig
-from management.models import Deployment, Worker
+from management.models import Deployment, Model, Worker
 from management.services.snapshots import build_snapshot
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Reconciler:
         """One pass, as described at the top of this file."""
         for pk in list(self.watched):
             self._observe(pk)
-        for deployment in Deployment.objects.select_related("version"):
+        for deployment in Deployment.objects.select_related("version__model"):
             self._converge(deployment)
         self.holder.publish(build_snapshot())
 
@@ -195,6 +195,7 @@ class Reconciler:
         worker.socket = self.launcher.socket_path(f"{deployment.pk}-{index}-{worker.epoch}")
         config = msgspec.convert(
             {
+                "task": "embed" if deployment.version.model.kind == Model.Kind.EMBEDDING else "auto",
                 **deployment.engine_options,
                 "model": deployment.version.source,
                 "worker_id": worker.worker_id,

@@ -15,11 +15,11 @@ PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 
 @pytest.fixture
 def run_client(server):
-    """Run a client program; `URL` is defined in it. Returns what it printed."""
+    """Run a client program; `URL`, the server's or another, is defined in it. Returns what it printed."""
 
-    def run(program: str, python: os.PathLike[str] | str = PYTHON) -> str:
+    def run(program: str, python: os.PathLike[str] | str = PYTHON, url: str = server.url) -> str:
         assert PYTHON.exists(), "the clients' environment is missing: run `make setup-dev`"
-        code = f"URL = {server.url!r}\n" + textwrap.dedent(program)
+        code = f"URL = {url!r}\n" + textwrap.dedent(program)
         # huggingface_hub's offline mode refuses even loopback.
         environment = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"}
         done = subprocess.run(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from tests.engine.test_embeddings import encoder
+from tests.live import LiveServer
+
 
 def test_chat_completions_models_and_errors(run_client):
     run_client("""
@@ -53,3 +56,26 @@ def test_asynchronous_streams_side_by_side(run_client):
             assert all(t.startswith("The opposite of") for t in texts), texts
         asyncio.run(main())
     """)
+
+
+def test_embeddings(run_client, tmp_path):
+    live = LiveServer(tmp_path / "var", model=str(encoder(tmp_path, "bert"))).start()
+    program = """
+        import openai
+        client = openai.OpenAI(base_url=URL + "/v1", api_key="anything", max_retries=0)
+        made = client.embeddings.create(model="bert-plain", input=["hello", "world"])
+        numbers = client.embeddings.create(model="bert-plain", input=["hello", "world"], encoding_format="float")
+        assert [d.index for d in made.data] == [0, 1]
+        assert made.usage.prompt_tokens == numbers.usage.prompt_tokens > 0
+        for decoded, plain in zip(made.data, numbers.data):
+            assert max(abs(a - b) for a, b in zip(decoded.embedding, plain.embedding)) < 1e-7
+        assert abs(sum(x * x for x in made.data[0].embedding) - 1) < 1e-5
+        try:
+            client.embeddings.create(model="bert-plain", input="hello", dimensions=7)
+        except openai.BadRequestError as error:
+            assert "matryoshka" in error.message
+        else:
+            raise AssertionError("dimensions")
+    """
+    run_client(program, url=live.url)
+    assert live.stop() == 0, live.log

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inference.asgi import json_response
 from inference.dialects.openai import errors, schema
 from inference.dialects.openai.completions import joined
+from inference.dialects.openai.conversation import parse_messages
 from inference.dialects.openai.logprobs import LogprobTexts
 from inference.dialects.openai.schema import ChatCompletionRequest
 from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
@@ -78,9 +79,7 @@ def check(body: ChatCompletionRequest, limits: Limits) -> None:
 
 def parse_prompt(body: ChatCompletionRequest) -> ChatPrompt:
     """Messages checked and their text parts joined; every other field of a message goes to the template as it is."""
-    if not body.messages:
-        raise InvalidRequest("messages must be a non-empty list.", "messages")
-    messages = [_message(i, message) for i, message in enumerate(body.messages)]
+    messages = parse_messages(body.messages)
     arguments = {k: v for k, v in (body.chat_template_kwargs or {}).items() if k not in RESERVED_TEMPLATE_NAMES}
     if body.tools:
         arguments["tools"] = body.tools
@@ -94,27 +93,6 @@ def parse_prompt(body: ChatCompletionRequest) -> ChatPrompt:
         add_special_tokens=bool(body.add_special_tokens),
         template_arguments=arguments,
     )
-
-
-def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    field = f"messages[{index}]"
-    if not isinstance(message.get("role"), str) or not message["role"]:
-        raise InvalidRequest(f"{field}.role must be a non-empty string.", f"{field}.role")
-    content = message.get("content")
-    if isinstance(content, list):
-        texts = []
-        for part in content:
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind != "text" or not isinstance(part.get("text"), str):
-                raise NotServed(
-                    f"{field}.content: parts of type {str(kind)[:40]!r} are not supported.", f"{field}.content"
-                )
-            texts.append(part["text"])
-        content = "\n".join(texts)
-    elif content is not None and not isinstance(content, str):
-        raise InvalidRequest(f"{field}.content must be a string, a list of parts or null.", f"{field}.content")
-    # Optional fields sent as null are absent, as clients that send every field expect.
-    return {**{k: v for k, v in message.items() if v is not None}, "content": content}
 
 
 class ChatCompletion:

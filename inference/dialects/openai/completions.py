@@ -73,7 +73,7 @@ def parse_prompts(body: CompletionRequest, limits: Limits) -> list[Prompt]:
     """`prompt` in its four forms: a text, ids, a list of texts, a list of ids."""
     special = body.add_special_tokens is not False
     prompt = body.prompt
-    several = isinstance(prompt, list) and not _is_ids(prompt)
+    several = isinstance(prompt, list) and not is_ids(prompt)
     items = prompt if several else [prompt]
     if not prompt or not all(items):
         raise InvalidRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
@@ -84,14 +84,15 @@ def parse_prompts(body: CompletionRequest, limits: Limits) -> list[Prompt]:
     for item in items:
         if isinstance(item, str):
             prompts.append(TextPrompt(item, special))
-        elif isinstance(item, list) and _is_ids(item):
+        elif isinstance(item, list) and is_ids(item):
             prompts.append(TokenPrompt(item))
         else:
             raise InvalidRequest("prompt must be a string, a list of token ids, or a list of either.", "prompt")
     return prompts
 
 
-def _is_ids(value: list[Any]) -> bool:
+def is_ids(value: list[Any]) -> bool:
+    """Whether a list is one of token ids, and no list of texts."""
     return all(type(item) is int for item in value)
 
 

@@ -1,0 +1,159 @@
+"""A model's files: found, checked and read before any weight is loaded. Safetensors only, and never code of the model's."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer as FastTokenizer
+from transformers import AutoConfig, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+Json = TypeVar("Json", dict[str, Any], list[Any])
+
+HUB_FILES = [
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "*/config.json",
+    "*/model.safetensors",
+]
+
+
+class ModelError(Exception):
+    """The model cannot be served; the text says why, for an operator to read."""
+
+
+def locate(source: str) -> Path:
+    """The model's directory: `source` itself, or the hub snapshot of that id."""
+    if Path(source).is_dir():
+        return Path(source).resolve()
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise ModelError(f"the directory {source} does not exist")
+    try:
+        return Path(snapshot_download(source, allow_patterns=HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"{source} is neither a directory nor a model that can be fetched from the hub ({type(error).__name__})"
+        ) from error
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    if not (directory / "config.json").is_file():
+        raise ModelError("config.json is missing")
+    return read_json(directory / "config.json")
+
+
+def read_json(path: Path, kind: type[Json] = dict) -> Json:  # type: ignore[assignment]
+    """A JSON object (or, by `kind`, a list) among the model's files; raises ModelError with the file's name."""
+    try:
+        value = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{path.name} is not valid JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise ModelError(f"{path.name} is not a JSON {'object' if kind is dict else 'list'}")
+    return value
+
+
+def makes_embeddings(directory: Path) -> bool:
+    """Whether the model is one for embeddings: sentence-transformers wrote it, or it has no head to continue text with."""
+    if (directory / "modules.json").is_file():
+        return True
+    names = _config(directory).get("architectures") or []
+    return bool(names) and all(str(name).endswith(("Model", "ForMaskedLM", "ForPreTraining")) for name in names)
+
+
+def check_causal(directory: Path) -> None:
+    """The architecture continues text, as far as its name says."""
+    model_type = _config(directory).get("model_type")
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelError(f"the architecture {model_type!r} is not a causal language model that transformers knows")
+
+
+def read_config(directory: Path) -> Any:
+    """config.json as transformers' own class, without remote code."""
+    try:
+        return AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ModelError(f"config.json cannot be used: {error}") from error
+
+
+def check_weights(directory: Path) -> None:
+    """Only safetensors, every shard there, every header consistent with its file's length."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ModelError("model.safetensors.index.json is not a valid index") from error
+        if any("/" in name or not name.endswith(".safetensors") for name in names):
+            raise ModelError("model.safetensors.index.json names files outside of the model's directory")
+        shards = [directory / name for name in names]
+    else:
+        shards = sorted(directory.glob("*.safetensors"))
+    if not shards:
+        pickled = sorted(p.name for p in directory.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
+        if pickled:
+            raise ModelError(f"{pickled[0]} is pickled and never loaded; convert the weights to safetensors")
+        raise ModelError("there are no *.safetensors weights in the directory")
+    for shard in shards:
+        if not shard.is_file():
+            raise ModelError(f"the weight file {shard.name} is missing")
+        try:
+            with safe_open(shard, framework="pt") as file:
+                file.keys()
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"the weight file {shard.name} is damaged or truncated: {error}") from error
+
+
+def max_model_len(hf_config: Any, wanted: int) -> int:
+    """The longest sequence: the model's own limit, or `wanted` where that is less.
+
+    Rotary embeddings that change with the length of the call ("dynamic", "longrope") would let sequences of one
+    batch disturb each other, so such models stop at the length where the change begins.
+    """
+    text = hf_config.get_text_config()
+    own = int(getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 2048)
+    rope = getattr(text, "rope_parameters", None) or {}
+    for parameters in [rope, *[v for v in rope.values() if isinstance(v, dict)]]:
+        if parameters.get("rope_type") in {"dynamic", "longrope"}:
+            own = min(own, int(parameters.get("original_max_position_embeddings") or own))
+    if wanted > own:
+        raise ModelError(f"max_model_len must be at most {own}, the model's own limit, got {wanted}")
+    return wanted or own
+
+
+def tokenizer_file(directory: Path, cache_dir: str) -> Path:
+    """tokenizer.json, or one that transformers makes of older files."""
+    if (directory / "tokenizer.json").is_file():
+        try:
+            FastTokenizer.from_file(str(directory / "tokenizer.json"))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ModelError(f"tokenizer.json cannot be used: {error}") from error
+        return directory / "tokenizer.json"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        backend = tokenizer.backend_tokenizer
+    except (ValueError, KeyError, TypeError, OSError, AttributeError, ImportError) as error:
+        raise ModelError(f"there is no tokenizer that can be used: {error}") from error
+    target = Path(cache_dir or tempfile.mkdtemp(prefix="dragoman-")) / f"{directory.name}-tokenizer.json"
+    backend.save(str(target))
+    return target
+
+
+def sampling_defaults(directory: Path) -> dict[str, float]:
+    """What generation_config.json itself sets; transformers' own defaults are not the model's."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return {}
+    raw = read_json(path)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return {name: float(raw[name]) for name in names if isinstance(raw.get(name), (int, float))}

@@ -1,0 +1,35 @@
+"""A conversation's messages as the chat template takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference.errors import InvalidRequest, NotServed
+
+
+def parse_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Messages checked and their text parts joined; every other field goes to the template as it is."""
+    if not messages:
+        raise InvalidRequest("messages must be a non-empty list.", "messages")
+    return [_message(i, message) for i, message in enumerate(messages)]
+
+
+def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    field = f"messages[{index}]"
+    if not isinstance(message.get("role"), str) or not message["role"]:
+        raise InvalidRequest(f"{field}.role must be a non-empty string.", f"{field}.role")
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = []
+        for part in content:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise NotServed(
+                    f"{field}.content: parts of type {str(kind)[:40]!r} are not supported.", f"{field}.content"
+                )
+            texts.append(part["text"])
+        content = "\n".join(texts)
+    elif content is not None and not isinstance(content, str):
+        raise InvalidRequest(f"{field}.content must be a string, a list of parts or null.", f"{field}.content")
+    # Optional fields sent as null are absent, as clients that send every field expect.
+    return {**{k: v for k, v in message.items() if v is not None}, "content": content}

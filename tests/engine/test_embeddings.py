@@ -1,0 +1,165 @@
+"""Embeddings equal those of sentence-transformers, whatever shares the batch; what cannot be served is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModel
+
+from engine.config import EngineConfig
+from engine.embedding_core import EmbeddingCore
+from engine.messages import Embed, Submit
+from engine.model_files import ModelError, makes_embeddings
+from engine.sampling_params import SamplingParams
+from tests.conftest import DEMO
+
+TEXTS = ["Hello, world!", "Paris is the capital of France. " * 4, "a", "What is 2 + 3?", "one two three four five six"]
+SHAPE = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "pad_token_id": 0,
+    "max_position_embeddings": 130, "initializer_range": 0.2, "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
+VOCABULARY = Tokenizer.from_file(str(DEMO / "tokenizer.json")).get_vocab_size()
+
+
+def encoder(directory, kind: str, *rest, normalise: bool = True, **changes):
+    """A random transformer with what follows it, as sentence-transformers itself saves them."""
+    plain = directory / f"{kind}-plain"
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**{**SHAPE, "model_type": kind, "vocab_size": VOCABULARY, **changes})
+    AutoModel.from_config(config).save_pretrained(plain)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / file, plain / file)
+    if not rest:
+        return plain
+    target = directory / kind
+    ending = [modules.Normalize()] if normalise else []
+    SentenceTransformer(modules=[modules.Transformer(str(plain)), *rest, *ending], device="cpu").save(str(target))
+    return target
+
+
+def vectors(core: EmbeddingCore, inputs, dimensions=None, normalise=None, request_id=1):
+    wanted = core.info.embedding.normalise if normalise is None else normalise
+    assert core.submit(1, Embed(request_id, inputs, dimensions, wanted)) is None
+    while core.has_work:
+        outputs = core.step()
+    core.check_integrity()
+    return np.frombuffer(outputs[1][0].embeddings, dtype="<f4").reshape(len(inputs), -1)
+
+
+def made_by(directory, **options) -> EmbeddingCore:
+    return EmbeddingCore(EngineConfig(model=str(directory), threads=1, **options))
+
+
+CASES = {
+    "mean": ("bert", lambda: [modules.Pooling(32, "mean")]),
+    "cls": ("roberta", lambda: [modules.Pooling(32, "cls")]),
+    "last token": ("qwen3", lambda: [modules.Pooling(32, "lasttoken")]),
+    "several": ("distilbert", lambda: [modules.Pooling(32, ["max", "weightedmean", "mean_sqrt_len_tokens"])]),
+    "dense": ("xlm-roberta", lambda: [modules.Pooling(32, "mean"), modules.Dense(32, 12)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("budget", [64, 1024])
+def test_vectors_equal_those_of_sentence_transformers(tmp_path, name, budget):
+    kind, rest = CASES[name]
+    directory = encoder(tmp_path, kind, *rest(), normalise=name != "several")
+    assert makes_embeddings(directory)
+    core = made_by(directory, max_num_batched_tokens=budget)
+    reference = SentenceTransformer(str(directory), device="cpu")
+    ids = [reference.tokenizer(text)["input_ids"] for text in TEXTS]
+    expected = reference.encode(TEXTS)
+    assert core.info.embedding.dimensions == expected.shape[1]
+    np.testing.assert_allclose(vectors(core, ids), expected, atol=1e-5 * np.abs(expected).max())
+    assert core.info.embedding.normalise == (name != "several")
+
+
+def test_many_requests_share_steps_and_keep_their_vectors(tmp_path):
+    core = made_by(encoder(tmp_path, "bert"), max_num_batched_tokens=64)
+    generator = torch.Generator().manual_seed(1)
+    jobs = {
+        n: [torch.randint(1, VOCABULARY, (1 + (n * 7 + i) % 40,), generator=generator).tolist() for i in range(n)]
+        for n in range(1, 9)
+    }
+    alone = {n: vectors(core, inputs) for n, inputs in jobs.items()}
+    for n, inputs in jobs.items():
+        assert core.submit(1, Embed(n, inputs, None, True)) is None
+    order, together = [], {}
+    while core.has_work:
+        for output in core.step().get(1, []):
+            order.append(output.request_id)
+            together[output.request_id] = np.frombuffer(output.embeddings, dtype="<f4").reshape(-1, 32)
+    for n in jobs:
+        np.testing.assert_allclose(together[n], alone[n], atol=1e-5)
+    assert order.index(1) < order.index(8), "a short request does not wait for a long one"
+
+
+def test_a_plain_directory_is_pooled_and_normalised(tmp_path):
+    core = made_by(encoder(tmp_path, "bert"))
+    inputs = [[5, 6, 7], [8]]
+    unit = vectors(core, inputs)
+    raw = vectors(core, inputs, normalise=False)
+    with torch.inference_mode():
+        expected = core.model.model(input_ids=torch.tensor([inputs[0]])).last_hidden_state[0].mean(0).numpy()
+    np.testing.assert_allclose(raw[0], expected, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+    cut = vectors(core, inputs, dimensions=8)
+    np.testing.assert_allclose(cut, raw[:, :8] / np.linalg.norm(raw[:, :8], axis=1, keepdims=True), atol=1e-6)
+
+
+def test_requests_end_by_abort_deadline_and_refusal(tmp_path):
+    core = made_by(encoder(tmp_path, "bert", max_position_embeddings=32), max_num_batched_tokens=64)
+    assert core.info.max_model_len == 32
+    refused = [[], [[]], [[VOCABULARY]], [[-1]], [[1] * 33]]
+    for inputs in refused:
+        assert core.submit(1, Embed(9, inputs, None, True)).finish_reason == "error"
+    assert core.submit(1, Submit(9, [1], SamplingParams(max_tokens=1))).finish_reason == "error"
+    for request_id, timeout_s in ((1, None), (2, 0.0), (3, None)):
+        assert core.submit(1, Embed(request_id, [[1] * 32] * 4, None, True, timeout_s)) is None
+    assert core.submit(1, Embed(3, [[1]], None, True)).error == "this request id is in use"
+    core.abort(1, [1, 99])
+    reasons = {}
+    while core.has_work:
+        reasons |= {output.request_id: output.finish_reason for output in core.step().get(1, [])}
+    core.check_integrity()
+    assert reasons == {1: "abort", 2: "timeout", 3: "stop"}
+
+
+def test_a_step_that_fails_fails_its_requests_alone(tmp_path, monkeypatch):
+    core = made_by(encoder(tmp_path, "bert"))
+    with monkeypatch.context() as broken:
+        broken.setattr(type(core.model), "_forward", lambda *_: 1 / 0)
+        core.submit(1, Embed(1, [[1, 2]], None, True))
+        output = core.step()[1][0]
+    assert (output.finish_reason, core.failed_steps) == ("error", 1)
+    assert vectors(core, [[1, 2]]).shape == (1, 32)
+    assert core.failed_steps == 0
+
+
+BAD = {
+    "another module": ("modules.json", lambda m: [*m, {"type": "x.LSTM", "path": "3_LSTM"}], "LSTM"),
+    "outside": ("modules.json", lambda m: [m[0], {**m[1], "path": "../secret"}], "outside of the model's directory"),
+    "no pooling": ("modules.json", lambda m: m[:1], "no Pooling"),
+    "not a list": ("modules.json", lambda _: {}, "not a JSON list"),
+    "messages": ("sentence_bert_config.json", lambda c: {**c, "modality_config": {"message": {}}}, "chat template"),
+    "mode": ("1_Pooling/config.json", lambda c: {**c, "pooling_mode": "median"}, "'median' is not known"),
+    "prompt": ("1_Pooling/config.json", lambda c: {**c, "include_prompt": False}, "include_prompt"),
+    "activation": ("2_Dense/config.json", lambda c: {**c, "activation_function": "os.system"}, "'system'"),
+    "residual": ("2_Dense/config.json", lambda c: {**c, "use_residual": True}, "use_residual"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_served_is_refused_by_name(tmp_path, name):
+    file, change, reason = BAD[name]
+    path = encoder(tmp_path, "bert", modules.Pooling(32, "mean"), modules.Dense(32, 12)) / file
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(ModelError, match=reason):
+        made_by(tmp_path / "bert")
