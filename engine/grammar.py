@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, StructTag
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from tokenizers import Tokenizer
@@ -33,21 +33,34 @@ class GrammarError(Exception):
 class Matcher:
     """How far one request has got in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, mask_size: int, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, grammar: Grammar, mask_size: int, vocab_size: int) -> None:
         """The mask covers the `mask_size` tokens of the tokenizer, of which the model has `vocab_size`."""
         self._matcher = matcher
+        self._think_begin, self._think_end = grammar.think_begin, grammar.think_end
+        self._thinking = grammar.thinking
         self._mask = allocate_token_bitmask(1, mask_size)
         self._vocab_size = vocab_size
 
     def forbidden(self) -> torch.Tensor:
         """[V] bool: the tokens that may not come next."""
+        if self._thinking:
+            return torch.zeros(self._vocab_size, dtype=torch.bool)
         fill_next_token_bitmask(self._matcher, self._mask, 0)
         allowed = np.unpackbits(self._mask.view(np.uint8)[0], bitorder="little", count=self._vocab_size)
-        return torch.from_numpy(allowed) == 0
+        forbidden = torch.from_numpy(allowed) == 0
+        if self._think_begin is not None:
+            forbidden[self._think_begin] = False
+        return forbidden
 
     def advance(self, token: int) -> None:
         """A token was chosen."""
-        self._matcher.consume_token(token)
+        if self._thinking:
+            self._thinking = token != self._think_end
+        elif token == self._think_begin:
+            self._thinking = True
+        else:
+            self._matcher.consume_token(token)
+        self._think_begin = None  # thoughts come first or not at all
 
     @property
     def complete(self) -> bool:
@@ -67,7 +80,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer_file: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
         self._tokenizer_file, self._vocab_size, self._eos = tokenizer_file, vocab_size, eos_token_ids
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "grammar-compiler")
 
     def compile(self, grammar: Grammar) -> Future[Matcher]:
@@ -88,16 +101,17 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> Matcher:
         if self._tokenizer is None:
             self._tokenizer = self._load_tokenizer()
-        if grammar not in self._compiled:
+        source = (grammar.kind, grammar.text)
+        if source not in self._compiled:
             matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0)
             if matcher.is_error():
                 raise GrammarError(str(matcher.get_error())[:500])
-            self._compiled[grammar] = matcher
+            self._compiled[source] = matcher
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
+        self._compiled.move_to_end(source)
         size: int = self._tokenizer.vocab_size
-        return Matcher(self._compiled[grammar].deep_copy(), size, self._vocab_size)
+        return Matcher(self._compiled[source].deep_copy(), grammar, size, self._vocab_size)
 
 
 def _source(grammar: Grammar) -> Any:
@@ -110,6 +124,12 @@ def _source(grammar: Grammar) -> Any:
         if grammar.kind == "choice":
             choices = " | ".join(json.dumps(choice) for choice in json.loads(grammar.text))
             return LLMatcher.grammar_from_lark(f"start: {choices}")
+        if grammar.kind == "structural_tag":
+            tags = [
+                StructTag(trigger=tag["trigger"], begin=tag["begin"], grammar=tag["schema"], end=tag["end"])
+                for tag in json.loads(grammar.text)
+            ]
+            return LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
         text = gbnf_to_lark(grammar.text) if "::=" in grammar.text else grammar.text
         return LLMatcher.grammar_from_lark(text)
     except (GbnfToLarkError, ValueError, RecursionError) as error:

@@ -12,11 +12,16 @@ GREEDY_BELOW = 1e-5
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """What the output must look like: a JSON schema, a regular expression, a JSON list of choices, or a grammar in
-    Lark's form or GBNF's.
+    Lark's form or GBNF's; or a JSON list of tags {"begin", "schema", "end", "trigger"} that texts may hold.
+
+    Thoughts before the output are free: from the token `think_begin` to `think_end`; `thinking` if the prompt began them.
     """
 
-    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
     text: str
+    think_begin: int | None = None
+    think_end: int | None = None
+    thinking: bool = False
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -29,17 +29,19 @@ from inference.errors import (
 )
 from inference.events import Delta, Timings, Usage
 from inference.merging import merge
+from inference.requests import ChatPrompt
 from inference.text import IncrementalDecoder, StopStrings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from engine.messages import RequestOutput, TokenLogprob
-    from engine.sampling_params import SamplingParams
+    from engine.sampling_params import Grammar, SamplingParams
     from inference.asgi import Exchange
     from inference.metrics import Metrics
     from inference.requests import GenerationRequest
     from inference.router import EngineRouter, Target
+    from inference.tokenizer import ModelTokenizer
 
 logger = structlog.get_logger(__name__)
 
@@ -93,6 +95,8 @@ class Generator:
         max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
         if named.get("min_tokens", 0) > max_tokens:
             raise InvalidRequest(f"min_tokens must be at most max_tokens, which is {max_tokens} here.", "min_tokens")
+        if "grammar" in named and isinstance(request.prompt, ChatPrompt):
+            named["grammar"] = _behind_thoughts(named["grammar"], target.tokenizer, prompt)
         seed = secrets.randbits(64) if request.seed is None else request.seed & SEED_MASK
         params = request.params(max_tokens, seed, info.sampling_defaults)
         if params.greedy and request.n > 1:
@@ -275,6 +279,14 @@ class _SequenceText:
         return delta
 
 
-def _with(params: SamplingParams, **changes: object) -> SamplingParams:
+def _behind_thoughts(grammar: Grammar, tokenizer: ModelTokenizer, prompt: list[int]) -> Grammar:
+    """The grammar of an answer that thoughts may come before, where the model has tokens for that."""
+    ids = tokenizer.thought_ids
+    if ids is None:
+        return grammar
+    begun = tokenizer.leaves_thinking(prompt)
+    return msgspec.structs.replace(grammar, think_begin=None if begun else ids[0], think_end=ids[1], thinking=begun)
 
+
+def _with(params: SamplingParams, **changes: object) -> SamplingParams:
     return msgspec.structs.replace(params, **changes)

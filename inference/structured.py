@@ -11,21 +11,22 @@ from inference.errors import InvalidRequest
 
 MAX_CHARACTERS = 1 << 16
 MAX_CHOICES = 1024
+MAX_DEPTH = 100
 WHITESPACE = r"[ \t\n\r]{0,20}"
 """Between the parts of a JSON value; a small model would go on with blank lines for ever if it could."""
 
 
 def json_schema(schema: Any, field: str, whitespace: str = WHITESPACE) -> Grammar:
     """A JSON schema, as an object or as text; `whitespace` is what may stand between the parts of a value."""
-    if isinstance(schema, str):
-        try:
-            schema = msgspec.json.decode(schema)
-        except msgspec.DecodeError as error:
-            raise InvalidRequest(f"{field}: the schema is not valid JSON: {error}", field) from error
+    schema = parsed(schema, field)
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{field}: a JSON schema must be an object.", field)
     schema = {"x-guidance": {"whitespace_pattern": whitespace}, **schema}
-    return _limited("json_schema", msgspec.json.encode(schema).decode(), field)
+    try:
+        text = msgspec.json.encode(schema).decode()
+    except RecursionError as error:
+        raise InvalidRequest(f"{field}: the schema is nested too deeply.", field) from error
+    return _limited("json_schema", text, field)
 
 
 def json_object(field: str, whitespace: str = WHITESPACE) -> Grammar:
@@ -53,6 +54,59 @@ def grammar(text: Any, field: str) -> Grammar:
     if not isinstance(text, str) or not text:
         raise InvalidRequest(f"{field}: a grammar must be a non-empty string.", field)
     return _limited("grammar", text, field)
+
+
+def parsed(value: Any, field: str) -> Any:
+    """What JSON text says; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{field}: this is not valid JSON: {error}", field) from error
+
+
+def closed(schema: Any, field: str, depth: int = 0) -> Any:
+    """The schema with every object that does not say otherwise closed to further properties."""
+    if depth > MAX_DEPTH:
+        raise InvalidRequest(f"{field}: a schema may be nested {MAX_DEPTH} levels deep.", field)
+    if isinstance(schema, list):
+        return [closed(item, field, depth + 1) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = ("const", "enum", "default", "examples")
+    inner = {k: v if k in kept else closed(v, field, depth + 1) for k, v in schema.items()}
+    if schema.get("type") == "object" or isinstance(schema.get("properties"), dict):
+        inner.setdefault("additionalProperties", False)
+    return inner
+
+
+def structural_tag(value: Any, field: str) -> Grammar:
+    """Free text, in which each of `triggers` begins one of `structures` ({begin, schema, end}), in vLLM's older form."""
+    value = parsed(value, field)
+    structures = value.get("structures") if isinstance(value, dict) else None
+    triggers = value.get("triggers") if isinstance(value, dict) else None
+    if not isinstance(structures, list) or not isinstance(triggers, list) or not structures or not triggers:
+        raise InvalidRequest(f"{field}: a structural tag needs the lists `structures` and `triggers`.", field)
+    if len(structures) > MAX_CHOICES or not all(isinstance(trigger, str) and trigger for trigger in triggers):
+        raise InvalidRequest(
+            f"{field}: triggers must be non-empty strings, and structures at most {MAX_CHOICES}.", field
+        )
+    return _limited(
+        "structural_tag", msgspec.json.encode([_tag(t, triggers, field) for t in structures]).decode(), field
+    )
+
+
+def _tag(structure: Any, triggers: list[str], field: str) -> dict[str, Any]:
+    if not isinstance(structure, dict) or not isinstance(structure.get("schema"), dict):
+        raise InvalidRequest(f"{field}: each structure needs a `begin`, a `schema` and an `end`.", field)
+    begin, end = structure.get("begin"), structure.get("end")
+    if not isinstance(begin, str) or not isinstance(end, str):
+        raise InvalidRequest(f"{field}: `begin` and `end` of a structure must be strings.", field)
+    trigger = next((t for t in triggers if begin.startswith(t)), None)
+    if trigger is None:
+        raise InvalidRequest(f"{field}: the structure {begin[:60]!r} begins with none of the triggers.", field)
+    return {"trigger": trigger, "begin": begin, "schema": structure["schema"], "end": end}
 
 
 def _limited(kind: Any, text: str, field: str) -> Grammar:

@@ -17,8 +17,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
+from inference import reasoning
 from inference.errors import InvalidRequest, TemplateError
 from inference.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from inference.tool_calls import MARKS, Style, style_of
 
 if TYPE_CHECKING:
     from engine.messages import ModelInfo
@@ -27,6 +29,8 @@ logger = structlog.get_logger(__name__)
 
 INLINE_CHARACTERS = 8192
 """Longer texts are tokenised in a thread, so that the event loop goes on serving streams."""
+PROMPT_END_TOKENS = 8
+"""So many of a prompt's last tokens tell whether it leaves the model thinking."""
 MAX_RENDERED_CHARACTERS = 4_000_000
 
 
@@ -38,6 +42,9 @@ class ModelTokenizer:
     special_ids: frozenset[int]
     template: jinja2.Template | None
     special_texts: dict[str, str]
+    tool_style: Style = "hermes"
+    thinks: bool = False
+    """Whether outputs may begin with thoughts: the template or the vocabulary knows their marks."""
 
     @classmethod
     def load(cls, info: ModelInfo) -> ModelTokenizer:
@@ -62,7 +69,23 @@ class ModelTokenizer:
         except jinja2.TemplateSyntaxError as error:  # such a model still completes text
             logger.warning("chat template not usable", reason=str(error))
             template = None
-        return cls(fast, special_ids, template, special_texts)
+        thinks = reasoning.END in (text or "") or fast.token_to_id(reasoning.END) is not None
+        return cls(fast, special_ids, template, special_texts, style_of(text or ""), thinks)
+
+    @property
+    def tool_mark_is_special(self) -> bool:
+        """Whether the mark of a tool call would be lost with the special tokens."""
+        return self.fast.token_to_id(MARKS[self.tool_style]) in self.special_ids
+
+    @property
+    def thought_ids(self) -> tuple[int, int] | None:
+        """The tokens that begin and end thoughts, where each is one token."""
+        begin, end = self.fast.token_to_id(reasoning.BEGIN), self.fast.token_to_id(reasoning.END)
+        return None if begin is None or end is None else (begin, end)
+
+    def leaves_thinking(self, prompt_token_ids: list[int]) -> bool:
+        """Whether the prompt begins thoughts and does not end them."""
+        return self.thinks and reasoning.opens_thoughts(self.decode(prompt_token_ids[-PROMPT_END_TOKENS:]))
 
     async def encode(self, prompt: Prompt, keep_last: int | None = None) -> list[int]:
         """The prompt's token ids; raises InvalidRequest or TemplateError.

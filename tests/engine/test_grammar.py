@@ -119,3 +119,33 @@ def test_a_model_with_fewer_tokens_than_its_tokenizer(models_dir):
     driver.run()
     assert driver.finish_reason(0) == "stop"
     assert max(driver.tokens(0)) < 400
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_thoughts_are_free_and_what_follows_them_is_not(tokenizer, begun):
+    """Tokens 500 and 501 stand for the marks; the first is given by the prompt or chosen, the second is chosen."""
+    begin, end = 500, 501
+    grammar = Grammar("regex", "[0-9]{3}x", None if begun else begin, end, begun)
+    driver = Driver(core(DEMO, max_model_len=256))
+    prompt = prompts(1700, (9,))[0]
+    driver.submit(0, prompt, max_tokens=60, grammar=grammar, logit_bias={begin: 12.0, end: 12.0}, ignore_eos=False)
+    driver.submit(1, prompt, max_tokens=60, grammar=grammar, logit_bias={begin: -100.0})
+    driver.run()
+    tokens = driver.tokens(0)
+    assert driver.finish_reason(0) == "stop"
+    assert begun or tokens[0] == begin
+    answer = tokens[tokens.index(end) + 1 :]
+    assert re.fullmatch("[0-9]{3}x", tokenizer.decode(answer, skip_special_tokens=True))
+    if not begun:  # a model that does not think answers at once
+        assert re.fullmatch("[0-9]{3}x", tokenizer.decode(driver.tokens(1), skip_special_tokens=True))
+
+
+def test_text_with_tags_follows_their_schemas(tokenizer):
+    tag = {"trigger": "<", "begin": "<f=a>", "schema": {"enum": [1, 22]}, "end": "</f>"}
+    driver = Driver(core(DEMO, max_model_len=256))
+    driver.submit(
+        0, prompts(1700, (9,))[0], max_tokens=12, grammar=Grammar("structural_tag", json.dumps([tag])),
+        logit_bias={tokenizer.token_to_id("<"): 100.0},
+    )  # fmt: skip
+    driver.run()
+    assert re.search(r"<f=a>(1|22)</f>", tokenizer.decode(driver.tokens(0))), tokenizer.decode(driver.tokens(0))

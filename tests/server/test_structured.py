@@ -38,6 +38,48 @@ def test_chat_by_schema(server, fields):
         assert is_town(choice["message"]["content"])
 
 
+def test_objects_may_be_closed(server):
+    schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"type": "boolean"}}}}}
+    fields = {"structured_outputs": {"json": schema, "disable_additional_properties": True}}
+    for seed in range(3):
+        body = {**CHAT, **fields, "temperature": 1.5, "seed": seed}
+        value = json.loads(server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"])
+        assert set(value) <= {"a"}
+        assert set(value.get("a", {})) <= {"b"}
+
+
+TAGS = {"structures": [{"begin": "<n>", "schema": {"enum": [7]}, "end": "</n>"}], "triggers": ["<n"]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "structural_tag", **TAGS}},
+        {"structured_outputs": {"structural_tag": json.dumps(TAGS)}},
+    ],
+)
+def test_tags_in_free_text(server, fields):
+    plain = server.post("/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"]
+    answer = server.post("/v1/chat/completions", {**CHAT, **fields}).json()["choices"][0]["message"]["content"]
+    assert answer == plain, "the model says nothing that begins a tag"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [5, "{", {}, {**TAGS, "triggers": ["<m"]}, {**TAGS, "structures": [{"begin": "<n>"}]}, {**TAGS, "triggers": [1]}],
+)
+def test_bad_tags_are_named(server, value):
+    refused = server.post("/v1/chat/completions", {**CHAT, "structured_outputs": {"structural_tag": value}})
+    assert refused.status_code == 400
+    assert "structured_outputs" in refused.json()["error"]["message"]
+
+
+def test_a_deeply_nested_schema_is_refused(server):
+    schema = '{"properties": {"a": ' * 400 + "{}" + "}}" * 400
+    fields = {"structured_outputs": {"json": schema, "disable_additional_properties": True}}
+    assert server.post("/v1/chat/completions", {**CHAT, **fields}).status_code == 400
+
+
 def test_json_object(server):
     body = {**CHAT, "response_format": {"type": "json_object"}, "max_tokens": 60}
     choice = server.post("/v1/chat/completions", body).json()["choices"][0]

@@ -11,8 +11,10 @@ from inference.dialects.openai import errors, schema
 from inference.dialects.openai.completions import joined
 from inference.dialects.openai.conversation import parse_messages
 from inference.dialects.openai.logprobs import LogprobTexts
+from inference.dialects.openai.message import Message
 from inference.dialects.openai.schema import ChatCompletionRequest
 from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
+from inference.dialects.openai.tools import check_tools, may_call, tool_grammar
 from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest, NotServed
 from inference.requests import ChatPrompt
@@ -39,7 +41,14 @@ async def create(exchange: Exchange, services: Services) -> None:
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         fields = schema.sampling(body, logprobs, target.tokenizer)
+        forced = tool_grammar(body)
+        if forced is not None:
+            fields["grammar"] = forced
         request = schema.generation_request(body, parse_prompt(body), max_tokens, fields, target.info.max_model_len)
+        if forced is not None:
+            request.grammar_field = "tools"
+        if may_call(body) and target.tokenizer.tool_mark_is_special:
+            request.skip_special_tokens = False  # else the mark of a call would be lost
         generation = await services.generator.prepare(request, exchange, "openai")
         chat = ChatCompletion(body, generation, exchange.request_id, services.fingerprint)
         if body.stream:
@@ -63,12 +72,8 @@ def check(body: ChatCompletionRequest, limits: Limits) -> None:
     check_range("top_logprobs", body.top_logprobs, 0, limits.max_logprobs)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs `logprobs` to be true.", "top_logprobs")
-    if body.tools is not None and not body.tools:
-        raise InvalidRequest("tools must not be an empty list.", "tools")
-    if body.tool_choice not in (None, "none") and not body.tools:
-        raise InvalidRequest("tool_choice needs `tools`.", "tool_choice")
-    if body.tools and body.tool_choice != "none":
-        raise NotServed("tools: tool calling is not supported by this server; tool_choice 'none' is.", "tools")
+    check_tools(body)
+    tool_grammar(body)
     if body.modalities is not None and body.modalities != ["text"]:
         raise NotServed("modalities: only ['text'] is supported by this server.", "modalities")
     if body.add_generation_prompt and body.continue_final_message:
@@ -83,6 +88,8 @@ def parse_prompt(body: ChatCompletionRequest) -> ChatPrompt:
     arguments = {k: v for k, v in (body.chat_template_kwargs or {}).items() if k not in RESERVED_TEMPLATE_NAMES}
     if body.tools:
         arguments["tools"] = body.tools
+    if body.reasoning_effort is not None:
+        arguments.setdefault("reasoning_effort", body.reasoning_effort)
     if body.documents:
         arguments["documents"] = body.documents
     continued = bool(body.continue_final_message)
@@ -103,6 +110,7 @@ class ChatCompletion:
         self.texts = LogprobTexts(generation.target.tokenizer, bool(body.return_tokens_as_token_ids))
         self.id, self.created = f"chatcmpl-{request_id}", int(time.time())
         self.model = body.model or generation.target.entry.name
+        self.messages = [Message(body, generation) for _ in range(generation.request.n)]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The stream's frames, without [DONE]: role chunks, content chunks, usage."""
@@ -113,13 +121,17 @@ class ChatCompletion:
                     begun = True
                     for index in range(self.generation.request.n):
                         yield event(self._role_chunk(index))
+                message, ended = self.messages[delta.index], delta.finish_reason is not None
+                keys = message.delta(delta.text, ended)
+                if not keys and not ended and not self.body.logprobs and not self.body.return_token_ids:
+                    continue
                 choice = {
                     "index": delta.index,
-                    "delta": {"content": delta.text},
+                    "delta": keys or {"content": ""},
                     "logprobs": self._logprobs(delta),
-                    "finish_reason": delta.finish_reason,
+                    "finish_reason": message.finish_reason(delta.finish_reason),
                 }
-                if delta.finish_reason is not None:
+                if ended:
                     choice["stop_reason"] = delta.stop_reason
                 if self.body.return_token_ids:
                     choice["token_ids"] = delta.token_ids
@@ -150,13 +162,13 @@ class ChatCompletion:
         }
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
-        message = {"role": "assistant", "content": self._echoed() + delta.text, "refusal": None, "annotations": None,
-                   "audio": None, "function_call": None, "reasoning": None}  # fmt: skip
+        message = self.messages[delta.index]
+        message.delta(delta.text, ended=True)
         return {
             "index": delta.index,
-            "message": message,
+            "message": message.whole(self._echoed()),
             "logprobs": self._logprobs(delta),
-            "finish_reason": delta.finish_reason,
+            "finish_reason": message.finish_reason(delta.finish_reason),
             "stop_reason": delta.stop_reason,
             "token_ids": delta.token_ids if self.body.return_token_ids else None,
         }

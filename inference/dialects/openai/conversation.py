@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from inference.errors import InvalidRequest, NotServed
 
 
@@ -31,5 +33,24 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
         content = "\n".join(texts)
     elif content is not None and not isinstance(content, str):
         raise InvalidRequest(f"{field}.content must be a string, a list of parts or null.", f"{field}.content")
+    if isinstance(message.get("tool_calls"), list):
+        calls = [_call(f"{field}.tool_calls[{i}]", call) for i, call in enumerate(message["tool_calls"])]
+        message = {**message, "tool_calls": calls}
     # Optional fields sent as null are absent, as clients that send every field expect.
     return {**{k: v for k, v in message.items() if v is not None}, "content": content}
+
+
+def _call(field: str, call: Any) -> dict[str, Any]:
+    """An earlier call, its arguments as the object that templates expect, and not as JSON text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{field}.function must be an object with a name.", field)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments or "{}")
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"{field}.function.arguments must be JSON: {error}", field) from error
+    if not isinstance(arguments, dict | None):
+        raise InvalidRequest(f"{field}.function.arguments must be an object.", field)
+    return {**call, "function": {**function, "arguments": arguments or {}}}

@@ -122,6 +122,9 @@ class ChatCompletionRequest(CommonRequest):
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: Any = None
     add_generation_prompt: bool | None = None

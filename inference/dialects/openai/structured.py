@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from inference import structured
-from inference.errors import InvalidRequest, NotServed
+from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from engine.sampling_params import Grammar
@@ -44,10 +44,10 @@ def _response_format(given: dict[str, Any]) -> Grammar | None:
             raise InvalidRequest("response_format: json_schema.schema is required.", "response_format")
         return structured.json_schema(wrapper["schema"], "response_format")
     if kind == "structural_tag":
-        raise NotServed(
-            "response_format: the type 'structural_tag' is not supported by this server.", "response_format"
-        )
-    raise InvalidRequest("response_format: type must be 'text', 'json_object' or 'json_schema'.", "response_format")
+        return structured.structural_tag(given, "response_format")
+    raise InvalidRequest(
+        "response_format: type must be 'text', 'json_object', 'json_schema' or 'structural_tag'.", "response_format"
+    )
 
 
 def _structured_outputs(given: dict[str, Any]) -> Grammar:
@@ -61,9 +61,10 @@ def _structured_outputs(given: dict[str, Any]) -> Grammar:
     whitespace = given.get("whitespace_pattern") or structured.WHITESPACE
     if given.get("disable_any_whitespace"):
         whitespace = ""
-    if given.get("disable_additional_properties"):
-        raise NotServed(f"{field}: disable_additional_properties is not supported by this server.", field)
-    return _kind(kinds[0], given[kinds[0]], field, whitespace)
+    value = given[kinds[0]]
+    if given.get("disable_additional_properties") and kinds[0] == "json":
+        value = structured.closed(structured.parsed(value, field), field)
+    return _kind(kinds[0], value, field, whitespace)
 
 
 def _kind(kind: str, value: Any, field: str, whitespace: str = structured.WHITESPACE) -> Grammar:
@@ -77,4 +78,4 @@ def _kind(kind: str, value: Any, field: str, whitespace: str = structured.WHITES
         return structured.grammar(value, field)
     if kind == "json_object":
         return structured.json_object(field, whitespace)
-    raise NotServed(f"{field}: structural_tag is not supported by this server.", field)
+    return structured.structural_tag(value, field)

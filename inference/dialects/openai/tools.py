@@ -1,0 +1,99 @@
+"""`tools` and `tool_choice`: what they may be, and the grammar that makes the model call one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from inference import structured
+from inference.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from engine.sampling_params import Grammar
+    from inference.dialects.openai.schema import ChatCompletionRequest
+
+MAX_TOOLS = 128
+MAX_NAME = 256
+
+
+def check_tools(body: ChatCompletionRequest) -> None:
+    """Raise InvalidRequest for definitions and choices that cannot be."""
+    if body.tools is None:
+        if body.tool_choice not in (None, "none"):
+            raise InvalidRequest("tool_choice needs `tools`.", "tool_choice")
+        return
+    if not 1 <= len(body.tools) <= MAX_TOOLS:
+        raise InvalidRequest(f"tools must have 1 to {MAX_TOOLS} entries, got {len(body.tools)}.", "tools")
+    names = [_name(i, tool) for i, tool in enumerate(body.tools)]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("tools: two functions have one name.", "tools")
+    choice = body.tool_choice
+    if choice in (None, "none", "auto", "required"):
+        return
+    named = named_tool(body)
+    if named is None:
+        raise InvalidRequest(
+            "tool_choice must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}.",
+            "tool_choice",
+        )
+    if named not in names:
+        raise InvalidRequest(f"tool_choice: no function in tools is named {named[:100]!r}.", "tool_choice")
+
+
+def _name(index: int, tool: dict[str, Any]) -> str:
+    field = f"tools[{index}]"
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise InvalidRequest(f"{field} must have the type 'function' and a `function` object.", "tools")
+    name = function.get("name")
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        raise InvalidRequest(f"{field}.function.name must be a string of 1 to {MAX_NAME} characters.", "tools")
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise InvalidRequest(f"{field}.function.parameters must be a JSON schema, which is an object.", "tools")
+    if not isinstance(function.get("description") or "", str):
+        raise InvalidRequest(f"{field}.function.description must be a string.", "tools")
+    return name
+
+
+def named_tool(body: ChatCompletionRequest) -> str | None:
+    """The function that must be called."""
+    function = body.tool_choice.get("function") if isinstance(body.tool_choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def may_call(body: ChatCompletionRequest) -> bool:
+    """Whether the answer may hold tool calls."""
+    return bool(body.tools) and body.tool_choice != "none"
+
+
+def tool_grammar(body: ChatCompletionRequest) -> Grammar | None:
+    """For a named tool its arguments, for "required" a list of calls, as JSON; None where the model is free."""
+    functions = [tool["function"] for tool in body.tools or []]
+    name = named_tool(body)
+    if name is not None:
+        chosen = next(function for function in functions if function["name"] == name)
+        return structured.json_schema(_parameters(chosen), "tools")
+    if body.tool_choice != "required":
+        return None
+    definitions: dict[str, Any] = {}
+    options = []
+    for function in functions:
+        parameters = dict(_parameters(function))
+        for key, value in (parameters.pop("$defs", None) or {}).items():  # references count from the schema's root
+            if definitions.setdefault(key, value) != value:
+                raise InvalidRequest(f"tools: two functions define {key[:100]!r} in $defs, and differ.", "tools")
+        call = {"name": {"const": function["name"]}, "arguments": parameters}
+        options.append(
+            {"type": "object", "properties": call, "required": list(call), "additionalProperties": False}
+        )  # fmt: skip
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": options}}
+    if body.parallel_tool_calls is False:
+        schema["maxItems"] = 1
+    if definitions:
+        schema["$defs"] = definitions
+    return structured.json_schema(schema, "tools")
+
+
+def _parameters(function: dict[str, Any]) -> dict[str, Any]:
+    """A function without parameters takes an empty object."""
+    return function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}

@@ -1,0 +1,317 @@
+"""Finds the tool calls in a model's output as it grows, in the styles that model families write them in.
+
+What is fed in pieces comes out the same as what is fed at once. Text that only looks like a call comes out as text.
+Each style is a coroutine that is sent one character after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+Style = Literal["hermes", "llama3", "mistral"]
+"""`<tool_call>{"name", "arguments"}</tool_call>` (Hermes, Qwen); `{"name", "parameters"}`, which may stand behind
+`<|python_tag|>` (Llama 3); `[TOOL_CALLS][{"name", "arguments"}]` or `[TOOL_CALLS]name[ARGS]{...}` (Mistral).
+"""
+MARKS: dict[Style, str] = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
+ARGUMENTS = ("arguments", "parameters")
+KEYS = (*ARGUMENTS, "name", "type", "id")
+"""What a call's object holds; with any other key a bare object is an answer in JSON, and no call."""
+
+
+@dataclass(slots=True)
+class CallPart:
+    """A piece of call number `index`: the first one has the name, all have more of the arguments' JSON."""
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+
+
+Part = str | CallPart
+"""Text beside the calls, or a piece of one."""
+
+Wait = Generator[None, str, None]
+Character = Generator[None, str, str]
+Machine = Callable[["ToolCallParser"], Wait]
+
+
+class _NotACall(Exception):
+    """What was read so far is text."""
+
+
+class _End(Exception):
+    """The output has ended."""
+
+
+def style_of(template: str) -> Style:
+    """The style that a chat template asks for; Hermes' where it shows none."""
+    for style, mark in MARKS.items():
+        if mark in template:
+            return style
+    return "llama3" if "ipython" in template and "parameters" in template else "hermes"
+
+
+class ToolCallParser:
+    """One output's text in, its parts out. `calls` is how many calls have begun."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.calls = 0
+        self._parts: list[Part] = []
+        self._pushed = ""
+        self._raw = ""
+        self._machine = machine(self)
+        next(self._machine)
+
+    def feed(self, text: str) -> list[Part]:
+        """What is certain now."""
+        for character in text:
+            self._machine.send(character)
+        return self._taken()
+
+    def end(self) -> list[Part]:
+        """What was held back, when the output has ended."""
+        with suppress(_End, StopIteration):
+            self._machine.throw(_End())
+        return self._taken()
+
+    def say(self, part: Part) -> None:
+        """Note a part; neighbours of one kind become one."""
+        last = self._parts[-1] if self._parts else None
+        if isinstance(part, str) and isinstance(last, str):
+            self._parts[-1] = last + part
+        elif isinstance(part, CallPart) and isinstance(last, CallPart) and last.index == part.index:
+            last.arguments += part.arguments
+        elif part != "":
+            self._parts.append(part)
+
+    def sayer(self, index: int) -> Callable[[str], None]:
+        """Notes pieces of a call's arguments."""
+        return lambda text: self.say(CallPart(index, None, text))
+
+    def _taken(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    # What the styles are made of.
+
+    def next(self) -> Character:
+        """The next character."""
+        if self._pushed:
+            character, self._pushed = self._pushed, ""
+        else:
+            character = yield
+        self._raw += character
+        return character
+
+    def push(self, character: str) -> None:
+        """Read this character again."""
+        self._pushed = character
+        self._raw = self._raw[:-1]
+
+    def visible(self) -> Character:
+        """The next character that is not space."""
+        while (character := (yield from self.next())).isspace():
+            pass
+        return character
+
+    def text_until(self, mark: str) -> Character:
+        """Give out text until `mark`; the mark, with the space before it, is not given out but returned."""
+        held = ""
+        try:
+            while held.lstrip() != mark:
+                held += yield from self.next()
+                while not mark.startswith(held.lstrip()):
+                    self.say(held[0])
+                    held = held[1:]
+        except _End:
+            self.say(held)
+            raise
+        return held
+
+    def skip_until(self, mark: str) -> Wait:
+        """Drop text until `mark` is complete."""
+        seen = ""
+        while not seen.endswith(mark):
+            seen = (seen + (yield from self.next()))[-len(mark) :]
+
+    def call(self, mark: str, strict: bool) -> Generator[None, str, bool]:
+        """A call as an object, whose keys may be in any order; what is none comes out as text behind its `mark`."""
+        self._raw, begun = "", self.calls
+        try:
+            yield from self._object(strict)
+        except (_NotACall, _End) as reason:
+            if self.calls == begun:
+                self.say(mark + self._raw)
+            if isinstance(reason, _End):
+                raise
+            return False
+        return True
+
+    def calls_in_list(self, mark: str) -> Wait:
+        """Calls between `[`, which was read, and `]`."""
+        while (character := (yield from self.visible())) != "]":
+            if character != ",":
+                self.push(character)
+                if not (yield from self.call(mark, strict=False)):
+                    return
+
+    def arguments(self, say: Callable[[str], None]) -> Wait:
+        """A value that is a call's arguments: an object as it is written, or the text of a string that holds one."""
+        character = yield from self.visible()
+        if character == '"':
+            say((yield from self._string()))
+            return
+        if character != "{":
+            raise _NotACall
+        depth, in_string, escaped = 1, False, False
+        say(character)
+        while depth:
+            character = yield from self.next()
+            say(character)
+            if escaped:
+                escaped = False
+            elif in_string:
+                escaped, in_string = character == "\\", character != '"'
+            else:
+                in_string = character == '"'
+                depth += (character in "{[") - (character in "}]")
+
+    def _object(self, strict: bool) -> Wait:
+        index, name, early = self.calls, "", ""
+        if (yield from self.visible()) != "{":
+            raise _NotACall
+        while (character := (yield from self.visible())) != "}":
+            if character == ",":
+                continue
+            if character != '"':
+                raise _NotACall
+            key = yield from self._string()
+            if (yield from self.visible()) != ":" or (strict and key not in KEYS):
+                raise _NotACall
+            if key in ARGUMENTS and name:
+                yield from self.arguments(self.sayer(index))
+            elif key in ARGUMENTS:
+                pieces: list[str] = []
+                yield from self.arguments(pieces.append)
+                early = "".join(pieces)
+            else:
+                value = yield from self._other_value()
+                if key == "name":
+                    if not isinstance(value, str) or not value or name:
+                        raise _NotACall
+                    name, self.calls = value, index + 1
+                    self.say(CallPart(index, name, early))
+        if not name:
+            raise _NotACall
+
+    def _string(self) -> Character:
+        """The rest of a string whose quote was read."""
+        raw, escaped = '"', False
+        while True:
+            character = yield from self.next()
+            raw += character
+            if character == '"' and not escaped:
+                return str(_loads(raw))
+            escaped = character == "\\" and not escaped
+
+    def _other_value(self) -> Generator[None, str, object]:
+        character = yield from self.visible()
+        if character == '"':
+            return (yield from self._string())
+        if character in "{[":
+            raise _NotACall
+        raw = ""
+        while character not in ",}" and not character.isspace():
+            raw += character
+            character = yield from self.next()
+        self.push(character)
+        return _loads(raw)
+
+
+def _loads(text: str) -> object:
+    try:
+        return json.loads(text, strict=False)
+    except ValueError as error:
+        raise _NotACall from error
+
+
+def _hermes(parser: ToolCallParser) -> Wait:
+    while True:
+        mark = yield from parser.text_until("<tool_call>")
+        if (yield from parser.call(mark, strict=False)):
+            yield from parser.skip_until("</tool_call>")
+
+
+def _llama3(parser: ToolCallParser) -> Wait:
+    mark, held = MARKS["llama3"], ""
+    try:
+        while not held.lstrip().startswith("{") and held.lstrip() != mark and mark.startswith(held.lstrip()):
+            held += yield from parser.next()
+    except _End:
+        parser.say(held)
+        raise
+    bare = held.lstrip() != mark
+    while True:
+        if bare and held.lstrip().startswith("{"):
+            parser.push("{")
+        elif bare:
+            parser.say(held)
+            held = yield from parser.text_until(mark)
+            bare = False
+        if (yield from parser.call("" if bare else held, strict=True)):
+            held = yield from parser.visible()
+            if held in ";,":
+                held = yield from parser.visible()
+        else:
+            held = ""
+        bare = True
+
+
+def _mistral(parser: ToolCallParser) -> Wait:
+    mark = MARKS["mistral"]
+    while True:
+        before = yield from parser.text_until(mark)
+        character = yield from parser.visible()
+        if character == "[":
+            yield from parser.calls_in_list(before + "[")
+            continue
+        name = ""
+        try:
+            while character != "{":
+                name += character
+                character = yield from parser.next()
+        except _End:
+            parser.say(before + name)
+            raise
+        index, parser.calls = parser.calls, parser.calls + 1
+        parser.say(CallPart(index, name.partition("[")[0].strip()))
+        parser.push(character)
+        yield from parser.arguments(parser.sayer(index))
+
+
+MACHINES: dict[Style, Machine] = {"hermes": _hermes, "llama3": _llama3, "mistral": _mistral}
+
+
+def listed(parser: ToolCallParser) -> Wait:
+    """Nothing but a list of calls, as a grammar enforces it."""
+    yield from parser.text_until("[")
+    yield from parser.calls_in_list("[")
+    while True:
+        yield from parser.next()
+
+
+def only_arguments(name: str) -> Machine:
+    """Nothing but the arguments of a call to `name`, as a grammar enforces them."""
+
+    def machine(parser: ToolCallParser) -> Wait:
+        first = yield from parser.next()
+        parser.calls = 1
+        parser.say(CallPart(0, name, first))
+        while True:
+            parser.say(CallPart(0, None, (yield from parser.next())))
+
+    return machine
