@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.kernels import ops
+from engine.kernels.emit import LANES
+from engine.kernels.tiles import PANEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,14 +41,15 @@ def adapters_of(runs: Runs, rows: int) -> Iterator[None]:
 
 @dataclass(slots=True)
 class PackedLora:
-    """One adapter's weights for one layer: packed A [panels, in, 32] and B [panels, rank, 32].
+    """One adapter's weights for one layer: A [ranks, in], and B packed as the layer's weight, [panels, depth, 32].
 
+    `halves` [panels, 2] int64 says which of A's rows, `depth` from there on, belong to each 16 columns (-1: none do).
     For DoRA `factors` [width] float32 scales each output column, bias apart, and `start` [width] is bias / factors.
     """
 
     a: torch.Tensor
     b: torch.Tensor
-    rank: int
+    halves: torch.Tensor
     factors: torch.Tensor | None
     start: torch.Tensor | None
 
@@ -70,6 +73,11 @@ class LoraLayer:
         self.bias = bias
         self.other_rows = False
         """Whether the layer was called with other rows than the step's: which of them have an adapter is not known."""
+        numbers = [torch.full((out,), number, dtype=torch.float32) for number, (_, out) in enumerate(parts)]
+        packed = pack((torch.cat(numbers) + 1)[:, None]) if parts else torch.zeros(0)
+        halves = packed.flatten().view(-1, 2, LANES).long() - 1  # columns that fill up the last panel are -1
+        self._part_of_half = halves.amax(2)
+        self._mixes_parts = bool(((halves != self._part_of_half[:, :, None]) & (halves >= 0)).any())
         self._weights: dict[str, PackedLora] = {}
         self._made: tuple[tuple[Runs, int], ops.LoraRuns | None] | None = None
 
@@ -78,23 +86,46 @@ class LoraLayer:
         found = [adapter.modules.get(path) for path, _ in self.parts]
         if all(weights is None for weights in found):
             return None
-        rank = sum(w.a.shape[0] for w in found if w is not None)
-        rank += rank % 2  # the kernel pairs bfloat16 numbers
-        a = torch.zeros(rank, self.in_features)
-        b = torch.zeros(sum(out for _, out in self.parts), rank)
-        row = column = 0
-        for weights, (_, out) in zip(found, self.parts, strict=True):
-            if weights is not None:
-                size = weights.a.shape[0]
-                a[column : column + size] = weights.a
-                b[row : row + out, column : column + size] = weights.b
-                column += size
-            row += out
+        packed = self._stacked(found) if self._mixes_parts else self._side_by_side(found)
         factors = self._factors(found)
         start = None
         if factors is not None and self.bias is not None:
             start = self.bias / factors
-        return PackedLora(ops.pack_weight(a.to(self.dtype)), self.pack(b.to(self.dtype)), rank, factors, start)
+        a, b, halves = packed
+        return PackedLora(a.to(self.dtype), self.pack(b.to(self.dtype)), halves, factors, start)
+
+    def _side_by_side(self, found: list[LoraWeights | None]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Every part's B in its own columns, all as deep as the deepest, each reading its own rows of A."""
+        depth = max(w.a.shape[0] for w in found if w is not None)
+        depth += depth % 2  # the kernels pair bfloat16 numbers
+        a = torch.zeros(depth * sum(w is not None for w in found), self.in_features)
+        b = torch.zeros(sum(out for _, out in self.parts), depth)
+        offsets, row, rank = [], 0, 0
+        for weights, (_, out) in zip(found, self.parts, strict=True):
+            offsets.append(-1 if weights is None else rank)
+            if weights is not None:
+                size = weights.a.shape[0]
+                a[rank : rank + size], b[row : row + out, :size] = weights.a, weights.b
+                rank += depth
+            row += out
+        halves = torch.tensor([*offsets, -1])[self._part_of_half]
+        # Where one half of a panel has nothing, its B is zero and it may read what the other half reads.
+        return a, b, torch.where(halves < 0, halves.flip(1), halves).contiguous()
+
+    def _stacked(self, found: list[LoraWeights | None]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where 16 columns belong to several parts: one B of all ranks, zero outside of each part's own."""
+        depth = sum(w.a.shape[0] for w in found if w is not None)
+        depth += depth % 2
+        a = torch.zeros(depth, self.in_features)
+        b = torch.zeros(sum(out for _, out in self.parts), depth)
+        row = rank = 0
+        for weights, (_, out) in zip(found, self.parts, strict=True):
+            if weights is not None:
+                size = weights.a.shape[0]
+                a[rank : rank + size], b[row : row + out, rank : rank + size] = weights.a, weights.b
+                rank += size
+            row += out
+        return a, b, torch.zeros_like(self._part_of_half)
 
     def _factors(self, found: list[LoraWeights | None]) -> torch.Tensor | None:
         """DoRA: magnitude / norm of each row of W + B A, in the order of the packed columns; 1 elsewhere."""
@@ -141,20 +172,22 @@ class LoraLayer:
         bias = 0 if self.bias is None else self.bias.data_ptr()
         table: list[list[int]] = []
         factors = torch.zeros(rows, dtype=torch.int64)
-        done = rank = 0
+        done = ranks = 0
         for first, count, digest in _runs:
             weights = self._weights.get(digest)
             if weights is None:
                 continue
             if first > done:
-                table.append([done, first - done, 0, 0, 0, bias])
+                table.append([done, first - done, 0, 0, 0, 0, 0, bias])
+            a, b, halves = weights.a, weights.b, weights.halves
             start = bias if weights.start is None else weights.start.data_ptr()
-            table.append([first, count, weights.a.data_ptr(), weights.b.data_ptr(), weights.rank, start])
+            size, depth = a.shape[0], b[0].numel() // PANEL
+            table.append([first, count, a.data_ptr(), size, b.data_ptr(), depth, halves.data_ptr(), start])
             if weights.factors is not None:
                 factors[first : first + count] = weights.factors.data_ptr()
-            done, rank = first + count, max(rank, weights.rank)
-        if not rank:
+            done, ranks = first + count, max(ranks, size)
+        if not ranks:
             return None
         if done < rows:
-            table.append([done, rows - done, 0, 0, 0, bias])
-        return ops.LoraRuns(torch.tensor(table), rank, factors if bool(factors.any()) else None)
+            table.append([done, rows - done, 0, 0, 0, 0, 0, bias])
+        return ops.LoraRuns(torch.tensor(table), ranks, factors if bool(factors.any()) else None)

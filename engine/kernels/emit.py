@@ -103,6 +103,17 @@ def store_vector(builder: Any, value: Any, address: Any, index: Any, kind: int) 
     builder.store(value, pointer_at(builder, address, index, element_type(kind), stored), align=element_bytes(kind))
 
 
+def store_element(builder: Any, value: Any, address: Any, index: Any, kind: int) -> None:
+    """One float32, rounded to the kind, ties to even."""
+    if kind == F16:
+        value = builder.fptrunc(value, ir.HalfType())
+    elif kind == BF16:
+        bits = builder.bitcast(value, I32)
+        odd = builder.and_(builder.lshr(bits, I32(16)), I32(1))
+        value = builder.trunc(builder.lshr(builder.add(bits, builder.add(odd, I32(0x7FFF))), I32(16)), I16)
+    builder.store(value, pointer_at(builder, address, index, element_type(kind)), align=element_bytes(kind))
+
+
 def switch(builder: Any, value: Any, count: int, body: Callable[[int], None]) -> None:
     """`body(n)` for value == n in 1..count; other values do nothing."""
     done = builder.append_basic_block("done")
@@ -133,6 +144,23 @@ def zeros(builder: Any, count: int) -> list[Any]:
     for one in sums:
         builder.store(ir.Constant(VECTOR, [0.0] * LANES), one)
     return sums
+
+
+def add_pairs(builder: Any, total: Any, a: Any, b: Any) -> None:
+    """Total += the products of two vectors of 32 bfloat16, each pair's sum into its lane (AVX512_BF16)."""
+    signature = ir.FunctionType(VECTOR, [VECTOR, PAIRS, PAIRS])
+    dot = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512bf16.dpbf16ps.512")
+    builder.store(builder.call(dot, [builder.load(total), a, b]), total)
+
+
+def total_of(builder: Any, vector: Any) -> Any:
+    """The sum of 16 lanes, halves first."""
+    lanes = LANES
+    while lanes > 1:
+        lanes //= 2
+        low, high = (ir.Constant(ir.VectorType(I32, lanes), list(range(start, start + lanes))) for start in (0, lanes))
+        vector = builder.fadd(builder.shuffle_vector(vector, vector, low), builder.shuffle_vector(vector, vector, high))
+    return builder.extract_element(vector, I32(0))
 
 
 def add_product(builder: Any, total: Any, a: Any, b: Any) -> None:

@@ -1,6 +1,7 @@
-"""The first half of what adapters add to a layer's products: x A^T, for runs of rows with an adapter of their own each.
+"""x W^T + b where runs of rows have adapters: each run's sums begin at x A^T B^T instead of at zero.
 
-The second half, times B^T, is where the layer's own product begins (engine/kernels/matmul.py).
+First all workers share out x A^T, and wait for each other; then each panel of the weight begins at its part of the
+second product. One kernel does both, because starting another costs as much as a small adapter does.
 """
 
 from __future__ import annotations
@@ -9,42 +10,102 @@ from functools import cache
 from typing import Any
 
 from engine.kernels.compiled import kernel
-from engine.kernels.emit import F32
-from engine.kernels.simd import address_of, load_int, take_ticket
-from engine.kernels.tiles import MAX_ROWS, PANEL, STORE, product
+from engine.kernels.emit import F32, LANES
+from engine.kernels.low_rank import DOT_RANKS, DOT_ROWS, dots, expand
+from engine.kernels.matmul import PIECES
+from engine.kernels.simd import address_of, fetch_ahead, load_acquired, load_int, take_ticket
+from engine.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
-FIELDS = 6
-"""A run: first row, rows, packed A, packed B, rank (0: no adapter), start of the sums (float32 [width]; 0: at zero)."""
+FIELDS = 8
+"""A run: first row, rows, A [ranks, inputs], ranks (0: no adapter), packed B [panels, depth, 32], depth, halves, start.
+
+halves: int64 [panels, 2], where in the row of `low` the ranks of each half panel's 16 columns begin; -1: nothing is
+added to the panel. start: float32 [panels * 32], where the sums begin beside that (0: at zero).
+"""
+TASK_ROWS, TASK_RANKS = 48, 16
+"""What one worker takes of x A^T at a time."""
 
 
 @cache
-def shrink_kernel(kind: int, paired: int) -> Any:
-    """Low = x A^T. Arguments: runs, their number, panels of the widest A; x, its stride, inputs; low, its stride.
-
-    A is packed as [panels, inputs, 32]; a run with rank r has ceil(r / 32) panels.
+def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
+    """Arguments: rows, inner, panels; x, its stride; weight [panels, inner, 32]; out, its stride; factors (0: none); runs,
+    their number; low, its stride; scratch, bytes a worker; two counters that are 0.
     """
     element = 4 if kind == F32 else 2
+    out_element = 4 if ending in (ADD, WIDEN) else element
+    width = LANES if ending == GATE else PANEL
+    pieces, run_bytes = PIECES, 8 * FIELDS
 
     @kernel
-    def shrink(data: Any) -> None:
+    def adapted(data: Any) -> None:
         a = address_of(data)
-        runs, count, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
-        x, x_stride, inner, low, low_stride = (
-            load_int(a, 5), load_int(a, 6), load_int(a, 7), load_int(a, 8), load_int(a, 9),
-        )  # fmt: skip
-        while True:
-            ticket = take_ticket(a)
-            if ticket >= count * panels:
-                return
-            run, panel = runs + 8 * FIELDS * (ticket // panels), ticket % panels
-            begin, rows, weight, rank = load_int(run, 0), load_int(run, 1), load_int(run, 2), load_int(run, 4)
-            if panel * PANEL >= rank:
-                continue
-            for first in range(begin, begin + rows, MAX_ROWS):
-                product(
-                    min(MAX_ROWS, begin + rows - first), low + (first * low_stride + panel * PANEL) * element, low_stride,
-                    x + first * x_stride * element, x_stride, weight + panel * inner * PANEL * element, inner,
-                    0, 0, 0, 0, kind, paired, STORE,
-                )  # fmt: skip
+        rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
+        x, x_stride, weight = load_int(a, 5), load_int(a, 6), load_int(a, 7)
+        out, stride, factors = load_int(a, 8), load_int(a, 9), load_int(a, 10)
+        runs, end = load_int(a, 11), load_int(a, 11) + run_bytes * load_int(a, 12)
+        low, low_stride = load_int(a, 13), load_int(a, 14)
+        scratch = load_int(a, 15) + take_ticket(a + 8) * load_int(a, 16)
+        taken, done = a + 8 * 17, a + 8 * 18
 
-    return shrink
+        tasks = 0
+        for run in range(runs, end, run_bytes):
+            tasks += (
+                (load_int(run, 1) + TASK_ROWS - 1) // TASK_ROWS * ((load_int(run, 3) + TASK_RANKS - 1) // TASK_RANKS)
+            )
+        while True:
+            ticket = take_ticket(taken)
+            if ticket >= tasks:
+                break
+            run = runs
+            while True:
+                across = (load_int(run, 3) + TASK_RANKS - 1) // TASK_RANKS
+                count = (load_int(run, 1) + TASK_ROWS - 1) // TASK_ROWS * across
+                if ticket < count:
+                    break
+                ticket -= count
+                run += run_bytes
+            head, last = load_int(run, 0), load_int(run, 0) + load_int(run, 1)
+            head += ticket // across * TASK_ROWS
+            rank = ticket % across * TASK_RANKS
+            for first in range(head, min(head + TASK_ROWS, last), DOT_ROWS):
+                for k in range(rank, min(rank + TASK_RANKS, load_int(run, 3)), DOT_RANKS):
+                    dots(
+                        min(DOT_ROWS, min(head + TASK_ROWS, last) - first), min(DOT_RANKS, load_int(run, 3) - k),
+                        low + (first * low_stride + k) * element, low_stride, x + first * x_stride * element, x_stride,
+                        load_int(run, 2) + k * inner * element, inner, kind, paired,
+                    )  # fmt: skip
+            take_ticket(done)
+        while load_acquired(done) < tasks:
+            pass
+
+        tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
+        tile = (rows + tiles - 1) // tiles
+        each = max(1, panels // pieces) if tiles == 1 else 1
+        while True:
+            begin = take_ticket(a) * each
+            if begin >= panels:
+                return
+            for panel in range(begin, min(begin + each, panels)):
+                for run in range(runs, end, run_bytes):
+                    head, count, depth = load_int(run, 0), load_int(run, 1), load_int(run, 5)
+                    halves, own = load_int(run, 6) + 16 * panel, load_int(run, 7)
+                    if load_int(run, 3) == 0 or load_int(halves, 0) < 0:
+                        halves, depth = runs, 0
+                    b = load_int(run, 4) + panel * depth * PANEL * element
+                    if panel + 1 < panels and tiles == 1:
+                        fetch_ahead(b + depth * PANEL * element, depth * PANEL, kind)
+                    for first in range(head, head + count, MAX_ROWS):
+                        expand(
+                            min(MAX_ROWS, head + count - first), scratch + 4 * first * PANEL, PANEL,
+                            low + first * low_stride * element, low_stride, load_int(halves, 0), load_int(halves, 1),
+                            b, depth, own + 4 * panel * PANEL if own else 0, kind, paired,
+                        )  # fmt: skip
+                for first in range(0, rows, tile):
+                    product(
+                        min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
+                        x + first * x_stride * element, x_stride, weight + panel * inner * PANEL * element, inner,
+                        scratch + 4 * first * PANEL, PANEL,
+                        factors + 8 * first if factors else 0, panel * PANEL, kind, paired, ending,
+                    )  # fmt: skip
+
+    return adapted

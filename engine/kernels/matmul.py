@@ -7,7 +7,6 @@ from typing import Any
 
 from engine.kernels.compiled import kernel
 from engine.kernels.emit import F32, LANES
-from engine.kernels.lora import FIELDS
 from engine.kernels.simd import address_of, load_int, take_ticket
 from engine.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
@@ -17,8 +16,8 @@ PIECES = 16
 
 @cache
 def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
-    """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32]; start (0: none), its
-    stride; out, its stride; factors (0: none); runs (0: none), their number, low, its stride, scratch, bytes a worker. `ending` is STORE, ADD, GATE or WIDEN.
+    """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32]; start (0: none);
+    out, its stride. `ending` is STORE, ADD, GATE or WIDEN.
     """
     element = 4 if kind == F32 else 2
     out_element = 4 if ending in (ADD, WIDEN) else element
@@ -30,11 +29,7 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
         a = address_of(data)
         rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
         x, x_stride, weight = load_int(a, 5), load_int(a, 6), load_int(a, 7)
-        start, start_stride, out, stride = load_int(a, 8), load_int(a, 9), load_int(a, 10), load_int(a, 11)
-        factors, runs, num_runs = load_int(a, 12), load_int(a, 13), load_int(a, 14)
-        low, low_stride = load_int(a, 15), load_int(a, 16)
-        if runs:  # the sums begin at what the adapters add, worked out for a panel at a time
-            start, start_stride = load_int(a, 17) + take_ticket(a + 8) * load_int(a, 18), PANEL
+        start, out, stride = load_int(a, 8), load_int(a, 9), load_int(a, 10)
         tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
         tile = (rows + tiles - 1) // tiles
         each = max(1, panels // pieces) if tiles == 1 else 1
@@ -43,22 +38,11 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
             if begin >= panels:
                 return
             for panel in range(begin, min(begin + each, panels)):
-                for run in range(runs, runs + 8 * FIELDS * num_runs, 8 * FIELDS):
-                    head, count, weight_b = load_int(run, 0), load_int(run, 1), load_int(run, 3)
-                    rank, own = load_int(run, 4), load_int(run, 5)
-                    for first in range(head, head + count, MAX_ROWS):
-                        product(
-                            min(MAX_ROWS, head + count - first), start + 4 * first * PANEL, PANEL,
-                            low + first * low_stride * element, low_stride, weight_b + panel * rank * PANEL * element,
-                            rank, own + 4 * panel * PANEL if own else 0, 0, 0, 0, kind, paired, WIDEN,
-                        )  # fmt: skip
-                column = 0 if runs else panel * PANEL
                 for first in range(0, rows, tile):
                     product(
                         min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
                         x + first * x_stride * element, x_stride, weight + panel * inner * PANEL * element, inner,
-                        start + 4 * (first * start_stride + column) if start else 0, start_stride,
-                        factors + 8 * first if factors else 0, panel * PANEL, kind, paired, ending,
+                        start + 4 * panel * PANEL if start else 0, 0, 0, 0, kind, paired, ending,
                     )  # fmt: skip
 
     return matmul

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from engine.kernels import attention, layers, matmul, sampling
-from engine.kernels import lora as lora_kernels
 from engine.kernels.emit import BF16, F16, F32, LANES, has_bf16_dot
+from engine.kernels.lora import adapted_kernel
 from engine.kernels.threads import float_bits, num_threads, run
 from engine.kernels.tiles import MAX_ROWS, PANEL, STORE
 
@@ -106,13 +106,25 @@ def unpack_gate(packed: torch.Tensor, columns: int) -> torch.Tensor:
 class LoraRuns:
     """A step's adapters in one layer.
 
-    runs: [N, 6] int64, see `engine.kernels.lora.FIELDS`, covering all rows. rank: the greatest. factors: [T] int64,
-    addresses of float32 [panels * 32] that multiply a row's sums, or 0; None where no run has any.
+    runs: [N, 8] int64, see `engine.kernels.lora.FIELDS`, covering all rows. ranks: the most that a run has. factors: [T]
+    int64, addresses of float32 [panels * 32] that multiply a row's sums, or 0; None where no run has any.
     """
 
     runs: torch.Tensor
-    rank: int
+    ranks: int
     factors: torch.Tensor | None
+
+
+_room = torch.empty(0, dtype=torch.uint8)
+
+
+def _workspace(size: int) -> int:
+    """The address of `size` bytes that the next caller may use again."""
+    global _room
+    if _room.numel() < size:
+        _room = torch.empty(size, dtype=torch.uint8)
+    address: int = _room.data_ptr()
+    return address
 
 
 def linear(
@@ -132,24 +144,20 @@ def linear(
     if not rows:
         return
     panels, kind, paired = weight.shape[0], KINDS[x.dtype], int(_paired(x.dtype))
-    factors, adapters = 0, (0, 0, 0, 0, 0, 0)
-    if lora is not None:
-        low = x.new_empty(rows, wide(lora.rank))
-        each = rows * PANEL * 4
-        scratch = torch.empty(num_threads() * each, dtype=torch.uint8)
+    if lora is None:
         run(
-            lora_kernels.shrink_kernel(kind, paired),
-            lora.runs.data_ptr(), len(lora.runs), low.shape[1] // PANEL, x.data_ptr(), x.stride(0), inner,
-            low.data_ptr(), low.stride(0), parallel=rows * inner > SERIAL // 16,
+            matmul.matmul_kernel(kind, paired, ending),
+            rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+            out.data_ptr(), out.stride(0), parallel=rows * inner * panels > SERIAL,
         )  # fmt: skip
-        adapters = (
-            lora.runs.data_ptr(), len(lora.runs), low.data_ptr(), low.stride(0), scratch.data_ptr(), each,
-        )  # fmt: skip
-        factors = 0 if lora.factors is None else lora.factors.data_ptr()
+        return
+    each = rows * PANEL * 4
+    low = _workspace(num_threads() * each + rows * lora.ranks * 4)
     run(
-        matmul.matmul_kernel(kind, paired, ending),
-        rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0,
-        out.data_ptr(), out.stride(0), factors, *adapters, parallel=rows * inner * panels > SERIAL,
+        adapted_kernel(kind, paired, ending),
+        rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), out.stride(0),
+        0 if lora.factors is None else lora.factors.data_ptr(), lora.runs.data_ptr(), len(lora.runs),
+        low, lora.ranks, low + rows * lora.ranks * 4, each, 0, 0, parallel=rows * inner * panels > SERIAL,
     )  # fmt: skip
 
 

@@ -12,16 +12,15 @@ from numba import types
 from numba.extending import intrinsic
 
 from engine.kernels.emit import (
-    BF16,
-    F16,
     FLOAT,
-    I16,
     I32,
     I64,
     element_bytes,
     element_type,
     exponential,
     pointer_at,
+    prefetch,
+    store_element,
     widen,
 )
 
@@ -44,15 +43,7 @@ def store(typing_context: Any, address: Any, index: Any, kind: Any, value: Any) 
     number = kind.literal_value
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = args[3]
-        if number == F16:
-            value = builder.fptrunc(value, ir.HalfType())
-        elif number == BF16:
-            bits = builder.bitcast(value, I32)
-            odd = builder.and_(builder.lshr(bits, I32(16)), I32(1))
-            rounded = builder.add(bits, builder.add(odd, I32(0x7FFF)))
-            value = builder.trunc(builder.lshr(rounded, I32(16)), I16)
-        builder.store(value, pointer_at(builder, args[0], args[1], element_type(number)), align=element_bytes(number))
+        store_element(builder, args[3], args[0], args[1], number)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, kind, types.float32), emit
@@ -127,3 +118,25 @@ def exp(typing_context: Any, x: Any) -> Any:
         return exponential(builder, args[0])
 
     return types.float32(types.float32), emit
+
+
+@intrinsic
+def load_acquired(typing_context: Any, address: Any) -> Any:
+    """The int64 at `address`, and with it all that was written before whoever wrote it."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(args[0], ir.PointerType(I64)), "acquire", 8)
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic(prefer_literal=True)
+def fetch_ahead(typing_context: Any, address: Any, count: Any, kind: Any) -> Any:
+    """Ask for `count` elements before they are needed."""
+    number = kind.literal_value
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        prefetch(builder, args[0], I64(0), args[1], number)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, kind), emit

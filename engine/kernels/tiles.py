@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -21,6 +20,7 @@ from engine.kernels.emit import (
     LANES,
     PAIRS,
     VECTOR,
+    add_pairs,
     add_product,
     broadcast,
     element_bytes,
@@ -191,12 +191,6 @@ def product(
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, factors, column, *_ = args
-        if in_pairs:
-            dot = cgutils.get_or_insert_function(
-                builder.module,
-                ir.FunctionType(VECTOR, [VECTOR, PAIRS, PAIRS]),
-                "llvm.x86.avx512bf16.dpbf16ps.512",
-            )
 
         def step(sums: list[Any], i: Any, count: int) -> None:
             base = builder.mul(i, I64(PANEL))
@@ -220,7 +214,7 @@ def product(
                 for v in range(2):
                     total = sums[2 * r + v]
                     if in_pairs:
-                        builder.store(builder.call(dot, [builder.load(total), factor, columns[v]]), total)
+                        add_pairs(builder, total, factor, columns[v])
                     else:
                         add_product(builder, total, factor, columns[v])
 

@@ -1,0 +1,96 @@
+"""What adapters add to one packed layer, against dense float32 arithmetic, for parts and ranks of every kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.adapter import Adapter, LoraWeights
+from engine.layers import PanelGate, PanelLinear
+from engine.lora import adapters_of
+from tests.engine.test_kernels import DTYPES, assert_near
+
+RUNS = ((1, 1, "a"), (2, 5, "b"), (9, 50, "a"), (59, 3, "c"))
+ROWS = 63
+
+
+def adapter(parts, inner: int, ranks, generator) -> Adapter:
+    def weights(out: int, rank: int) -> LoraWeights:
+        a, b = torch.randn(rank, inner, generator=generator) * 0.3, torch.randn(out, rank, generator=generator) * 0.3
+        return LoraWeights(a, b, None)
+
+    return Adapter(
+        {path: weights(out, rank) for (path, out), rank in zip(parts, ranks, strict=True) if rank is not None}
+    )
+
+
+def expected_of(x, weight, parts, adapters, dtype):
+    out = F.linear(x.float(), weight.float())
+    for first, count, digest in RUNS:
+        row = 0
+        for path, size in parts:
+            found = adapters[digest].modules.get(path)
+            if found is not None:
+                low = F.linear(x[first : first + count].float(), found.a.to(dtype).float()).to(dtype).float()
+                out[first : first + count, row : row + size] += F.linear(low, found.b.to(dtype).float())
+            row += size
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inner", [64, 70])
+@pytest.mark.parametrize("sizes", [(48,), (64, 32, 32), (16, 48, 16), (20, 12, 41)], ids=str)
+def test_layers_of_several_parts(sizes, inner, dtype):
+    generator = torch.Generator().manual_seed(0)
+    parts = [(f"p{i}", size) for i, size in enumerate(sizes)]
+    weight = torch.randn(sum(sizes), inner, generator=generator).to(dtype)
+    layer = PanelLinear(weight, None, parts)
+    choices = {"a": [4] * len(sizes), "b": [None, 3, 17][: len(sizes)], "c": [21, None, 1][: len(sizes)]}
+    adapters = {name: adapter(parts, inner, ranks, generator) for name, ranks in choices.items()}
+    for name, one in adapters.items():
+        layer.lora.put(name, layer.lora.make(one))
+    x = torch.randn(ROWS, inner, generator=generator).to(dtype)
+    with adapters_of(RUNS, ROWS):
+        assert_near(layer.rows(x), expected_of(x, weight, parts, adapters, dtype), dtype)
+        together = layer.rows(x)
+    with adapters_of(((0, 1, "a"),), 1):  # bit by bit what it is among others
+        assert torch.equal(layer.rows(x[20:21])[0], together[20])
+    with adapters_of((), ROWS):
+        assert_near(layer.rows(x), F.linear(x.float(), weight.float()), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [32, 44])
+def test_gated_layers(size, dtype):
+    generator = torch.Generator().manual_seed(1)
+    parts = [("gate", size), ("up", size)]
+    weight = (torch.randn(2 * size, 64, generator=generator) * 0.3).to(dtype)
+    layer = PanelGate(*weight.split(size), parts)
+    choices = {"a": [8, 8], "b": [None, 5], "c": [3, 9]}
+    adapters = {name: adapter(parts, 64, ranks, generator) for name, ranks in choices.items()}
+    for name, one in adapters.items():
+        layer.lora.put(name, layer.lora.make(one))
+    x = torch.randn(ROWS, 64, generator=generator).to(dtype)
+    gate, up = expected_of(x, weight, parts, adapters, dtype).split(size, 1)
+    with adapters_of(RUNS, ROWS):
+        out = layer.rows(x, torch.empty(ROWS, layer.width, dtype=dtype))
+    assert_near(out, F.silu(gate) * up, dtype)
+
+
+def test_threads_change_no_bit():
+    generator = torch.Generator().manual_seed(2)
+    parts = [("q", 320), ("k", 64)]
+    layer = PanelLinear(torch.randn(384, 320, generator=generator).bfloat16(), None, parts)
+    for name, rank in (("a", 16), ("b", 40), ("c", 5)):
+        layer.lora.put(name, layer.lora.make(adapter(parts, 320, [rank, rank], generator)))
+    x = torch.randn(ROWS, 320, generator=generator).bfloat16()
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            with adapters_of(RUNS, ROWS):
+                found += [layer.rows(x) for _ in range(20)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found)
