@@ -40,8 +40,10 @@ class ForwardBatch:
     slot_mapping: torch.Tensor
     sequences: list[SequenceSlice]
     logits_rows: torch.Tensor
-    sampled: list[Request]
-    """The requests whose next token is chosen, in the order of the first `len(sampled)` logits rows."""
+    sampled: list[tuple[Request, int]]
+    """The first logits rows: whose token is chosen from each, and how many guesses of its own come before it."""
+    drafts: dict[Request, list[int]]
+    """As in the scheduled batch."""
     prompt_rows: list[tuple[Request, int, int]]
     """(request, first prompt position, count): further logits rows, for prompt log-probabilities."""
     runs: Runs = ()
@@ -53,7 +55,9 @@ def build_batch(scheduled: ScheduledBatch, block_size: int) -> ForwardBatch:
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    sequences, sampled, sampled_rows = [], [], []
+    sequences: list[SequenceSlice] = []
+    sampled: list[tuple[Request, int]] = []
+    sampled_rows: list[int] = []
     prompt_rows: list[tuple[Request, int, int]] = []
     prompt_row_numbers: list[int] = []
     runs: list[tuple[int, int, str]] = []
@@ -63,7 +67,9 @@ def build_batch(scheduled: ScheduledBatch, block_size: int) -> ForwardBatch:
     for request, count in pairs:
         start, row = request.num_computed_tokens, len(ids)
         end = start + count
+        drafts = scheduled.drafts.get(request, [])
         ids += request.token_ids[start:end]
+        ids += drafts
         positions += range(start, end)
         table = request.block_table
         slots += [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
@@ -71,9 +77,9 @@ def build_batch(scheduled: ScheduledBatch, block_size: int) -> ForwardBatch:
         sequences.append(SequenceSlice(row, count, end, used))
         if request.adapter is not None:
             _extend_runs(runs, row, count, request.adapter.digest)
-        if end == len(request.token_ids):
-            sampled.append(request)
-            sampled_rows.append(row + count - 1)
+        if end == len(request.token_ids) + len(drafts):
+            sampled += [(request, number) for number in range(1 + len(drafts))]
+            sampled_rows += range(row + count - 1 - len(drafts), row + count)
         if request.params.prompt_logprobs is not None:
             # The logits at position p predict the prompt token at p + 1; after a preemption some are known already.
             first, last = max(start, request.num_prompt_logprobs), min(end, request.num_prompt_tokens - 1)
@@ -91,6 +97,7 @@ def build_batch(scheduled: ScheduledBatch, block_size: int) -> ForwardBatch:
         sequences=sequences,
         logits_rows=torch.tensor(sampled_rows + prompt_row_numbers, dtype=torch.int64),
         sampled=sampled,
+        drafts=scheduled.drafts,
         prompt_rows=prompt_rows,
         runs=tuple(runs),
     )

@@ -13,6 +13,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     `model` is a directory or a hub id; `dtype` "auto" is bfloat16 where the CPU multiplies it natively (AVX512_BF16,
     AMX), else float32. `max_model_len` 0 takes the model's own limit. `kv_cache_bytes` 0 sizes the cache from free memory.
     `task` "auto" goes by the model's files: sentence-transformers' and models without a head make embeddings.
+    `speculative_tokens` is the most that is guessed ahead of a sequence in small batches; 0 guesses nothing.
     `threads` 0 is one per usable core. `max_adapters` may compute at a time, `max_cached_adapters` stay in memory.
     """
 
@@ -28,6 +29,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
     max_waiting_requests: int = 1024
+    speculative_tokens: int = 4
     prefix_caching: bool = True
     max_adapters: int = 8
     max_cached_adapters: int = 32
@@ -45,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "max_num_seqs": (self.max_num_seqs, 1, 4096),
             "max_num_batched_tokens": (self.max_num_batched_tokens, 1, 1 << 20),
             "max_waiting_requests": (self.max_waiting_requests, 1, 1 << 20),
+            "speculative_tokens": (self.speculative_tokens, 0, 16),
             "max_adapters": (self.max_adapters, 1, 256),
             "max_cached_adapters": (self.max_cached_adapters, 1, 4096),
             "max_adapter_rank": (self.max_adapter_rank, 1, 256),

@@ -133,7 +133,11 @@ class EngineCore:
         batch = self.scheduler.schedule()
         self.blocked = not batch.requests and self.scheduler.has_work
         result = self._execute(batch)
-        finished = self.scheduler.update(batch, result.tokens) if result is not None else self._fail(batch)
+        if result is None:
+            finished = self._fail(batch)
+        else:
+            finished = self.scheduler.update(batch, result.tokens)
+            self.stats.generation_tokens += sum(map(len, result.tokens.values()))
         return self._publish(batch, result or StepResult(), finished, dropped)
 
     def check_integrity(self) -> None:
@@ -179,7 +183,6 @@ class EngineCore:
         self.failed_steps = 0
         elapsed, stats = time.monotonic() - begin, self.stats
         stats.steps += 1
-        stats.generation_tokens += len(result.tokens)
         if batch.is_decode:
             stats.decode_steps, stats.decode_s = stats.decode_steps + 1, stats.decode_s + elapsed
         else:
@@ -206,9 +209,9 @@ class EngineCore:
             outputs.setdefault(request.key[0], []).append(output)
         for request in batch.requests:
             finish_reason = finished.get(request)
-            token = result.tokens.get(request)
+            tokens = result.tokens.get(request, [])
             prompt_logprobs = result.prompt_logprobs.get(request)
-            if token is None and finish_reason is None and prompt_logprobs is None:
+            if not tokens and finish_reason is None and prompt_logprobs is None:
                 continue
             output = RequestOutput(
                 request.key[1],
@@ -216,13 +219,13 @@ class EngineCore:
                 prompt_logprobs=prompt_logprobs,
                 preemptions=request.num_preemptions,
             )
-            if token is not None:
-                output.token_ids = [token]
-                if finish_reason == "stop" and self.scheduler.is_stop_token(request, token):
-                    output.stop_token_id = token
+            if tokens:
+                output.token_ids = tokens
+                if finish_reason == "stop" and self.scheduler.is_stop_token(request, tokens[-1]):
+                    output.stop_token_id = tokens[-1]
                 if request in result.logprobs:
-                    output.logprobs = [result.logprobs[request]]
-                if request.num_output_tokens == 1 and request.first_scheduled is not None:
+                    output.logprobs = result.logprobs[request][: len(tokens)]
+                if request.num_output_tokens == len(tokens) and request.first_scheduled is not None:
                     output.cached_tokens = request.num_cached_tokens
                     output.queue_s = request.first_scheduled - request.arrival
                     self.stats.prompt_tokens += request.num_prompt_tokens

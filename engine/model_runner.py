@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step computed, by request."""
+    """What a step computed, by request: one token each, and further ones where guesses were right."""
 
-    tokens: dict[Request, int] = field(default_factory=dict)
-    logprobs: dict[Request, TokenLogprob] = field(default_factory=dict)
+    tokens: dict[Request, list[int]] = field(default_factory=dict)
+    logprobs: dict[Request, list[TokenLogprob]] = field(default_factory=dict)
     prompt_logprobs: dict[Request, list[TokenLogprob]] = field(default_factory=dict)
 
 
@@ -47,10 +47,13 @@ class ModelRunner:
         result = StepResult()
         if batch.sampled:
             tokens, logprobs = self.sampler.sample(batch.sampled, logits[: len(batch.sampled)])
-            for request, token, logprob in zip(batch.sampled, tokens, logprobs, strict=True):
-                result.tokens[request] = token
+            for (request, number), token, logprob in zip(batch.sampled, tokens, logprobs, strict=True):
+                chosen = result.tokens.setdefault(request, [])
+                if chosen[:number] != batch.drafts.get(request, [])[:number]:
+                    continue  # it was computed behind a guess that was wrong
+                chosen.append(token)
                 if logprob is not None:
-                    result.logprobs[request] = logprob
+                    result.logprobs.setdefault(request, []).append(logprob)
         row = len(batch.sampled)
         for request, first, count in batch.prompt_rows:
             following = request.token_ids[first + 1 : first + count + 1]

@@ -103,7 +103,7 @@ def check_paged_logits(
                 logits = forward(batch.input_ids, batch.positions, batch.logits_rows)
             except Exception as error:  # as above
                 raise ProbeError(f"it does not run on ragged batches: {error}") from error
-        for row, request in enumerate(batch.sampled):
+        for row, (request, _) in enumerate(batch.sampled):
             measured[request.key[1]] = logits[row].float()
         for request, n in step:
             request.num_computed_tokens += n

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from engine.grammar import Matcher
     from engine.messages import AdapterRef
     from engine.sampling_params import SamplingParams
+    from engine.speculation import PromptLookup
 
 
 class RequestStatus(Enum):
@@ -53,6 +54,8 @@ class Request:
     matcher: Matcher | None = None
     """The grammar that the output follows, once it is compiled."""
     failure: str | None = None
+    lookup: PromptLookup | None = None
+    """Where guesses at its next tokens come from, once there were any."""
     sampler_state: Any = None
     """What the sampler keeps between steps (penalty counts); it dies with the request."""
 

@@ -40,13 +40,16 @@ class Sampler:
     def __init__(self, eos_token_ids: Iterable[int]) -> None:
         self.eos_token_ids = list(eos_token_ids)
 
-    def sample(self, requests: list[Request], logits: torch.Tensor) -> tuple[list[int], list[TokenLogprob | None]]:
-        """A token per request, and its log-probability where asked for, of `logits` [len(requests), V], which may be
-        changed on the way.
+    def sample(
+        self, rows: list[tuple[Request, int]], logits: torch.Tensor
+    ) -> tuple[list[int], list[TokenLogprob | None]]:
+        """A token per row, and its log-probability where asked for, of `logits` [len(rows), V], which may be changed on
+        the way. A row is for the request's next token, or for the one so many places behind it.
         """
+        requests = [request for request, _ in rows]
         params = [request.params for request in requests]
         temperatures = [0.0 if p.greedy else p.temperature for p in params]
-        uniforms = [uniform(p.seed, r.num_output_tokens) for p, r in zip(params, requests, strict=True)]
+        uniforms = [uniform(r.params.seed, r.num_output_tokens + ahead) for r, ahead in rows]
         if not any(p.logprobs is not None or p.filtered or _adjusts(r) for p, r in zip(params, requests, strict=True)):
             return choose(logits, temperatures, uniforms), [None] * len(requests)
         logits = logits.float()

@@ -68,6 +68,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1
 
     @property
+    def independent(self) -> bool:
+        """Whether the choice among given logits is the same whatever was chosen before."""
+        return self.grammar is None and not self.bad_words and not self.penalised
+
+    @property
     def penalised(self) -> bool:
         """Whether earlier tokens change the logits."""
         return bool(

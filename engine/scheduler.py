@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from engine.grammar import GrammarError
 from engine.request import Request, RequestStatus
+from engine.speculation import PromptLookup, allowance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +32,9 @@ class ScheduledBatch:
 
     requests: list[Request] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
+    """Guesses included."""
+    drafts: dict[Request, list[int]] = field(default_factory=dict)
+    """Tokens that are guessed to follow; the last `num_new_tokens` of their requests."""
 
     @property
     def total_tokens(self) -> int:
@@ -39,8 +43,9 @@ class ScheduledBatch:
 
     @property
     def is_decode(self) -> bool:
-        """Whether every request computes exactly one token."""
-        return all(n == 1 for n in self.num_new_tokens)
+        """Whether every request computes exactly one token, guesses apart."""
+        pairs = zip(self.requests, self.num_new_tokens, strict=True)
+        return all(n == 1 + len(self.drafts.get(request, ())) for request, n in pairs)
 
 
 class Scheduler:
@@ -134,21 +139,30 @@ class Scheduler:
             self._admit_waiting(batch, budget)
         return batch
 
-    def update(self, batch: ScheduledBatch, sampled: dict[Request, int]) -> dict[Request, str]:
-        """Account for a finished step; returns the requests that ended with their finish reasons."""
+    def update(self, batch: ScheduledBatch, sampled: dict[Request, list[int]]) -> dict[Request, str]:
+        """Account for a finished step, of whose tokens those behind a request's end are cut off; returns the requests
+        that ended with their finish reasons.
+        """
         finished = {}
         for request, count in zip(batch.requests, batch.num_new_tokens, strict=True):
             full_before = request.num_computed_tokens // self.config.block_size
-            request.num_computed_tokens += count
+            tokens, drafts = sampled.get(request, []), batch.drafts.get(request, [])
+            request.num_computed_tokens += count - len(drafts)
+            reason = None
+            for number, token in enumerate(tokens):
+                if number:  # a guess that was right has been computed already
+                    request.num_computed_tokens += 1
+                request.token_ids.append(token)
+                if request.matcher is not None:
+                    request.matcher.advance(token)
+                reason = self._stop_reason(request, token)
+                if reason is not None:
+                    del tokens[number + 1 :]
+                    break
             if request.num_computed_tokens // self.config.block_size > full_before:
                 self.pool.cache(request)
-            token = sampled.get(request)
-            if token is None:
-                continue
-            request.token_ids.append(token)
-            if request.matcher is not None:
-                request.matcher.advance(token)
-            reason = self._stop_reason(request, token)
+            if drafts and request.lookup is not None:
+                request.lookup.learn(len(drafts), len(tokens) - 1, len(request.token_ids))
             if reason is not None:
                 self.finish(request)
                 finished[request] = reason
@@ -157,6 +171,7 @@ class Scheduler:
     def _schedule_running(self, batch: ScheduledBatch, budget: int) -> tuple[int, bool]:
         """Give every running request its next tokens, oldest first; preempt from the least urgent end."""
         preempted, i = False, 0
+        most_drafts = allowance(len(self.running), self.config.speculative_tokens)
         while i < len(self.running) and budget > 0:
             request = self.running[i]
             count = min(len(request.token_ids) - request.num_computed_tokens, budget)
@@ -167,11 +182,31 @@ class Scheduler:
                 if victim is request:
                     break
             else:
+                if count == 1 and most_drafts > 0:
+                    drafts = self._drafts(request, min(most_drafts, budget - 1))
+                    if drafts:
+                        batch.drafts[request] = drafts
+                        count += len(drafts)
                 batch.requests.append(request)
                 batch.num_new_tokens.append(count)
                 budget -= count
                 i += 1
         return budget, preempted
+
+    def _drafts(self, request: Request, most: int) -> list[int]:
+        """Guesses for a request that is about to compute its last token, where blocks for them are free anyway."""
+        params, position = request.params, request.num_computed_tokens
+        most = min(most, params.max_tokens - request.num_output_tokens - 1)
+        last = len(request.token_ids) - 1
+        if position != last or most < 1 or not params.independent or request.num_output_tokens < params.min_tokens:
+            return []
+        if request.lookup is None:
+            request.lookup = PromptLookup()
+        drafts = request.lookup.propose(request.token_ids, most)
+        needed = -(-(position + 1 + len(drafts)) // self.config.block_size) - len(request.block_table)
+        if needed > self.pool.num_free - len(self.running):
+            return []
+        return drafts if self.pool.allocate(request, position + 1 + len(drafts)) else []
 
     def _admit_waiting(self, batch: ScheduledBatch, budget: int) -> None:
         """Start waiting requests in order while budget, sequence slots and blocks last.

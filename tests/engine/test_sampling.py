@@ -30,7 +30,7 @@ def request(output: list[int] | None = None, prompt: list[int] | None = None, **
 
 def draws(logits: torch.Tensor, n: int, **params: object) -> list[int]:
     rows = [request(seed=s, **params) for s in range(n)]
-    return Sampler([]).sample(rows, logits.expand(n, -1))[0]
+    return Sampler([]).sample([(row, 0) for row in rows], logits.expand(n, -1))[0]
 
 
 def test_the_same_seed_gives_the_same_tokens_alone_and_in_a_full_batch():
@@ -85,7 +85,7 @@ def test_repetition_penalty_equals_that_of_transformers():
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[1, 2, 3, 9]]), logits.clone())
     asked = request(output=[9], repetition_penalty=1.7, temperature=0.0, logprobs=-1, logprobs_mode="processed")
-    _, logprobs = Sampler([]).sample([asked], logits)
+    _, logprobs = Sampler([]).sample([(asked, 0)], logits)
     got = dict(logprobs[0].top)
     reference = expected.log_softmax(-1)[0]
     assert all(abs(got[i] - float(reference[i])) < 1e-5 for i in range(50))
@@ -95,7 +95,7 @@ def test_presence_and_frequency_count_the_output_alone():
     logits = torch.zeros(1, 10)
     base = {"temperature": 0.0, "logprobs": -1, "logprobs_mode": "processed"}
     asked = request(output=[5, 5, 6], prompt=[7, 7], presence_penalty=1.0, frequency_penalty=0.5, **base)
-    _, logprobs = Sampler([]).sample([asked], logits)
+    _, logprobs = Sampler([]).sample([(asked, 0)], logits)
     got = dict(logprobs[0].top)
     assert got[5] - got[0] == pytest.approx(-2.0, abs=1e-5)
     assert got[6] - got[0] == pytest.approx(-1.5, abs=1e-5)
@@ -104,7 +104,7 @@ def test_presence_and_frequency_count_the_output_alone():
 
 def test_masks():
     logits = torch.arange(10.0)[None]
-    choose = lambda **p: Sampler([9]).sample([request(temperature=0.0, **p)], logits.clone())[0][0]  # noqa: E731
+    choose = lambda **p: Sampler([9]).sample([(request(temperature=0.0, **p), 0)], logits.clone())[0][0]  # noqa: E731
     assert choose() == 9
     assert choose(min_tokens=2) == 8
     assert choose(min_tokens=2, stop_token_ids=[8]) == 7
@@ -118,7 +118,7 @@ def test_masks():
 def test_raw_logprobs_ignore_the_knobs():
     logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(2))
     asked = request(temperature=0.5, top_k=3, logit_bias={0: 5.0}, logprobs=3, seed=1)
-    (token,), logprobs = Sampler([]).sample([asked], logits)
+    (token,), logprobs = Sampler([]).sample([(asked, 0)], logits)
     reference = logits.log_softmax(-1)[0]
     assert logprobs[0].logprob == pytest.approx(float(reference[token]), abs=1e-6)
     assert [i for i, _ in logprobs[0].top] == reference.topk(3).indices.tolist()
