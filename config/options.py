@@ -36,10 +36,16 @@ class Options(BaseSettings):
     dtype: str = Field(
         "auto", pattern="^(auto|float32|bfloat16|float16)$", description="Weights' type of new deployments."
     )
+    quantization: str = Field(
+        "none", pattern="^(none|int8)$", description="Eight-bit weights and products for new deployments."
+    )
     max_model_len: int = Field(0, ge=0, description="Longest sequence of new deployments; 0 is the model's own limit.")
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Sequences in one step of new deployments.")
     max_num_batched_tokens: int = Field(1024, ge=1, description="Tokens in one step of new deployments.")
     kv_cache_bytes: int = Field(0, ge=0, description="KV cache of new deployments; 0 sizes it from free memory.")
+    speculative_tokens: int = Field(
+        4, ge=0, le=16, description="Tokens guessed ahead in small batches of new deployments; 0 guesses nothing."
+    )
     threads: int = Field(0, ge=0, description="Threads of an engine worker; 0 is one per core.")
 
     @property

@@ -15,7 +15,7 @@ import torch
 
 from engine.attention import Options, attend
 from engine.kernels import ops
-from engine.layers import PanelGate, PanelLinear, make_gate, make_linear
+from engine.layers import Gate, Linear, PanelLinear, lora_layers, make_gate, make_linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,10 +35,10 @@ class _Layer:
 
     input_norm: tuple[torch.Tensor, float]
     post_norm: tuple[torch.Tensor, float]
-    qkv: PanelLinear
-    out: PanelLinear
-    gate: PanelGate
-    down: PanelLinear
+    qkv: Linear
+    out: Linear
+    gate: Gate
+    down: Linear
     qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None
     options: Options
 
@@ -57,12 +57,13 @@ class _Workspace:
 class FusedDecoder:
     """embed → layers → norm → lm_head. Make it from a model before its linears are packed."""
 
-    def __init__(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> None:
-        """Take the weights over; raises ValueError when the model has another structure.
+    def __init__(self, model: PreTrainedModel, specs: list[AttentionSpec], quantised: bool = False) -> None:
+        """Take the weights over, those of the layers in eight-bit numbers if `quantised`; raises ValueError when the model has another structure.
 
         Scale and window of each layer are those that its own code passed to the recorded attention call.
         """
         decoder: Any = model.model
+        self._quantised = quantised
         _require(decoder, MODEL_PARTS)
         _require(model, {"model", "lm_head"})
         self.rotary = decoder.rotary_emb
@@ -77,6 +78,8 @@ class FusedDecoder:
         ]
         self.embed = decoder.embed_tokens
         self.head = make_linear(model.lm_head.weight, model.lm_head.bias, [])  # sees the sampled rows alone
+        if not isinstance(self.head, PanelLinear):
+            raise ValueError("an output layer of another kind")
         if len({(layer.qkv.width, layer.gate.width) for layer in self.layers}) > 1:
             raise ValueError("layers of several widths")
         self._space: _Workspace | None = None
@@ -114,8 +117,7 @@ class FusedDecoder:
     @property
     def lora_layers(self) -> list[LoraLayer]:
         """What adapters may be put into."""
-        packed = [part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate, layer.down)]
-        return [part.lora for part in packed]
+        return lora_layers(part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate, layer.down))
 
     def _workspace(self, rows: int) -> _Workspace:
         """The first `rows` rows of what the layers write to; one allocation serves all steps."""
@@ -154,16 +156,26 @@ class FusedDecoder:
                 torch.cat([q.weight, k.weight, v.weight]),
                 None if biases[0] is None else torch.cat(biases),
                 _parts(f"{path}.self_attn.", q_proj=q, k_proj=k, v_proj=v),
+                self._quantised,
             ),
             out=make_linear(
-                attention.o_proj.weight, attention.o_proj.bias, _parts(f"{path}.self_attn.", o_proj=attention.o_proj)
+                attention.o_proj.weight,
+                attention.o_proj.bias,
+                _parts(f"{path}.self_attn.", o_proj=attention.o_proj),
+                self._quantised,
             ),
             gate=make_gate(
                 mlp.gate_proj.weight,
                 mlp.up_proj.weight,
                 _parts(f"{path}.mlp.", gate_proj=mlp.gate_proj, up_proj=mlp.up_proj),
+                self._quantised,
             ),
-            down=make_linear(mlp.down_proj.weight, mlp.down_proj.bias, _parts(f"{path}.mlp.", down_proj=mlp.down_proj)),
+            down=make_linear(
+                mlp.down_proj.weight,
+                mlp.down_proj.bias,
+                _parts(f"{path}.mlp.", down_proj=mlp.down_proj),
+                self._quantised,
+            ),
             qk_norms=(*_norm(attention.q_norm)[:1], *_norm(attention.k_norm)) if has_norms else None,
             options=Options(spec.scale, spec.window, None, None),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -11,6 +13,11 @@ from engine.kernels import ops
 from engine.kernels.emit import LANES
 from engine.kernels.tiles import ADD, GATE, MAX_ROWS, STORE, WIDEN
 from engine.lora import LoraLayer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from transformers import PreTrainedModel
 
 
 def has_amx() -> bool:
@@ -137,6 +144,50 @@ class TileGate(PanelGate):
         return ops.silu_mul(torch.ops.mkldnn._linear_pointwise(x, self.tiles, None, "none", [], ""))
 
 
+class ByteLinear(nn.Module):
+    """y = x W^T + b with weight and x in eight-bit numbers (engine/kernels/int8.py). It takes no adapters."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.width = ops.wide(self.out_features)
+        self.weight = ops.quantise(weight.detach())
+        self.bias: torch.Tensor | None = None
+        if bias is not None:
+            self.bias = torch.zeros(self.width)
+            self.bias[: self.out_features] = bias.detach()
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """As `PanelLinear`."""
+        if out is None:
+            out = x.new_empty(x.shape[0], self.width)
+        ops.linear_int8(x, self.weight, self.bias, out, STORE)
+        return out if self.width == self.out_features else out[:, : self.out_features]
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        """As `PanelLinear`."""
+        ops.linear_int8(x, self.weight, self.bias, residual, ADD)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]."""
+        out = self.rows(x.reshape(-1, self.in_features).contiguous())
+        return out.contiguous().view(*x.shape[:-1], self.out_features)
+
+
+class ByteGate:
+    """As `PanelGate`, in eight-bit numbers."""
+
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor) -> None:
+        self.out_features = gate.shape[0]
+        self.weight = ops.quantise(ops.interleave(gate.detach(), up.detach()))
+        self.width = self.weight.packed.shape[0] * LANES
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """As `PanelGate`."""
+        ops.linear_int8(x, self.weight, None, out, GATE)
+        return out if self.width == self.out_features else out[:, : self.out_features]
+
+
 class DenseLinear(nn.Module):
     """y = x W^T + b as torch does it, for what the kernel cannot pair up: an odd number of bfloat16 inputs."""
 
@@ -149,28 +200,46 @@ class DenseLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts) -> PanelLinear:
-    """The faster of the two for this weight [out, in] on this CPU; raises ValueError for an odd bfloat16 `in`."""
+Linear = PanelLinear | ByteLinear
+Gate = PanelGate | ByteGate
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts, quantised: bool = False) -> Linear:
+    """The fastest layer for this weight [out, in] on this CPU; raises ValueError for an odd bfloat16 `in`.
+
+    `quantised` asks for eight-bit numbers, which a weight gets whose `in` is a multiple of 16.
+    """
+    if quantised and weight.shape[1] % LANES == 0:
+        return ByteLinear(weight, bias)
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
         raise ValueError("an odd number of inputs cannot be paired")
     tiles = weight.dtype == torch.bfloat16 and has_amx()
     return TileLinear(weight, bias, parts) if tiles else PanelLinear(weight, bias, parts)
 
 
-def make_gate(gate: torch.Tensor, up: torch.Tensor, parts: Parts) -> PanelGate:
+def make_gate(gate: torch.Tensor, up: torch.Tensor, parts: Parts, quantised: bool = False) -> Gate:
     """As `make_linear`, for the two weights [out, in] of a gated layer."""
+    if quantised and gate.shape[1] % LANES == 0:
+        return ByteGate(gate, up)
     if gate.dtype == torch.bfloat16 and (gate.shape[0] % 2 or gate.shape[1] % 2):
         raise ValueError("an odd number of inputs cannot be paired")
     tiles = gate.dtype == torch.bfloat16 and has_amx()
     return TileGate(gate, up, parts) if tiles else PanelGate(gate, up, parts)
 
 
-def pack_linears(model: nn.Module) -> list[LoraLayer]:
-    """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer of its weight.
+def lora_layers(layers: Iterable[Linear | Gate]) -> list[LoraLayer]:
+    """What adapters may be put into: nothing where weights are in eight-bit numbers."""
+    return [layer.lora for layer in layers if isinstance(layer, PanelLinear | PanelGate)]
+
+
+def pack_linears(model: PreTrainedModel, quantised: bool = False) -> list[LoraLayer]:
+    """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer of its weight; the output layer is
+    never quantised.
 
     Returns what adapters may be put into, as far as the layers themselves go.
     """
-    layers = []
+    layers: list[Linear] = []
+    head = model.get_output_embeddings()
     for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             if type(child) not in (nn.Linear, Conv1D):
@@ -179,7 +248,8 @@ def pack_linears(model: nn.Module) -> list[LoraLayer]:
             if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
                 setattr(parent, name, DenseLinear(weight, child.bias))
                 continue
-            packed = make_linear(weight, child.bias, [(f"{path}.{name}" if path else name, weight.shape[0])])
+            parts = [(f"{path}.{name}" if path else name, weight.shape[0])]
+            packed = make_linear(weight, child.bias, parts, quantised and child is not head)
             setattr(parent, name, packed)
-            layers.append(packed.lora)
-    return layers
+            layers.append(packed)
+    return lora_layers(layers)

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from engine import attention
 from engine.fused import FusedDecoder
 from engine.kernels.emit import has_bf16_dot
+from engine.kernels.int8 import has_int8_dot
 from engine.layers import has_amx, pack_linears
 from engine.model_files import (
     ModelError,
@@ -28,6 +29,8 @@ from engine.model_files import (
     tokenizer_file,
 )
 from engine.probe import (
+    QUANTISED_TOLERANCE,
+    TOLERANCE,
     Forward,
     ProbeError,
     check_paged_logits,
@@ -72,6 +75,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     hf_config = read_config(directory)
     check_weights(directory)
     dtype = _dtype(config.dtype)
+    if config.quantization == "int8" and not has_int8_dot():
+        raise ModelError("quantization int8 needs a CPU with AVX512_VNNI")
     model = from_pretrained(AutoModelForCausalLM, directory, dtype)
     limit = max_model_len(hf_config, config.max_model_len)
     text_config = hf_config.get_text_config()
@@ -81,7 +86,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
         attention.install()
         model.set_attn_implementation(attention.NAME)
         specs = record_layers(model, int(text_config.num_hidden_layers))
-        forward, lora_layers = _forward(model, specs, reference, vocab_size, dtype)
+        quantised = config.quantization == "int8"
+        forward, lora_layers = _forward(model, specs, reference, vocab_size, dtype, quantised)
     except ProbeError as error:
         raise ModelError(f"{type(model).__name__} cannot be served: {error}") from error
     generation = model.generation_config or GenerationConfig()
@@ -107,20 +113,22 @@ def _forward(
     reference: list[torch.Tensor],
     vocab_size: int,
     dtype: torch.dtype,
+    quantised: bool,
 ) -> tuple[Forward, list[LoraLayer]]:
     """The fastest forward pass that gives the reference's logits: fused where the structure allows, else packed; and
     the layers that take adapters.
     """
+    tolerance = QUANTISED_TOLERANCE if quantised else TOLERANCE[dtype]
     try:
-        fused = FusedDecoder(model, specs)
-        check_paged_logits(fused, specs, reference, vocab_size, dtype)
+        fused = FusedDecoder(model, specs, quantised)
+        check_paged_logits(fused, specs, reference, vocab_size, dtype, tolerance)
     except (ValueError, AttributeError, ProbeError) as error:
         logger.info("%s runs unfused: %s", type(model).__name__, error)
     else:
         return fused, fused.lora_layers
-    lora_layers = pack_linears(model)
+    lora_layers = pack_linears(model, quantised)
     forward = plain_forward(model)
-    check_paged_logits(forward, specs, reference, vocab_size, dtype)
+    check_paged_logits(forward, specs, reference, vocab_size, dtype, tolerance)
     # Not the output layer, which sees the rows that are sampled alone, nor experts, which see those routed to them.
     return forward, [layer for layer in lora_layers if not layer.other_rows]
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LENGTHS = (23, 11)
 """Two prompts, computed in ragged chunks, so that a model which ignores positions or batch borders is found out."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-2}
+QUANTISED_TOLERANCE = 0.4
+"""Eight-bit weights move the logits; a wrong order of blocks or positions moves them by more than their own size."""
 BLOCK_SIZE = 4
 
 
@@ -85,6 +87,7 @@ def check_paged_logits(
     reference: list[torch.Tensor],
     vocab_size: int,
     dtype: torch.dtype,
+    tolerance: float,
 ) -> None:
     """Compute the probe prompts in chunks through a small paged cache and compare the logits."""
     pool = BlockPool(32, BLOCK_SIZE, prefix_caching=False)
@@ -109,7 +112,5 @@ def check_paged_logits(
             request.num_computed_tokens += n
     for i, expected in enumerate(reference):
         difference = float((measured[i] - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
-        if not difference <= TOLERANCE[dtype]:
-            raise ProbeError(
-                f"its paged logits differ from the reference by {difference:.1e} (at most {TOLERANCE[dtype]})"
-            )
+        if not difference <= tolerance:
+            raise ProbeError(f"its paged logits differ from the reference by {difference:.1e} (at most {tolerance})")

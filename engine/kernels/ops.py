@@ -10,6 +10,7 @@ import torch
 
 from engine.kernels import attention, layers, matmul, sampling
 from engine.kernels.emit import BF16, F16, F32, LANES, has_bf16_dot
+from engine.kernels.int8 import int8_kernel
 from engine.kernels.lora import adapted_kernel
 from engine.kernels.threads import float_bits, num_threads, run
 from engine.kernels.tiles import MAX_ROWS, PANEL, STORE
@@ -80,10 +81,52 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
 
 def pack_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Two [out, in] -> [panels, in, 32], each panel 16 columns of the gate and the same 16 of the other."""
+    return pack_weight(interleave(gate, up))
+
+
+def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Two [out, in] -> one: 16 rows of the gate, the same 16 of the other, and so on; filled up with zeros."""
     columns, inner = gate.shape
     padded = gate.new_zeros(2, -(-columns // LANES) * LANES, inner)
     padded[0, :columns], padded[1, :columns] = gate, up
-    return pack_weight(padded.view(2, -1, LANES, inner).transpose(0, 1).reshape(-1, inner))
+    return padded.view(2, -1, LANES, inner).transpose(0, 1).reshape(-1, inner)
+
+
+@dataclass(frozen=True, slots=True)
+class BytesWeight:
+    """A weight in bytes: [panels, in / 4, 32, 4] int8, the columns' scales float32 and begins int32, [panels * 32]."""
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    begins: torch.Tensor
+
+
+def quantise(weight: torch.Tensor) -> BytesWeight:
+    """[out, in] -> bytes, each output's greatest number becoming 127; `in` must be a multiple of 16."""
+    columns, inner = weight.shape
+    padded = torch.zeros(wide(columns), inner)
+    padded[:columns] = weight.float()
+    scales = padded.abs().amax(1).clamp_min(1e-12) / 127
+    small = (padded / scales[:, None]).round().to(torch.int8)
+    packed = small.view(-1, PANEL, inner // 4, 4).transpose(1, 2).contiguous()
+    return BytesWeight(packed, scales, -128 * small.sum(1, dtype=torch.int32))
+
+
+def linear_int8(
+    x: torch.Tensor, weight: BytesWeight, bias: torch.Tensor | None, out: torch.Tensor, ending: int = STORE
+) -> None:
+    """As `linear`, with the weight, and x on the way, in bytes."""
+    rows, inner = x.shape
+    if not rows:
+        return
+    room = _workspace(rows * inner + 4 * rows)
+    panels = weight.packed.shape[0]
+    run(
+        int8_kernel(KINDS[x.dtype], ending),
+        rows, inner, panels, x.data_ptr(), x.stride(0), weight.packed.data_ptr(), weight.scales.data_ptr(),
+        weight.begins.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0),
+        room + 4 * rows, room, 0, 0, parallel=rows * inner * panels > SERIAL,
+    )  # fmt: skip
 
 
 def _paired(dtype: torch.dtype) -> bool:

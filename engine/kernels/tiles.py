@@ -170,6 +170,20 @@ STORE, ADD, GATE, WIDEN = 0, 1, 2, 3
 """What becomes of a product: stored; added to float32 numbers; or, its two halves being the gate and the up columns of
 a gated layer, stored as silu(gate) * up; or stored in float32.
 """
+
+
+def end_row(builder: Any, parts: list[Any], out: Any, first: Any, kind: int, ending: int) -> None:
+    """What becomes of a row's two vectors of sums, at `out[first]`."""
+    if ending == GATE:
+        store_vector(builder, builder.fmul(silu(builder, parts[0]), parts[1]), out, first, kind)
+        return
+    for v, part in enumerate(parts):
+        index = builder.add(first, I64(v * LANES))
+        if ending == ADD:
+            part = builder.fadd(part, load_vector(builder, out, index, F32))
+        store_vector(builder, part, out, index, F32 if ending in (ADD, WIDEN) else kind)
+
+
 _PRODUCT_ARGS = (types.int64,) * 11
 
 
@@ -218,18 +232,6 @@ def product(
                     else:
                         add_product(builder, total, factor, columns[v])
 
-        def finish(r: int, parts: list[Any]) -> None:
-            first = builder.mul(out_stride, I64(r))
-            if then == GATE:
-                gated = builder.fmul(silu(builder, parts[0]), parts[1])
-                store_vector(builder, gated, out, first, number)
-                return
-            for v, part in enumerate(parts):
-                index = builder.add(first, I64(v * LANES))
-                if then == ADD:
-                    part = builder.fadd(part, load_vector(builder, out, index, F32))
-                store_vector(builder, part, out, index, F32 if then in (ADD, WIDEN) else number)
-
         def scale(sums: list[Any], address: Any) -> None:
             with builder.if_then(builder.icmp_signed("!=", address, I64(0))):
                 for v, total in enumerate(sums):
@@ -250,7 +252,8 @@ def product(
                 for r in range(count):
                     scale(sums[2 * r : 2 * r + 2], builder.load(pointer_at(builder, factors, I64(r), I64)))
             for r in range(count):
-                finish(r, [builder.load(sums[2 * r]), builder.load(sums[2 * r + 1])])
+                parts = [builder.load(sums[2 * r]), builder.load(sums[2 * r + 1])]
+                end_row(builder, parts, out, builder.mul(out_stride, I64(r)), number, then)
 
         switch(builder, rows, MAX_ROWS, tile)
         return context.get_dummy_value()

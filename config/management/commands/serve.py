@@ -28,6 +28,10 @@ from management.services.errors import RegistryError
 from management.services.models import register_model
 
 ACTOR = "serve"
+ENGINE_FIELDS = (
+    "dtype", "quantization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes",
+    "speculative_tokens", "threads",
+)  # fmt: skip
 DEMO_ADAPTERS = ROOT / "models" / "demo-adapters"
 
 
@@ -72,10 +76,7 @@ def deploy(source: str) -> Deployment:
         re.sub(r"[^A-Za-z0-9._/-]", "-", path.resolve().name if looks_like_path else source).lstrip("._/-") or "model"
     )
     version = register_model(name, source, ACTOR)
-    engine_options = {
-        field: getattr(settings, field)
-        for field in ("dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "threads")
-    }
+    engine_options = {field: getattr(settings, field) for field in ENGINE_FIELDS}
     deployment = Deployment.objects.filter(name=name).first()
     if deployment is None:
         deployment = create_deployment(name, version, ACTOR, engine_options)
