@@ -5,7 +5,7 @@ VENV := .venv
 CLIENTS := .venv-clients
 MODEL ?=
 
-.PHONY: serve test bench bench-web load soak setup setup-dev lock clean
+.PHONY: serve test test-gpu bench bench-web bench-gpu gpu-wheels load soak setup setup-dev lock clean
 
 serve: $(VENV)/.serve
 	@exec $(VENV)/bin/python -W ignore manage.py serve $(if $(MODEL),--model "$(MODEL)")
@@ -28,6 +28,26 @@ load: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	$(VENV)/bin/python -m scripts.soak
+
+# On a machine that has torch, transformers, Triton, numba and peft, and may have no network: what else the engine and
+# its tests import comes from .gpu-wheels, which `make gpu-wheels GPU_PYTHON_VERSION=3.12` fills elsewhere.
+GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,python3)
+GPU_PYTHON_VERSION ?= 3.12
+GPU_PACKAGES := msgspec llguidance psutil pytest
+GPU_RUN = PYTHONPATH=.gpu-site:. $(GPU_PYTHON)
+
+gpu-wheels: $(VENV)/.dev
+	$(VENV)/bin/pip download --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) -d .gpu-wheels $(GPU_PACKAGES) pluggy iniconfig
+
+.gpu-site:
+	$(GPU_PYTHON) -c "import msgspec, llguidance, psutil, pytest" || \
+	  $(GPU_PYTHON) -m pip install --no-index --no-deps --find-links .gpu-wheels --target .gpu-site $(GPU_PACKAGES) pluggy iniconfig
+
+test-gpu: .gpu-site
+	$(GPU_RUN) -m pytest -c /dev/null --rootdir . -p no:cacheprovider tests/gpu
+
+bench-gpu: .gpu-site
+	$(GPU_RUN) -m scripts.bench_gpu
 
 setup: $(VENV)/.serve
 

@@ -33,6 +33,11 @@ class Options(BaseSettings):
     slow_client_timeout_s: float = Field(30, gt=0, description="How long a client may leave its stream unread.")
     drain_s: float = Field(30, ge=0, description="How long running requests may go on after SIGTERM.")
     log_format: str = Field("console", pattern="^(console|json)$", description="How log lines are written.")
+    device: str = Field(
+        "auto",
+        pattern="^(auto|cpu|cuda)$",
+        description="Where new deployments compute; auto is CUDA where there is any.",
+    )
     dtype: str = Field(
         "auto", pattern="^(auto|float32|bfloat16|float16)$", description="Weights' type of new deployments."
     )

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -22,7 +22,7 @@ from engine.adapter import AdapterError, content_digest, read_adapter
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from engine.lora import LoraLayer, PackedLora
+    from engine.adapter import Adapter
     from engine.messages import AdapterRef
 
 logger = logging.getLogger(__name__)
@@ -31,13 +31,34 @@ PAUSE_S = 0.002
 """Between two pieces of loading while requests run: a piece takes a fraction of that."""
 
 
+class AdapterLayer(Protocol):
+    """A layer that adapters are put into. It may stand for several of the model's own: `parts` are (path, outputs)."""
+
+    parts: list[tuple[str, int]]
+    in_features: int
+    other_rows: bool
+    """Whether the layer was called with other rows than the step's: which of them have an adapter is not known."""
+
+    def make(self, adapter: Adapter) -> Any:
+        """The adapter's weights in this layer's form; None when it leaves the layer alone. Any thread may call this."""
+        ...
+
+    def put(self, digest: str, weights: Any) -> None:
+        """The adapter, as `make` made it, is in a slot from now on; only between steps."""
+        ...
+
+    def drop(self, digest: str) -> None:
+        """The adapter left its slot; only between steps."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class _Entry:
     """One adapter: being loaded, loaded, or failed."""
 
     ref: AdapterRef
-    loading: Future[list[PackedLora | None]] | None
-    packed: list[PackedLora | None] = field(default_factory=list)
+    loading: Future[list[Any]] | None
+    packed: list[Any] = field(default_factory=list)
     error: str | None = None
     pinned: bool = False
     in_slot: bool = False
@@ -47,7 +68,7 @@ class _Entry:
 class AdapterSlots:
     """The adapters of one model. One loop owns it; only loading happens elsewhere."""
 
-    def __init__(self, layers: list[LoraLayer], max_adapters: int, max_cached: int, max_rank: int) -> None:
+    def __init__(self, layers: list[AdapterLayer], max_adapters: int, max_cached: int, max_rank: int) -> None:
         self.layers, self.max_adapters, self.max_rank = layers, max_adapters, max_rank
         self.max_cached = max(max_cached, max_adapters)
         self.shapes = {path: (out, layer.in_features) for layer in layers for path, out in layer.parts}
@@ -161,7 +182,7 @@ class AdapterSlots:
         """Load nothing more."""
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, ref: AdapterRef) -> list[PackedLora | None]:
+    def _load(self, ref: AdapterRef) -> list[Any]:
         directory = Path(ref.directory)
         if content_digest(directory, self._pause) != ref.digest:
             raise AdapterError("its files have changed since it was registered")

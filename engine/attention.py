@@ -121,7 +121,7 @@ class Recorder:
         """As `Context`."""
         plain = options.softcap is None and options.sinks is None
         self.specs[layer] = AttentionSpec(
-            key.shape[0], key.shape[2], value.shape[2], options.scale, options.window, plain
+            query.shape[0], key.shape[0], key.shape[2], value.shape[2], options.scale, options.window, plain
         )
         return value.new_zeros(query.shape[1], query.shape[0], value.shape[2])
 

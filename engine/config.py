@@ -10,7 +10,7 @@ import msgspec
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One worker's model, limits and address.
 
-    `model` is a directory or a hub id; `dtype` "auto" is bfloat16 where the CPU multiplies it natively (AVX512_BF16,
+    `model` is a directory or a hub id; `device` "auto" is a CUDA device where there is one. `dtype` "auto" is bfloat16 where the CPU multiplies it natively (AVX512_BF16,
     AMX), else float32. `quantization` "int8" keeps the layers' weights in bytes, and takes no adapters. `max_model_len` 0 takes the model's own limit. `kv_cache_bytes` 0 sizes the cache from free memory.
     `task` "auto" goes by the model's files: sentence-transformers' and models without a head make embeddings.
     `speculative_tokens` is the most that is guessed ahead of a sequence in small batches; 0 guesses nothing.
@@ -22,6 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     epoch: int = 0
     task: Literal["auto", "generate", "embed"] = "auto"
     socket: str = ""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8"] = "none"
     max_model_len: int = 0

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.adapter_slots import AdapterSlots
+from engine.backend import backend_for
 from engine.block_pool import BlockPool
 from engine.grammar import GrammarCompiler
-from engine.kv_cache import KVCache, block_bytes, default_num_blocks
 from engine.messages import AdapterCommand, Embed, ModelInfo, RequestOutput, Stats, Submit
 from engine.model import load_model
 from engine.model_runner import ModelRunner, StepResult
@@ -19,6 +19,7 @@ from engine.request import Request, RequestStatus
 from engine.scheduler import ScheduledBatch, Scheduler
 
 if TYPE_CHECKING:
+    from engine.backend import Backend
     from engine.config import EngineConfig
 
 logger = logging.getLogger(__name__)
@@ -36,14 +37,14 @@ class EngineBroken(Exception):
 class EngineCore:
     """One model, its KV cache and its requests. Not thread-safe: one loop owns it."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Load the model; raises ModelError when it cannot be served."""
+    def __init__(self, config: EngineConfig, backend: Backend | None = None) -> None:
+        """Load the model; raises ModelError when it cannot be served. `backend` is the configured device's unless given."""
         torch.set_num_threads(config.threads or torch.get_num_threads())
-        loaded = load_model(config)
-        self.config = config
-        per_block = block_bytes(loaded.specs, config.block_size, loaded.dtype)
+        backend = backend or backend_for(config)
+        loaded = load_model(config, backend)
+        self.config, self.specs = config, loaded.specs
         most = config.max_num_seqs * -(-loaded.max_model_len // config.block_size)
-        num_blocks = default_num_blocks(per_block, config.kv_cache_bytes, most)
+        num_blocks = backend.num_blocks(loaded.specs, loaded.dtype, most)
         pool = BlockPool(num_blocks, config.block_size, config.prefix_caching)
         # A sequence that can never fit is refused on arrival, so the limit is what the cache can hold.
         limit = min(loaded.max_model_len, pool.num_usable * config.block_size)
@@ -52,7 +53,10 @@ class EngineCore:
         )
         self.grammars = GrammarCompiler(loaded.tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
         self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, self.adapters)
-        self.runner = ModelRunner(loaded, KVCache(loaded.specs, num_blocks, config.block_size, loaded.dtype))
+        cache = backend.new_cache(loaded.specs, num_blocks, config.block_size, loaded.dtype)
+        self.runner = ModelRunner(backend, loaded, cache)
+        with torch.inference_mode():
+            backend.warm_up(loaded.forward, loaded.specs, cache, limit)
         self.requests: dict[tuple[int, int], Request] = {}
         self.stats = Stats(blocks_total=pool.num_usable)
         self.failed_steps = 0
@@ -63,7 +67,7 @@ class EngineCore:
             tokenizer_file=str(loaded.tokenizer_file),
             architecture=loaded.architecture,
             dtype=str(loaded.dtype).removeprefix("torch."),
-            device="cpu",
+            device=backend.device.type,
             vocab_size=loaded.vocab_size,
             max_model_len=limit,
             eos_token_ids=loaded.eos_token_ids,

@@ -15,10 +15,11 @@ MAX_DEFAULT_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """One attention layer as the probe saw it called: KV heads, widths of key and value, scale, window, and whether
+    """One attention layer as the probe saw it called: query and KV heads, widths of key and value, scale, window, and whether
     its softmax is the plain one.
     """
 
+    num_heads: int
     num_kv_heads: int
     key_dim: int
     value_dim: int

@@ -14,10 +14,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from engine import attention
-from engine.fused import FusedDecoder
 from engine.kernels.emit import has_bf16_dot
-from engine.kernels.int8 import has_int8_dot
-from engine.layers import has_amx, pack_linears
+from engine.layers import has_amx
 from engine.model_files import (
     ModelError,
     check_causal,
@@ -31,10 +29,8 @@ from engine.model_files import (
 from engine.probe import (
     QUANTISED_TOLERANCE,
     TOLERANCE,
-    Forward,
     ProbeError,
     check_paged_logits,
-    plain_forward,
     record_layers,
     reference_logits,
 )
@@ -42,9 +38,10 @@ from engine.probe import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from engine.adapter_slots import AdapterLayer
+    from engine.backend import Backend, Forward
     from engine.config import EngineConfig
     from engine.kv_cache import AttentionSpec
-    from engine.lora import LoraLayer
 
 logger = logging.getLogger(__name__)
 
@@ -61,22 +58,20 @@ class LoadedModel:
     tokenizer_file: Path
     dtype: torch.dtype
     specs: list[AttentionSpec]
-    lora_layers: list[LoraLayer]
+    lora_layers: list[AdapterLayer]
     max_model_len: int
     vocab_size: int
     eos_token_ids: list[int]
     sampling_defaults: dict[str, float]
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
+def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
     """Find, check, load, pack and probe the model; raises ModelError with the reason when any of it fails."""
     directory = locate(config.model)
     check_causal(directory)
     hf_config = read_config(directory)
     check_weights(directory)
-    dtype = _dtype(config.dtype)
-    if config.quantization == "int8" and not has_int8_dot():
-        raise ModelError("quantization int8 needs a CPU with AVX512_VNNI")
+    dtype = _dtype(config.dtype, backend.device)
     model = from_pretrained(AutoModelForCausalLM, directory, dtype)
     limit = max_model_len(hf_config, config.max_model_len)
     text_config = hf_config.get_text_config()
@@ -86,8 +81,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
         attention.install()
         model.set_attn_implementation(attention.NAME)
         specs = record_layers(model, int(text_config.num_hidden_layers))
-        quantised = config.quantization == "int8"
-        forward, lora_layers = _forward(model, specs, reference, vocab_size, dtype, quantised)
+        tolerance = QUANTISED_TOLERANCE if config.quantization != "none" else TOLERANCE[dtype]
+        forward, lora_layers = _forward(backend, model, specs, reference, vocab_size, dtype, tolerance)
     except ProbeError as error:
         raise ModelError(f"{type(model).__name__} cannot be served: {error}") from error
     generation = model.generation_config or GenerationConfig()
@@ -108,34 +103,35 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 
 def _forward(
+    backend: Backend,
     model: PreTrainedModel,
     specs: list[AttentionSpec],
     reference: list[torch.Tensor],
     vocab_size: int,
     dtype: torch.dtype,
-    quantised: bool,
-) -> tuple[Forward, list[LoraLayer]]:
-    """The fastest forward pass that gives the reference's logits: fused where the structure allows, else packed; and
-    the layers that take adapters.
-    """
-    tolerance = QUANTISED_TOLERANCE if quantised else TOLERANCE[dtype]
-    try:
-        fused = FusedDecoder(model, specs, quantised)
-        check_paged_logits(fused, specs, reference, vocab_size, dtype, tolerance)
-    except (ValueError, AttributeError, ProbeError) as error:
-        logger.info("%s runs unfused: %s", type(model).__name__, error)
-    else:
-        return fused, fused.lora_layers
-    lora_layers = pack_linears(model, quantised)
-    forward = plain_forward(model)
-    check_paged_logits(forward, specs, reference, vocab_size, dtype, tolerance)
+    tolerance: float,
+) -> tuple[Forward, list[AdapterLayer]]:
+    """The backend's fastest way to run the model that gives the reference's logits, and the layers that take adapters."""
+    *faster, last = backend.candidates(model, specs)
+    for candidate in faster:
+        try:
+            forward, layers = candidate()
+            check_paged_logits(backend, forward, specs, reference, vocab_size, dtype, tolerance)
+        except (ValueError, AttributeError, ProbeError) as error:
+            logger.info("%s runs unfused: %s", type(model).__name__, error)
+        else:
+            return forward, layers
+    forward, layers = last()
+    check_paged_logits(backend, forward, specs, reference, vocab_size, dtype, tolerance)
     # Not the output layer, which sees the rows that are sampled alone, nor experts, which see those routed to them.
-    return forward, [layer for layer in lora_layers if not layer.other_rows]
+    return forward, [layer for layer in layers if not layer.other_rows]
 
 
-def _dtype(wanted: str) -> torch.dtype:
+def _dtype(wanted: str, device: torch.device) -> torch.dtype:
     if wanted != "auto":
         return DTYPES[wanted]
+    if device.type != "cpu":
+        return torch.bfloat16
     # Where the CPU has to widen bfloat16 first, float32 products are faster.
     return torch.bfloat16 if has_bf16_dot() or has_amx() else torch.float32
 

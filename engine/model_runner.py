@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.attention import PagedAttention, attend_with
 from engine.batch import build_batch
-from engine.lora import adapters_of
-from engine.sampler import Sampler, token_logprobs
+from engine.sampler import token_logprobs
 
 if TYPE_CHECKING:
-    from engine.kv_cache import KVCache
+    from engine.backend import Backend
     from engine.messages import TokenLogprob
     from engine.model import LoadedModel
     from engine.request import Request
@@ -32,18 +30,16 @@ class StepResult:
 class ModelRunner:
     """Runs scheduled batches through the model, the KV cache and the sampler."""
 
-    def __init__(self, loaded: LoadedModel, cache: KVCache) -> None:
-        self.forward, self.cache = loaded.forward, cache
-        self.sampler = Sampler(loaded.eos_token_ids)
+    def __init__(self, backend: Backend, loaded: LoadedModel, cache: Any) -> None:
+        """`cache` is one that the backend made."""
+        self.backend, self.forward, self.cache = backend, loaded.forward, cache
+        self.sampler = backend.sampler(loaded.eos_token_ids)
 
     @torch.inference_mode()
     def execute(self, scheduled: ScheduledBatch) -> StepResult:
         """One forward pass and one token for every request that reached the end of its tokens."""
         batch = build_batch(scheduled, self.cache.block_size)
-        with attend_with(PagedAttention(self.cache, batch)), adapters_of(batch.runs, batch.input_ids.shape[1]):
-            # A step of partial chunks samples nothing; one row of logits is the least that the models compute.
-            rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
-            logits = self.forward(batch.input_ids, batch.positions, rows)
+        logits = self.backend.run(self.forward, self.cache, batch)
         result = StepResult()
         if batch.sampled:
             tokens, logprobs = self.sampler.sample(batch.sampled, logits[: len(batch.sampled)])
@@ -58,7 +54,7 @@ class ModelRunner:
         for request, first, count in batch.prompt_rows:
             following = request.token_ids[first + 1 : first + count + 1]
             top = request.params.prompt_logprobs or 0
-            result.prompt_logprobs[request] = token_logprobs(logits[row : row + count], following, top)
+            result.prompt_logprobs[request] = token_logprobs(logits[row : row + count].cpu(), following, top)
             request.num_prompt_logprobs = first + count
             row += count
         return result

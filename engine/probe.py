@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
-from engine.attention import PagedAttention, Recorder, attend_with
+from engine.attention import Recorder, attend_with
 from engine.batch import build_batch
 from engine.block_pool import BlockPool
-from engine.kv_cache import AttentionSpec, KVCache
-from engine.lora import adapters_of
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler import ScheduledBatch
@@ -19,16 +16,15 @@ from engine.scheduler import ScheduledBatch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from engine.backend import Backend, Forward
+    from engine.kv_cache import AttentionSpec
+
 LENGTHS = (23, 11)
 """Two prompts, computed in ragged chunks, so that a model which ignores positions or batch borders is found out."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 QUANTISED_TOLERANCE = 0.4
 """Eight-bit weights move the logits; a wrong order of blocks or positions moves them by more than their own size."""
 BLOCK_SIZE = 4
-
-
-Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""ids [1, T], positions [1, T], rows [L] -> logits [L, V], with attention in the current context."""
 
 
 class ProbeError(Exception):
@@ -52,17 +48,6 @@ def reference_logits(model: PreTrainedModel, vocab_size: int) -> list[torch.Tens
         raise ProbeError(f"its forward pass fails: {error}") from error
 
 
-def plain_forward(model: PreTrainedModel) -> Forward:
-    """Transformers' own forward pass."""
-
-    def forward(ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        out = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
-        logits: torch.Tensor = out.logits[0]
-        return logits
-
-    return forward
-
-
 @torch.inference_mode()
 def record_layers(model: PreTrainedModel, num_layers: int) -> list[AttentionSpec]:
     """One recorded forward pass: every decoder layer must call the attention interface exactly as layer 0..n-1."""
@@ -82,6 +67,7 @@ def record_layers(model: PreTrainedModel, num_layers: int) -> list[AttentionSpec
 
 @torch.inference_mode()
 def check_paged_logits(
+    backend: Backend,
     forward: Forward,
     specs: list[AttentionSpec],
     reference: list[torch.Tensor],
@@ -91,7 +77,7 @@ def check_paged_logits(
 ) -> None:
     """Compute the probe prompts in chunks through a small paged cache and compare the logits."""
     pool = BlockPool(32, BLOCK_SIZE, prefix_caching=False)
-    cache = KVCache(specs, 32, BLOCK_SIZE, dtype)
+    cache = backend.new_cache(specs, 32, BLOCK_SIZE, dtype)
     requests = [
         Request((0, i), prompt, SamplingParams(max_tokens=1), 0.0) for i, prompt in enumerate(_prompts(vocab_size))
     ]
@@ -101,13 +87,12 @@ def check_paged_logits(
         for request, n in reversed(step):  # interleaved allocation, so that blocks are not all consecutive
             pool.allocate(request, request.num_computed_tokens + n)
         batch = build_batch(ScheduledBatch([r for r, _ in step], [n for _, n in step]), BLOCK_SIZE)
-        with attend_with(PagedAttention(cache, batch)), adapters_of((), batch.input_ids.shape[1]):
-            try:
-                logits = forward(batch.input_ids, batch.positions, batch.logits_rows)
-            except Exception as error:  # as above
-                raise ProbeError(f"it does not run on ragged batches: {error}") from error
+        try:
+            logits = backend.run(forward, cache, batch)
+        except Exception as error:  # as above
+            raise ProbeError(f"it does not run on ragged batches: {error}") from error
         for row, (request, _) in enumerate(batch.sampled):
-            measured[request.key[1]] = logits[row].float()
+            measured[request.key[1]] = logits[row].float().cpu()
         for request, n in step:
             request.num_computed_tokens += n
     for i, expected in enumerate(reference):

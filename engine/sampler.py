@@ -50,7 +50,7 @@ class Sampler:
         params = [request.params for request in requests]
         temperatures = [0.0 if p.greedy else p.temperature for p in params]
         uniforms = [uniform(r.params.seed, r.num_output_tokens + ahead) for r, ahead in rows]
-        if not any(p.logprobs is not None or p.filtered or _adjusts(r) for p, r in zip(params, requests, strict=True)):
+        if not any(p.logprobs is not None or p.filtered or adjusts(r) for p, r in zip(params, requests, strict=True)):
             return choose(logits, temperatures, uniforms), [None] * len(requests)
         logits = logits.float()
         raw = logits if any(p.logprobs is not None and p.logprobs_mode == "raw" for p in params) else None
@@ -74,7 +74,7 @@ class Sampler:
         """Grammars, bans, bias and penalties; on a copy where the logits themselves must be kept."""
         copied = False
         for row, request in enumerate(requests):
-            if not _adjusts(request):
+            if not adjusts(request):
                 continue
             young = request.num_output_tokens < request.params.min_tokens
             if keep and not copied:
@@ -85,7 +85,7 @@ class Sampler:
         return logits
 
 
-def _adjusts(request: Request) -> bool:
+def adjusts(request: Request) -> bool:
     """Whether the request changes the logits that the model gave."""
     p = request.params
     young = request.num_output_tokens < p.min_tokens

@@ -1,8 +1,8 @@
-"""Make models with random weights: two at real shapes for speed, and a tiny one of each family for equality.
+"""Make models with random weights: some at real shapes for speed, and a tiny one of each family for equality.
 
     python -m scripts.random_models DIRECTORY NAME [NAME ...]
 
-NAME is `smollm2-135m`, `qwen2.5-0.5b`, or one of the tiny families. The tokenizer is the demo model's; where the
+NAME is `smollm2-135m`, `qwen2.5-0.5b`, `qwen3-0.6b`, `qwen2.5-7b`, or one of the tiny families. The tokenizer is the demo model's; where the
 vocabulary is larger, the rest of it is never reached by text. Downloads nothing.
 """
 
@@ -32,6 +32,18 @@ REAL: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "initializer_range": 0.02,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     },
+    "qwen3-0.6b": {
+        "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
+        "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "initializer_range": 0.02,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "qwen2.5-7b": {
+        "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "initializer_range": 0.02,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
 }  # fmt: skip
 
 _TINY = {
@@ -50,12 +62,12 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make_model(directory: Path, name: str, seed: int = 0, **changes: Any) -> Path:
-    """Write the model of that name below `directory` in float32 and return its folder. `changes` are fields of its configuration."""
+def make_model(directory: Path, name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+    """Write the model of that name below `directory` and return its folder. `changes` are fields of its configuration."""
     overrides = REAL[name] if name in REAL else {**_TINY, "model_type": name, **TINY[name], **changes}
     config = AutoConfig.for_model(**overrides)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
         for key, weight in model.named_parameters():
             if weight.ndim == 1:

@@ -29,7 +29,7 @@ from management.services.models import register_model
 
 ACTOR = "serve"
 ENGINE_FIELDS = (
-    "dtype", "quantization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes",
+    "device", "dtype", "quantization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes",
     "speculative_tokens", "threads",
 )  # fmt: skip
 DEMO_ADAPTERS = ROOT / "models" / "demo-adapters"

@@ -1,0 +1,141 @@
+"""What differs between a CPU and a CUDA device: the cache, the layers, how a step runs and where tokens are chosen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from engine.attention import Context, PagedAttention, attend_with
+from engine.fused import FusedDecoder
+from engine.kernels.int8 import has_int8_dot
+from engine.kv_cache import KVCache, block_bytes, default_num_blocks
+from engine.layers import pack_linears
+from engine.lora import adapters_of
+from engine.model_files import ModelError
+from engine.sampler import Sampler
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from engine.adapter_slots import AdapterLayer
+    from engine.batch import ForwardBatch
+    from engine.config import EngineConfig
+    from engine.kv_cache import AttentionSpec
+
+logger = logging.getLogger(__name__)
+
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""ids [1, T], positions [1, T], rows [L] -> logits [L, V], with attention in the current context."""
+Candidate = Callable[[], "tuple[Forward, list[AdapterLayer]]"]
+"""Makes a way to run the model, and the layers that adapters may be put into."""
+
+
+class Backend(Protocol):
+    """Where a model computes."""
+
+    device: torch.device
+
+    def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
+        """Ways to run the model, fastest first; one raises ValueError or AttributeError where it cannot."""
+        ...
+
+    def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, most: int) -> int:
+        """How many blocks of KV cache there is room for, `most` at most."""
+        ...
+
+    def new_cache(self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype) -> Any:
+        """A KV cache."""
+        ...
+
+    def run(self, forward: Forward, cache: Any, batch: ForwardBatch) -> torch.Tensor:
+        """One step's logits [L, V]."""
+        ...
+
+    def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: Any, max_model_len: int) -> None:
+        """Whatever makes the first steps as fast as the later ones."""
+        ...
+
+    def sampler(self, eos_token_ids: list[int]) -> Sampler:
+        """What chooses tokens of this backend's logits."""
+        ...
+
+
+def plain_forward(model: PreTrainedModel) -> Forward:
+    """Transformers' own forward pass."""
+
+    def forward(ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        out = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
+        logits: torch.Tensor = out.logits[0]
+        return logits
+
+    return forward
+
+
+class CpuBackend:
+    """Our own kernels over packed weights."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+
+    def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
+        """The flat forward where the structure allows it, then transformers' own over packed layers."""
+        quantised = self._config.quantization == "int8"
+
+        def fused() -> tuple[Forward, list[AdapterLayer]]:
+            made = FusedDecoder(model, specs, quantised)
+            return made, list(made.lora_layers)
+
+        def packed() -> tuple[Forward, list[AdapterLayer]]:
+            layers: list[AdapterLayer] = list(pack_linears(model, quantised))
+            return plain_forward(model), layers
+
+        return [fused, packed]
+
+    def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, most: int) -> int:
+        """As `Backend`: of the bytes that were asked for, or of the memory that is free."""
+        per_block = block_bytes(specs, self._config.block_size, dtype)
+        return default_num_blocks(per_block, self._config.kv_cache_bytes, most)
+
+    def new_cache(self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
+        """As `Backend`."""
+        return KVCache(specs, num_blocks, block_size, dtype)
+
+    def run(self, forward: Forward, cache: KVCache, batch: ForwardBatch) -> torch.Tensor:
+        """As `Backend`."""
+        context: Context = PagedAttention(cache, batch)
+        with attend_with(context), adapters_of(batch.runs, batch.input_ids.shape[1]):
+            # A step of partial chunks samples nothing; one row of logits is the least that the models compute.
+            rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
+            return forward(batch.input_ids, batch.positions, rows)
+
+    def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: KVCache, max_model_len: int) -> None:
+        """The probe has run every kernel."""
+
+    def sampler(self, eos_token_ids: list[int]) -> Sampler:
+        """As `Backend`."""
+        return Sampler(eos_token_ids)
+
+
+def backend_for(config: EngineConfig) -> Backend:
+    """Where this worker computes; raises ModelError where that cannot be."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        if config.quantization == "int8" and not has_int8_dot():
+            raise ModelError("quantization int8 needs a CPU with AVX512_VNNI")
+        return CpuBackend(config)
+    if not torch.cuda.is_available():
+        raise ModelError("device cuda: torch finds no CUDA device here")
+    if config.quantization != "none":
+        raise ModelError(
+            f"quantization {config.quantization} is for CPUs; a CUDA device serves the weights as they are"
+        )
+    from engine.gpu.backend import DeviceBackend  # Triton comes with torch's CUDA builds alone
+
+    return DeviceBackend(config, torch.device("cuda"))

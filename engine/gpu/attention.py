@@ -1,0 +1,92 @@
+"""The KV cache on a device, and one forward pass's attention over it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.gpu.paged_attention import SPLIT_KEYS, Plan, attend, tile_rows, tiles
+
+if TYPE_CHECKING:
+    from engine.attention import Options
+    from engine.batch import ForwardBatch
+    from engine.kv_cache import AttentionSpec
+
+
+class DeviceKVCache:
+    """Per layer the keys [blocks, block size, heads, key dim] and the values, likewise. Block 0 is for padding rows."""
+
+    def __init__(
+        self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks, self.block_size, self.dtype = num_blocks, block_size, dtype
+        shape = (num_blocks, block_size)
+        self.keys = [torch.zeros(*shape, s.num_kv_heads, s.key_dim, dtype=dtype, device=device) for s in specs]
+        self.values = [torch.zeros(*shape, s.num_kv_heads, s.value_dim, dtype=dtype, device=device) for s in specs]
+
+
+def block_bytes(specs: list[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block takes over all layers."""
+    return sum(block_size * s.num_kv_heads * (s.key_dim + s.value_dim) * dtype.itemsize for s in specs)
+
+
+def num_splits(longest: int, decode: bool) -> int:
+    """Pieces of the longest context; chunks of a prompt have tiles enough without."""
+    return -(-longest // SPLIT_KEYS) if decode else 1
+
+
+class DeviceAttention:
+    """Writes the new keys and values of a step, then attends."""
+
+    def __init__(self, cache: DeviceKVCache, batch: ForwardBatch, device: torch.device) -> None:
+        self.cache = cache
+        self.slots = batch.slot_mapping.to(device, non_blocking=True)
+        self._device, self._sequences = device, batch.sequences
+        self._plans: dict[int, Plan] = {}
+
+    @classmethod
+    def captured(cls, cache: DeviceKVCache, slots: torch.Tensor, plans: dict[int, Plan]) -> DeviceAttention:
+        """Over buffers that a captured graph reads again and again."""
+        made = cls.__new__(cls)
+        made.cache, made.slots, made._plans = cache, slots, plans
+        return made
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: Options,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `engine.attention.Context`."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys.view(-1, *keys.shape[2:]).index_copy_(0, self.slots, key.transpose(0, 1).to(keys.dtype))
+        values.view(-1, *values.shape[2:]).index_copy_(0, self.slots, value.transpose(0, 1).to(values.dtype))
+        plan = self._plan(query.shape[0] // key.shape[0])
+        by_token = query.transpose(0, 1)
+        if by_token.stride(2) != 1:
+            by_token = by_token.contiguous()
+        return attend(plan, by_token, keys, values, options.scale, options.window, options.softcap, options.sinks)
+
+    def _plan(self, group: int) -> Plan:
+        if group not in self._plans:
+            self._plans[group] = self._make(group)
+        return self._plans[group]
+
+    def _make(self, group: int) -> Plan:
+        counts = [s.count for s in self._sequences]
+        rows = tile_rows(group, max(counts))
+        sequence, start = tiles(counts, group, rows)
+        starts = [0, *(s.row + s.count for s in self._sequences)]
+        longest = max(len(s.blocks) for s in self._sequences)
+        tables = [s.blocks + [0] * (longest - len(s.blocks)) for s in self._sequences]
+        lengths = [s.length for s in self._sequences]
+
+        def put(numbers: list[int] | list[list[int]]) -> torch.Tensor:
+            return torch.tensor(numbers, dtype=torch.int32).to(self._device, non_blocking=True)
+
+        splits = num_splits(max(lengths), max(counts) == 1)
+        return Plan(put(sequence), put(start), rows, put(starts), put(lengths), put(tables), splits)

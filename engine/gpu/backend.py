@@ -1,0 +1,82 @@
+"""A CUDA device as the engine's backend: transformers' own layers, our Triton attention, graphs for decode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.attention import attend_with
+from engine.backend import Candidate, Forward, plain_forward
+from engine.gpu.attention import DeviceAttention, DeviceKVCache, block_bytes
+from engine.gpu.graphs import DecodeGraphs
+from engine.gpu.lora import Slots, add_slots
+from engine.gpu.sampling import DeviceSampler
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from engine.adapter_slots import AdapterLayer
+    from engine.batch import ForwardBatch
+    from engine.config import EngineConfig
+    from engine.kv_cache import AttentionSpec
+
+MEMORY_SHARE = 0.9
+"""Of a device's memory, what weights, activations and KV cache may take together."""
+
+
+class DeviceBackend:
+    """As `engine.backend.Backend`. On a CPU device, for Triton's interpreter, it runs without graphs."""
+
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        self._config, self.device = config, device
+        self._slots = Slots(config.max_adapters, config.max_adapter_rank, device)
+        self._graphs: DecodeGraphs | None = None
+
+    def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
+        """Transformers' own forward pass, with slots for adapters around its linear layers."""
+
+        def slotted() -> tuple[Forward, list[AdapterLayer]]:
+            model.to(self.device)
+            layers: list[AdapterLayer] = list(add_slots(model, self._slots, model.get_output_embeddings()))
+            return plain_forward(model), layers
+
+        return [slotted]
+
+    def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, most: int) -> int:
+        """As `Backend`: of the bytes that were asked for, or of what the model left free."""
+        budget = self._config.kv_cache_bytes
+        if not budget:
+            free, total = torch.cuda.mem_get_info(self.device)
+            budget = max(0, int(free - total * (1 - MEMORY_SHARE)))
+        return max(2, min(budget // block_bytes(specs, self._config.block_size, dtype), most + 1))
+
+    def new_cache(
+        self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype
+    ) -> DeviceKVCache:
+        """As `Backend`."""
+        return DeviceKVCache(specs, num_blocks, block_size, dtype, self.device)
+
+    def run(self, forward: Forward, cache: DeviceKVCache, batch: ForwardBatch) -> torch.Tensor:
+        """As `Backend`."""
+        if self._graphs is not None and self._graphs.fits(batch):
+            return self._graphs.run(batch)
+        ids, positions = (t.to(self.device, non_blocking=True) for t in (batch.input_ids, batch.positions))
+        rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
+        self._slots.begin_step(batch.runs, batch.input_ids.shape[1], cache.dtype)
+        try:
+            with attend_with(DeviceAttention(cache, batch, self.device)):
+                return forward(ids, positions, rows.to(self.device, non_blocking=True))
+        finally:
+            self._slots.end_step()
+
+    def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: DeviceKVCache, max_model_len: int) -> None:
+        """Capture the decode graphs."""
+        if self.device.type == "cuda":
+            graphs = DecodeGraphs(forward, specs, cache, self._config.max_num_seqs, max_model_len, self.device)
+            graphs.capture()
+            self._graphs = graphs
+
+    def sampler(self, eos_token_ids: list[int]) -> DeviceSampler:
+        """As `Backend`."""
+        return DeviceSampler(eos_token_ids)

@@ -1,0 +1,128 @@
+"""Decode steps as CUDA graphs: captured once per batch size, replayed with new numbers in the same buffers.
+
+A step of many small kernels is bound by how fast the host can launch them; a graph is one launch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.attention import attend_with
+from engine.gpu.attention import DeviceAttention, DeviceKVCache, num_splits
+from engine.gpu.paged_attention import Plan, tile_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.backend import Forward
+    from engine.batch import ForwardBatch
+    from engine.kv_cache import AttentionSpec
+
+
+def capture_sizes(max_num_seqs: int) -> list[int]:
+    """Rows of the captured steps; a step takes the next larger one."""
+    return sorted({n for n in (1, 2, 4, *range(8, max_num_seqs + 8, 8)) if n <= max_num_seqs} | {max_num_seqs})
+
+
+class DecodeGraphs:
+    """The graphs of one model. All share one set of buffers, of which a smaller graph reads the first rows."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        specs: list[AttentionSpec],
+        cache: DeviceKVCache,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        self._forward, self._cache, self._device = forward, cache, device
+        self._splits = num_splits(max_model_len, decode=True)
+        blocks = -(-max_model_len // cache.block_size)
+        most = max_num_seqs
+
+        def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        self._ids, self._positions = buffer(1, most, dtype=torch.int64), buffer(1, most, dtype=torch.int64)
+        self._slots = buffer(most, dtype=torch.int64)
+        self._tables, self._lengths = buffer(most, blocks), buffer(most)
+        self._tile_sequence, self._tile_start = buffer(most), buffer(most)
+        self._query_starts = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._rows = torch.arange(most, device=device)
+        self._groups = {spec.num_heads // spec.num_kv_heads for spec in specs}
+        self._sizes = capture_sizes(max_num_seqs)
+        self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
+
+    def capture(self) -> None:
+        """Largest first, so that the smaller ones find their memory in its pool."""
+        pool = None
+        for size in reversed(self._sizes):
+            self._set(size, [], [], [], [], [])
+            self._step(size)  # compiles the kernels, outside of the capture
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                logits = self._step(size)
+            pool = pool or graph.pool()
+            self._graphs[size] = (graph.replay, logits)
+
+    def fits(self, batch: ForwardBatch) -> bool:
+        """Whether the batch is one token each of no more sequences than were captured, without adapters."""
+        plain = not batch.runs and not batch.prompt_rows
+        return plain and len(batch.sampled) == len(batch.sequences) <= self._sizes[-1] and all(
+            s.count == 1 for s in batch.sequences
+        )  # fmt: skip
+
+    def run(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits [sequences, V]; they stay valid until the next run."""
+        count = len(batch.sequences)
+        size = next(n for n in self._sizes if n >= count)
+        tables = [s.blocks for s in batch.sequences]
+        lengths = [s.length for s in batch.sequences]
+        ids, positions = batch.input_ids[0, :count].tolist(), batch.positions[0, :count].tolist()
+        self._set(size, ids, positions, batch.slot_mapping[:count].tolist(), tables, lengths)
+        replay, logits = self._graphs[size]
+        replay()
+        return logits[:count]
+
+    def _set(
+        self,
+        size: int,
+        ids: list[int],
+        positions: list[int],
+        slots: list[int],
+        tables: list[list[int]],
+        lengths: list[int],
+    ) -> None:
+        """Fill the first `size` rows; those behind the sequences belong to none and write to block 0."""
+        count, rest = len(ids), [0] * (size - len(ids))
+
+        def put(target: torch.Tensor, numbers: list[int]) -> None:
+            source = torch.tensor(numbers, dtype=target.dtype)
+            target.copy_(source.pin_memory() if self._device.type == "cuda" else source, non_blocking=True)
+
+        put(self._ids[0, :size], ids + rest)
+        put(self._positions[0, :size], positions + rest)
+        put(self._slots[:size], slots + rest)
+        put(self._lengths[:size], lengths + rest)
+        put(self._tile_sequence[:size], [*range(count), *(-1 for _ in rest)])
+        if count:
+            widest = max(map(len, tables))
+            rows = torch.tensor([table + [0] * (widest - len(table)) for table in tables], dtype=torch.int32)
+            self._tables[:count, :widest].copy_(
+                rows.pin_memory() if self._device.type == "cuda" else rows, non_blocking=True
+            )
+
+    def _step(self, size: int) -> torch.Tensor:
+        plans = {
+            group: Plan(
+                self._tile_sequence[:size], self._tile_start[:size], tile_rows(group, 1), self._query_starts[: size + 1],
+                self._lengths[:size], self._tables[:size], self._splits,
+            )
+            for group in self._groups
+        }  # fmt: skip
+        with attend_with(DeviceAttention.captured(self._cache, self._slots[:size], plans)):
+            return self._forward(self._ids[:, :size], self._positions[:, :size], self._rows[:size])

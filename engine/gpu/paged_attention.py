@@ -1,0 +1,178 @@
+"""Ragged attention over a paged KV cache as one Triton kernel, for prefill chunks and decode alike.
+
+Runs on CUDA; with TRITON_INTERPRET=1 set before Triton is imported it runs on CPU tensors, which is how it is tested
+where there is no device. Online softmax as in FlashAttention-2 (arXiv 2307.08691); long contexts are split at fixed
+places, so that a sequence's result does not depend on its batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+DECODE_ROWS = 16
+"""Rows of a tile of single queries: the fewest that the matrix units take."""
+PREFILL_ROWS = 64
+KEYS = 64
+"""Keys of one turn of the inner loop."""
+SPLIT_KEYS = 1024
+"""Decode over longer contexts is split into pieces of so many keys."""
+
+
+@triton.jit
+def _attention(
+    query, keys, values, out, logsums, tile_sequence, tile_start, query_starts, lengths, tables, sinks,
+    scale, softcap, window,
+    query_token, query_head, key_block, key_slot, key_head, value_block, value_slot, value_head,
+    out_token, out_head, logsum_token, logsum_head, table_row,
+    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr,
+    VALUE_PADDED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr, SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """One tile of rows (query * GROUP + head of the group), one KV head, one piece of the context."""
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    sequence = tl.load(tile_sequence + tile)
+    if sequence < 0:  # padding of a captured graph
+        return
+    start = tl.load(tile_start + tile)
+    first = tl.load(query_starts + sequence)
+    count = tl.load(query_starts + sequence + 1) - first
+    length = tl.load(lengths + sequence)
+    rows = tl.arange(0, ROWS)
+    index = start + rows // GROUP
+    head = kv_head * GROUP + rows % GROUP
+    row_ok = (index < count) & (rows < ROWS // GROUP * GROUP)
+    position = length - count + index
+    d = tl.arange(0, DIM_PADDED)
+    dv = tl.arange(0, VALUE_PADDED)
+    q = tl.load(
+        query + (first + index)[:, None] * query_token + head[:, None] * query_head + d[None, :],
+        mask=row_ok[:, None] & (d < DIM)[None, :], other=0.0,
+    )  # fmt: skip
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
+    last = tl.minimum(start + ROWS // GROUP - 1, count - 1) + length - count
+    low = split * SPLIT
+    if HAS_WINDOW:
+        low = tl.maximum(low, tl.maximum(length - count + start - window + 1, 0) // TURN * TURN)
+    high = last + 1
+    if SPLITS > 1:
+        high = tl.minimum(high, (split + 1) * SPLIT)
+    for begin in range(low, high, TURN):
+        n = begin + tl.arange(0, TURN)
+        seen = n < length
+        block = tl.load(tables + sequence * table_row + n // BLOCK, mask=seen, other=0).to(tl.int64)
+        key_at = block * key_block + (n % BLOCK) * key_slot + kv_head * key_head
+        k = tl.load(keys + key_at[None, :] + d[:, None], mask=seen[None, :] & (d < DIM)[:, None], other=0.0)
+        scores = tl.dot(q, k, input_precision="ieee") * scale
+        if HAS_SOFTCAP:
+            scores = softcap * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)
+        keep = (n[None, :] <= position[:, None]) & seen[None, :]
+        if HAS_WINDOW:
+            keep = keep & (n[None, :] > position[:, None] - window)
+        scores = tl.where(keep, scores, float("-inf"))
+        most_now = tl.maximum(most, tl.max(scores, 1))
+        safe = tl.where(most_now == float("-inf"), 0.0, most_now)
+        shrink = tl.exp(most - safe)
+        weights = tl.exp(scores - safe[:, None])
+        value_at = block * value_block + (n % BLOCK) * value_slot + kv_head * value_head
+        v = tl.load(values + value_at[:, None] + dv[None, :], mask=seen[:, None] & (dv < VALUE_DIM)[None, :], other=0.0)
+        total = total * shrink + tl.sum(weights, 1)
+        sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        most = most_now
+    out_ok = row_ok[:, None] & (dv < VALUE_DIM)[None, :]
+    out_at = out + (first + index)[:, None] * out_token + head[:, None] * out_head + dv[None, :]
+    if SPLITS == 1:
+        if HAS_SINKS:  # one more key, which carries weight and no value
+            sink = tl.load(sinks + head, mask=row_ok, other=0.0).to(tl.float32)
+            with_sink = tl.maximum(most, sink)
+            shrink = tl.exp(most - with_sink)
+            total = total * shrink + tl.exp(sink - with_sink)
+            sums = sums * shrink[:, None]
+        total = tl.where(total == 0, 1.0, total)  # rows that are padding
+        tl.store(out_at, sums / total[:, None], mask=out_ok)
+    else:  # a part; `attend` puts the parts together
+        safe_total = tl.where(total == 0, 1.0, total)
+        tl.store(out_at + split * VALUE_DIM, sums / safe_total[:, None], mask=out_ok)
+        logsum = tl.where(total == 0, float("-inf"), most + tl.log(safe_total))
+        tl.store(logsums + (first + index) * logsum_token + head * logsum_head + split, logsum, mask=row_ok)
+
+
+@dataclass(slots=True)
+class Plan:
+    """Who attends to what in one step, all int32 on the device: the same for all layers of one group size.
+
+    tile_sequence, tile_start: [tiles], sequence (-1: none) and first query of each tile of `rows` rows.
+    query_starts: [sequences + 1]. lengths: [sequences], context and new tokens. tables: [sequences, blocks].
+    """
+
+    tile_sequence: torch.Tensor
+    tile_start: torch.Tensor
+    rows: int
+    query_starts: torch.Tensor
+    lengths: torch.Tensor
+    tables: torch.Tensor
+    splits: int
+
+
+def tile_rows(group: int, longest_chunk: int) -> int:
+    """Rows of a tile for chunks up to so many queries, each of which takes `group` rows."""
+    least = DECODE_ROWS if longest_chunk == 1 else PREFILL_ROWS
+    power: int = triton.next_power_of_2(group)
+    return max(least, power)
+
+
+def tiles(counts: list[int], group: int, rows: int) -> tuple[list[int], list[int]]:
+    """The sequence and the first query of every tile."""
+    step = rows // group
+    sequence = [i for i, count in enumerate(counts) for _ in range(0, count, step)]
+    start = [first for count in counts for first in range(0, count, step)]
+    return sequence, start
+
+
+def attend(
+    plan: Plan,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Query [T, H, D] over keys [blocks, block size, HK, D] and values [blocks, block size, HK, DV] -> [T, H, DV].
+
+    `scale` defaults to D ** -0.5; sinks are [H].
+    """
+    tokens, heads, dim = query.shape
+    block_size, kv_heads, value_dim = keys.shape[1], keys.shape[2], values.shape[3]
+    split = plan.splits > 1
+    shape = (tokens, heads, plan.splits * value_dim)
+    out = torch.empty(shape, dtype=torch.float32 if split else query.dtype, device=query.device)
+    logsums = out
+    if split:
+        logsums = torch.empty(tokens, heads, plan.splits, dtype=torch.float32, device=query.device)
+    _attention[(len(plan.tile_sequence), kv_heads, plan.splits)](
+        query, keys, values, out, logsums, plan.tile_sequence, plan.tile_start, plan.query_starts, plan.lengths,
+        plan.tables, query if sinks is None else sinks,
+        dim**-0.5 if scale is None else scale, softcap or 0.0, window or 0,
+        query.stride(0), query.stride(1), *keys.stride()[:3], *values.stride()[:3],
+        out.stride(0), out.stride(1), logsums.stride(0), logsums.stride(1), plan.tables.stride(0),
+        GROUP=heads // kv_heads, DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), VALUE_DIM=value_dim,
+        VALUE_PADDED=max(16, triton.next_power_of_2(value_dim)), BLOCK=block_size, ROWS=plan.rows, TURN=KEYS,
+        SPLIT=SPLIT_KEYS, SPLITS=plan.splits, HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
+        HAS_SINKS=sinks is not None,
+    )  # fmt: skip
+    if not split:
+        return out
+    if sinks is not None:
+        column = sinks.float().view(1, heads, 1).expand(tokens, heads, 1)
+        weights = torch.softmax(torch.cat([logsums, column], -1), -1)[..., : plan.splits]
+    else:
+        weights = torch.softmax(logsums, -1)
+    parts = out.view(tokens, heads, plan.splits, value_dim)
+    return torch.einsum("ths,thsd->thd", weights, parts).to(query.dtype)

@@ -1,0 +1,130 @@
+"""The engine on a device's backend: the same text as transformers, adapters included, and the same distributions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.gpu.backend import DeviceBackend
+from engine.gpu.graphs import DecodeGraphs, capture_sizes
+from engine.gpu.sampling import choose
+from engine.sampler import Sampler
+from engine.sampling_params import SamplingParams
+from scripts.random_models import make_model
+from tests.engine.engines import Driver, Reference, prompts
+from tests.engine.test_adapters import make_adapter
+from tests.engine.test_sampling import request
+
+OPTIONS = {
+    "llama": {"target_modules": "all-linear"},
+    "gpt2": {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True},
+}
+
+
+def engine(model, device: torch.device, **options: object) -> EngineCore:
+    config = EngineConfig(model=str(model), dtype="float32", kv_cache_bytes=1 << 24, max_model_len=128, **options)
+    return EngineCore(config, DeviceBackend(config, device))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2", "gpt_oss", "mixtral"])
+def test_family_equals_generate(family, models_dir, device):
+    model = make_model(models_dir, family)
+    driver = Driver(engine(model, device, max_num_batched_tokens=17, max_num_seqs=4))
+    asked = prompts(400, (30, 5, 41, 9))
+    for i, prompt in enumerate(asked):
+        assert driver.submit(i, prompt, max_tokens=12, ignore_eos=True) is None
+        driver.step()
+    driver.run()
+    reference = Reference(model)
+    for i, prompt in enumerate(asked):
+        reference.assert_equal(prompt, driver.tokens(i))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_adapters_in_one_batch(family, models_dir, tmp_path, device):
+    """Three adapters through two slots, one of them DoRA, beside a request without any."""
+    model = make_model(models_dir, family)
+    made = [make_adapter(model, tmp_path, f"a{i}", r=4 * (i + 1), use_dora=i == 1, **OPTIONS[family]) for i in range(3)]
+    driver = Driver(engine(model, device, max_adapters=2))
+    asked = prompts(400, (12, 5, 20, 9), seed=4)
+    for i, prompt in enumerate(asked):
+        adapter = None if i == 3 else made[i]
+        assert driver.submit(i, prompt, adapter, max_tokens=8, ignore_eos=True) is None
+    driver.run()
+    for i, prompt in enumerate(asked):
+        reference = Reference(model, None if i == 3 else Path(made[i].directory))
+        reference.assert_equal(prompt, driver.tokens(i))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {}, {"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 20, "top_p": 0.7, "min_p": 0.05},
+        {"temperature": 0.0}, {"top_p": 0.999},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_choices_are_those_of_the_cpu(params, device):
+    logits = torch.randn(64, 3000, generator=torch.Generator().manual_seed(0)) * 2
+    asked = [request(**{"temperature": 1.0, "seed": i, **params}) for i in range(64)]
+    expected, _ = Sampler([]).sample([(one, 0) for one in asked], logits.clone())
+    from engine.sampler import uniform
+
+    found = choose(logits.to(device), [one.params for one in asked], [uniform(i, 0) for i in range(64)])
+    differing = sum(a != b for a, b in zip(found.tolist(), expected, strict=True))
+    assert differing <= 1, "a uniform number may fall on a border of the cumulative sums"
+
+
+def test_mixed_rows_choose_each_by_its_own_rules(device):
+    logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(1))
+    rules = [SamplingParams(1, temperature=0.0), SamplingParams(1, temperature=1.0), SamplingParams(1, top_k=1)]
+    found = choose(logits.to(device), rules, [0.5, 0.5, 0.9]).tolist()
+    best = logits.argmax(-1).tolist()
+    assert (found[0], found[2]) == (best[0], best[2])
+
+
+def test_graph_sizes():
+    assert capture_sizes(1) == [1]
+    assert capture_sizes(20) == [1, 2, 4, 8, 16, 20]
+
+
+class Recorded:
+    """Stands for CUDA graphs where there are none: a replay runs the step again over the same buffers."""
+
+    def __init__(self, graphs: DecodeGraphs) -> None:
+        self.graphs, self.runs = graphs, 0
+        for size in capture_sizes(4):
+            logits = torch.empty(size, 400)
+            graphs._graphs[size] = (self._replay(size, logits), logits)
+
+    def _replay(self, size: int, logits: torch.Tensor):
+        def replay() -> None:
+            self.runs += 1
+            logits.copy_(self.graphs._step(size))
+
+        return replay
+
+
+def test_decode_over_captured_buffers(models_dir, device):
+    """Static buffers, padding rows and split contexts give what a step of its own shape gives."""
+    model = make_model(models_dir, "qwen2")
+    core = engine(model, device, max_num_seqs=4, speculative_tokens=0)
+    backend, runner = core.runner.backend, core.runner
+    recorded = None
+    if device.type == "cpu":
+        backend._graphs = DecodeGraphs(runner.forward, core.specs, runner.cache, 4, 128, device)
+        recorded = Recorded(backend._graphs)
+    driver = Driver(core)
+    asked = prompts(400, (30, 5, 41))
+    for i, prompt in enumerate(asked):
+        driver.submit(i, prompt, max_tokens=12 + i, ignore_eos=True)
+        driver.step()
+    driver.run()
+    reference = Reference(model)
+    for i, prompt in enumerate(asked):
+        reference.assert_equal(prompt, driver.tokens(i))
+    assert recorded is None or recorded.runs > 10
