@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 CHECK_EVERY_S = 0.25
+TELL_AGAIN_S = 2.0
+"""After a worker could not do what it was told about an adapter."""
 
 
 @dataclass(slots=True)
@@ -53,6 +56,9 @@ class EngineRouter:
         self._holder = holder
         self._targets: dict[str, Target] = {}
         self._refused: set[WorkerEntry] = set()
+        self._told: dict[WorkerEntry, dict[str, AdapterEntry]] = {}
+        """By worker: the adapters that it was told to keep, by digest, as they were when it agreed."""
+        self._tell_at: dict[WorkerEntry, float] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -115,6 +121,8 @@ class EngineRouter:
                 if leaving or client.failure is not None:
                     logger.info("worker disconnected", worker=worker.worker_id, reason=client.failure or "left")
                     del target.clients[worker]
+                    self._told.pop(worker, None)
+                    self._tell_at.pop(worker, None)
                     await client.close()
             if name not in wanted and not target.clients:
                 del self._targets[name]
@@ -126,6 +134,44 @@ class EngineRouter:
                     await self._connect(deployment, worker)
             if deployment.name in self._targets:
                 self._targets[deployment.name].entry = deployment
+                for worker, client in list(self._targets[deployment.name].clients.items()):
+                    await self._tell(worker, client, deployment)
+
+    async def _tell(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> None:
+        """Bring a worker nearer to what the registry wishes of its adapters: read ahead, pinned, forgotten.
+
+        What it cannot do yet (pin what is being read, forget what is in use) is asked of it again a little later.
+        """
+        if client.failure is not None or client.model.embedding is not None:
+            return
+        if time.monotonic() < self._tell_at.get(worker, 0.0):
+            return
+        told = self._told.setdefault(worker, {})
+        wanted = {adapter.digest: adapter for adapter in deployment.adapters if adapter.preload or adapter.pinned}
+        known = {adapter.digest for adapter in deployment.adapters}
+        try:
+            for digest, adapter in wanted.items():
+                if told.get(digest) == adapter:
+                    continue
+                ref = AdapterRef(digest, adapter.directory)
+                refusal = await client.command("load", ref) if digest not in told else None
+                was_pinned = digest in told and told[digest].pinned
+                if refusal is None and adapter.pinned != was_pinned:
+                    refusal = await client.command("pin" if adapter.pinned else "unpin", ref)
+                if refusal is None:
+                    told[digest] = adapter
+                else:
+                    self._tell_at[worker] = time.monotonic() + TELL_AGAIN_S
+            for digest, adapter in list(told.items()):
+                if digest in wanted:
+                    continue
+                ref = AdapterRef(digest, adapter.directory)
+                if adapter.pinned:
+                    await client.command("unpin", ref)
+                if digest in known or await client.command("unload", ref) is None:
+                    del told[digest]
+        except EngineDead as error:
+            logger.info("worker not told of adapters", worker=worker.worker_id, reason=str(error))
 
     async def _connect(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
         client = EngineClient(worker.socket, worker.worker_id, worker.epoch)

@@ -22,12 +22,16 @@ class WorkerEntry(msgspec.Struct, frozen=True):
 
 
 class AdapterEntry(msgspec.Struct, frozen=True):
-    """An adapter of a deployment's model. `created` is Unix seconds."""
+    """An adapter of a deployment's model. `created` is Unix seconds. Workers read it ahead if `preload` or `pinned`, and
+    keep it in its slot if `pinned`.
+    """
 
     name: str
     digest: str
     directory: str
     created: int
+    preload: bool = False
+    pinned: bool = False
 
 
 class DeploymentEntry(msgspec.Struct, frozen=True):

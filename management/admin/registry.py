@@ -10,6 +10,7 @@ from django.contrib import admin
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
+from management import live
 from management.admin.base import ServiceAdmin, actor
 from management.models import Adapter, Model, ModelVersion
 from management.services import adapters, models
@@ -78,7 +79,7 @@ class AdapterForm(forms.ModelForm):
 
     class Meta:
         model = Adapter
-        fields = ["name", "model", "source"]
+        fields = ["name", "model", "source", "preload", "pinned"]
         widgets = {"model": UnfoldAdminSelectWidget}
 
     def clean(self) -> dict[str, object] | None:
@@ -105,7 +106,7 @@ class AdapterAdmin(ServiceAdmin):
     """Registered adapters."""
 
     form = AdapterForm
-    list_display = ["name", "model", "rank", "short_digest", "source", "created_at"]
+    list_display = ["name", "model", "rank", "short_digest", "preload", "pinned", "in_slots", "source", "created_at"]
     list_select_related = ["model"]
     readonly_fields = ["rank", "digest"]
     search_fields = ["name"]
@@ -115,9 +116,16 @@ class AdapterAdmin(ServiceAdmin):
         """Enough of it to compare."""
         return obj.digest[:12]
 
+    @admin.display(description="In a slot of")
+    def in_slots(self, obj: Adapter) -> str:
+        """The workers that compute with it, as their last heartbeats said."""
+        return ", ".join(sorted(worker for worker, stats in live.stats().items() if obj.digest in stats.adapters))
+
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Through the service."""
-        saved = adapters.register_adapter(obj.name, obj.model, obj.source, actor(request))
+        saved = adapters.register_adapter(
+            obj.name, obj.model, obj.source, actor(request), preload=obj.preload, pinned=obj.pinned
+        )
         obj.pk, obj._state.adding = saved.pk, False
 
     def remove(self, obj: Adapter, actor: str) -> None:

@@ -59,6 +59,10 @@ class Adapter(models.Model):
     source = models.CharField(max_length=512, help_text="A directory with adapter_config.json and safetensors.")
     digest = models.CharField(max_length=64, editable=False)
     rank = models.PositiveIntegerField(editable=False)
+    preload = models.BooleanField(default=False, help_text="Workers read it before anyone asks for it.")
+    pinned = models.BooleanField(
+        default=False, help_text="Workers read it before anyone asks for it, and never take its slot away."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -17,23 +17,31 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @transaction.atomic
-def register_adapter(name: str, model: Model, source: str, actor: str) -> Adapter:
-    """Give a PEFT directory a name; the same name with other content replaces it."""
+def register_adapter(
+    name: str, model: Model, source: str, actor: str, preload: bool | None = None, pinned: bool | None = None
+) -> Adapter:
+    """Give a PEFT directory a name; the same name with other content replaces it. None leaves a wish as it is."""
     digest, rank = read_identity(Path(source))
     adapter = Adapter.objects.filter(name=name).first()
     if adapter is None:
         adapter = Adapter(name=name)
     elif adapter.model_id != model.pk:
         raise RegistryError(f"name: {name} is an adapter of {adapter.model.name}")
-    elif adapter.digest == digest and adapter.source == source:
+    wishes = (
+        adapter.preload if preload is None else preload,
+        adapter.pinned if pinned is None else pinned,
+    )  # fmt: skip
+    if (adapter.digest, adapter.source, adapter.preload, adapter.pinned) == (digest, source, *wishes):
         return adapter
     adapter.model, adapter.source, adapter.digest, adapter.rank = model, source, digest, rank
+    adapter.preload, adapter.pinned = wishes
     try:
         adapter.full_clean()
     except ValidationError as error:
         raise RegistryError("; ".join(error.messages)) from error
     adapter.save()
-    audit.record(actor, "adapter.register", name, model=model.name, source=source, digest=digest)
+    audit.record(actor, "adapter.register", name, model=model.name, source=source, digest=digest,
+                 preload=adapter.preload, pinned=adapter.pinned)  # fmt: skip
     return adapter
 
 

@@ -14,7 +14,14 @@ def build_snapshot() -> Snapshot:
         serving.setdefault(worker.deployment_id, []).append(worker)
     adapters: dict[int, list[AdapterEntry]] = {}
     for adapter in Adapter.objects.order_by("name"):
-        entry = AdapterEntry(adapter.name, adapter.digest, adapter.source, int(adapter.created_at.timestamp()))
+        entry = AdapterEntry(
+            name=adapter.name,
+            digest=adapter.digest,
+            directory=adapter.source,
+            created=int(adapter.created_at.timestamp()),
+            preload=adapter.preload,
+            pinned=adapter.pinned,
+        )
         adapters.setdefault(adapter.model_id, []).append(entry)
     deployments = []
     for row in Deployment.objects.filter(replicas__gt=0).select_related("version__model").order_by("created_at"):

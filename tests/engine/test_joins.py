@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from scripts.random_models import make_model
 from tests.engine.engines import Driver, core
 from tests.engine.test_adapters import make_adapter
@@ -59,11 +57,5 @@ def run_joins(models_dir, folder, joins: int, seed: int) -> None:
     engine.check_integrity()
 
 
-def test_hundreds_of_joins(models_dir, tmp_path):
-    run_joins(models_dir, tmp_path, 600, seed=1)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_ten_thousand_joins(models_dir, tmp_path):
-    run_joins(models_dir, tmp_path, 10_000, seed=2)
+    run_joins(models_dir, tmp_path, 10_000, seed=1)

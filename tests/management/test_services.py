@@ -149,3 +149,13 @@ def test_adapters(deployment, tmp_path):
         register_adapter("pirate", other, str(source), "tester")
     remove_adapter(adapter, "tester")
     assert not Adapter.objects.exists()
+
+
+def test_wishes_for_adapters_are_kept_until_they_change(deployment):
+    model = deployment.version.model
+    source = str(ROOT / "models" / "demo-adapters" / "pirate")
+    register_adapter("pirate", model, source, "tester", preload=True)
+    again = register_adapter("pirate", model, source, "tester")
+    assert (again.preload, again.pinned) == (True, False)
+    changed = register_adapter("pirate", model, source, "tester", preload=False, pinned=True)
+    assert (changed.preload, changed.pinned) == (False, True)
