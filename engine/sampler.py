@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.kernels.ops import choose
+from engine.filters import CANDIDATES, draw
+from engine.kernels import ops
 from engine.messages import TokenLogprob
 from engine.sampling_params import SamplingParams
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from engine.request import Request
 
-CANDIDATES = 1024
-"""Filtered sampling first looks at this many most likely tokens, and at more only where they do not suffice."""
 _MASK64 = (1 << 64) - 1
 
 
@@ -51,14 +50,11 @@ class Sampler:
         temperatures = [0.0 if p.greedy else p.temperature for p in params]
         uniforms = [uniform(r.params.seed, r.num_output_tokens + ahead) for r, ahead in rows]
         if not any(p.logprobs is not None or p.filtered or adjusts(r) for p, r in zip(params, requests, strict=True)):
-            return choose(logits, temperatures, uniforms), [None] * len(requests)
+            return ops.choose(logits, temperatures, uniforms), [None] * len(requests)
         logits = logits.float()
         raw = logits if any(p.logprobs is not None and p.logprobs_mode == "raw" for p in params) else None
         processed = self._adjust(requests, logits, keep=raw is not None)
-        chosen = choose(processed, temperatures, uniforms)
-        for row, p in enumerate(params):
-            if p.filtered and not p.greedy:
-                chosen[row] = _draw(processed[row], p, uniforms[row])
+        chosen = self._choose(processed, params, temperatures, uniforms)
         logprobs: list[TokenLogprob | None] = [None] * len(requests)
         for row, p in enumerate(params):
             if p.logprobs is None:
@@ -69,6 +65,23 @@ class Sampler:
                 distribution = processed[row] if p.greedy else _filtered_logits(processed[row : row + 1], p)[0]
             logprobs[row] = token_logprobs(distribution[None], [chosen[row]], p.logprobs, p.logprobs_mode)[0]
         return chosen, logprobs
+
+    def _choose(
+        self, logits: torch.Tensor, params: list[SamplingParams], temperatures: list[float], uniforms: list[float]
+    ) -> list[int]:
+        """A token for every row: drawn together where filters are the usual ones."""
+        drawn = [row for row, p in enumerate(params) if p.filtered and not p.greedy and p.typical_p >= 1]
+        if len(drawn) == len(params):
+            return _draw_together(logits, params, uniforms)
+        chosen = ops.choose(logits, temperatures, uniforms)
+        if drawn:
+            tokens = _draw_together(logits[drawn], [params[r] for r in drawn], [uniforms[r] for r in drawn])
+            for row, token in zip(drawn, tokens, strict=True):
+                chosen[row] = token
+        for row, p in enumerate(params):
+            if p.typical_p < 1 and not p.greedy:
+                chosen[row] = _draw(logits[row], p, uniforms[row])
+        return chosen
 
     def _adjust(self, requests: list[Request], logits: torch.Tensor, keep: bool) -> torch.Tensor:
         """Grammars, bans, bias and penalties; on a copy where the logits themselves must be kept."""
@@ -173,6 +186,23 @@ def _penalise(row: torch.Tensor, request: Request) -> None:
         row -= p.presence_penalty * (counts.output > 0)
     if p.relative_frequency_penalty:
         row -= p.relative_frequency_penalty * (counts.prompt + counts.output) / len(request.token_ids)
+
+
+def _draw_together(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> list[int]:
+    """A token for every row of logits [B, V] among those that top-k, top-p and min-p leave."""
+
+    def candidates(rows: list[int], count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        of_rows = logits if len(rows) == len(params) else logits[rows]
+        temperatures = [params[row].temperature for row in rows]
+        heat = torch.tensor(temperatures)[:, None]
+        found = ops.select(of_rows, temperatures, count) if count < logits.shape[1] else None
+        if found is None:
+            scaled = (of_rows - of_rows.amax(-1, keepdim=True)) / heat
+            return (*scaled.topk(count), scaled.logsumexp(-1, keepdim=True))
+        values, order = found.values.topk(count)
+        return (values - values[:, :1]) / heat, found.ids.gather(1, order), found.log_totals
+
+    return draw(candidates, params, uniforms, logits.shape[1])
 
 
 def _draw(logits: torch.Tensor, p: SamplingParams, u: float) -> int:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.sampler import CANDIDATES, Sampler, adjusts, uniform
+from engine.filters import draw
+from engine.sampler import Sampler, adjusts, uniform
 
 if TYPE_CHECKING:
     from engine.messages import TokenLogprob
@@ -46,31 +47,16 @@ def choose(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[fl
 
     greedy = column([float(p.greedy) for p in params], torch.bool)
     scaled = logits.float() / column([1.0 if p.greedy else p.temperature for p in params])
-    u = column(uniforms, torch.float64)
     if not any(p.filtered and not p.greedy for p in params):
         cumulative = scaled.softmax(-1, dtype=torch.float64).cumsum(-1)
-        drawn = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp_(max=vocab - 1)
-        return torch.where(greedy, best[:, None], drawn)[:, 0]
-    limits = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
-    top_k = column([float(k) for k in limits], torch.int64)
-    top_p, min_p = column([p.top_p for p in params]), column([p.min_p for p in params])
-    has_k = top_k < vocab
-    log_normaliser = scaled.logsumexp(-1, keepdim=True)
-    count = min(vocab, max(CANDIDATES, max((k for k in limits if k < vocab), default=0)))
-    # A row without filters needs the whole vocabulary.
-    if any(not p.filtered and not p.greedy for p in params):
-        count = vocab
-    while True:
-        values, ids = scaled.topk(count)
-        values = values.masked_fill(torch.arange(count, device=device) >= top_k, -torch.inf)
-        weights = torch.where(has_k, values.softmax(-1), (values - log_normaliser).exp())
-        cumulative = weights.cumsum(-1)
-        enough = greedy | has_k | ((top_p < 1) & (cumulative[:, -1:] >= top_p))
-        enough |= (min_p > 0) & (weights[:, -1:] < min_p * weights[:, :1])
-        if count == vocab or bool(enough.all()):
-            break
-        count = min(vocab, count * 16)
-    keep = (weights > 0) & ((cumulative - weights < top_p) | (top_p >= 1)) & (weights >= min_p * weights[:, :1])
-    mass = (weights * keep).double().cumsum(-1)
-    place = torch.searchsorted(mass, u * mass[:, -1:]).clamp_(max=count - 1)
-    return torch.where(greedy, best[:, None], ids.gather(1, place))[:, 0]
+        u = column(uniforms, torch.float64)
+        drawn = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp_(max=vocab - 1)[:, 0]
+    else:
+        normalised = scaled - scaled.amax(-1, keepdim=True)
+
+        def candidates(rows: list[int], count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            of_rows = normalised[rows]
+            return (*of_rows.topk(count), of_rows.logsumexp(-1, keepdim=True))
+
+        drawn = torch.tensor(draw(candidates, params, uniforms, vocab)).to(device)
+    return torch.where(greedy[:, 0], best, drawn)

@@ -309,3 +309,36 @@ def choose(logits: torch.Tensor, temperatures: Sequence[float], uniforms: Sequen
     )  # fmt: skip
     tokens: list[int] = out.tolist()
     return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The best tokens of rows of logits: values [B, N] float32, -inf behind a row's last, ids [B, N] int64, N the same for all; of each
+    row the log [B, 1] of the sum of e^((x - best) / temperature) over all its tokens.
+    """
+
+    values: torch.Tensor
+    ids: torch.Tensor
+    log_totals: torch.Tensor
+
+
+def select(logits: torch.Tensor, temperatures: Sequence[float], wanted: int) -> Selected | None:
+    """At least the `wanted` best of every row of logits [B, V] that are over e^-32 of its best; None where a row has too
+    many equals for that.
+    """
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    rows, columns = logits.shape
+    room = min(columns, 4 * wanted)
+    heat = torch.tensor(temperatures, dtype=torch.float32)
+    values, ids = torch.empty(rows, room), torch.zeros(rows, room, dtype=torch.int64)
+    counts, totals = torch.empty(rows, dtype=torch.int64), torch.empty(rows, 1)
+    run(
+        sampling.select_kernel(KINDS[logits.dtype]),
+        rows, columns, logits.data_ptr(), logits.stride(0), heat.data_ptr(), wanted, room, values.data_ptr(),
+        ids.data_ptr(), counts.data_ptr(), totals.data_ptr(), parallel=rows > 1,
+    )  # fmt: skip
+    if int(counts.min()) < 0:
+        return None
+    beyond = torch.arange(room) >= counts[:, None]
+    return Selected(values.masked_fill_(beyond, -torch.inf), ids, totals.log_())

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.kernels.compiled import kernel
 from engine.kernels.emit import F32
-from engine.kernels.simd import address_of, exp, load, load_double, load_int, store_int, take_ticket
+from engine.kernels.simd import address_of, exp, load, load_double, load_int, store, store_int, take_ticket
 
 ONE, ZERO, LEAST, LOWEST = np.float32(1), np.float32(0), np.float32(-87), np.float32(-3e38)
 CHUNK = 1024
@@ -77,3 +77,74 @@ def choose_kernel(kind: int) -> Any:
             store_int(out, row, min(max(chosen, 0), columns - 1))  # whatever the logits were
 
     return choose
+
+
+FAR = np.float32(32)
+HALVINGS = 24
+
+
+@cache
+def select_kernel(kind: int) -> Any:
+    """The tokens from the best down to the `wanted`th and some more, in the order of their ids.
+
+    Arguments: rows, columns; logits, row stride; temperatures [rows] float32, over 0; wanted, room; values [rows, room]
+    float32; ids [rows, room] int64; counts [rows] int64, -1 where equals do not fit; totals [rows] float32: the sum of
+    e^((x - best) / temperature) over the row. What is under e^-32 of the best is left out.
+
+    How far down to go is found by halving: counting vectors of tokens over a border takes less than sorting any of them.
+    """
+
+    @kernel
+    def select(data: Any) -> None:
+        a = address_of(data)
+        rows, columns, logits, stride = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
+        temperatures, wanted, room, values, ids = (
+            load_int(a, 6), load_int(a, 7), load_int(a, 8), load_int(a, 9), load_int(a, 10),
+        )  # fmt: skip
+        counts, totals = load_int(a, 11), load_int(a, 12)
+        while True:
+            row = take_ticket(a)
+            if row >= rows:
+                return
+            start = row * stride
+            most = load(logits, start, kind)
+            for i in range(start + 1, start + columns):
+                most = max(most, load(logits, i, kind))
+            temperature = load(temperatures, row, F32)
+            scale = ONE / temperature
+            total: Any = 0.0
+            for begin in range(start, start + columns, CHUNK):
+                part: Any = ZERO
+                for i in range(begin, min(begin + CHUNK, start + columns)):
+                    x = (load(logits, i, kind) - most) * scale
+                    part += exp(x) if x > LEAST else ZERO
+                total += part
+            store(totals, row, F32, np.float32(total))
+            low, high, count = ZERO, FAR * temperature, 0
+            border = high
+            for turn in range(HALVINGS):
+                border = high if turn == 0 else (low + high) * np.float32(0.5)
+                count = 0
+                for begin in range(start, start + columns, CHUNK):
+                    part = ZERO
+                    for i in range(begin, min(begin + CHUNK, start + columns)):
+                        part += ONE if most - load(logits, i, kind) <= border else ZERO
+                    count += int(part)
+                if count > room:
+                    high = border
+                elif count >= wanted or turn == 0:
+                    break
+                else:
+                    low = border
+            if count > room or (count < wanted and border != FAR * temperature):
+                store_int(counts, row, -1)
+                continue
+            place = row * room
+            for i in range(start, start + columns):
+                if most - load(logits, i, kind) <= border:
+                    store(values, place, F32, load(logits, i, kind))
+                    store_int(ids, place, i - start)
+                    place += 1
+            store_int(counts, row, place - row * room)
+
+    return select
