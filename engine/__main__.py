@@ -48,7 +48,7 @@ def main() -> int:
     except ModelError as error:
         report("failed", reason=str(error))
         return 3
-    except (MemoryError, RuntimeError) as error:
+    except Exception as error:  # one of the edges: a model's files may be wrong in ways that nobody foresaw
         logger.exception("loading failed")
         report("failed", reason=f"{type(error).__name__}: {error}")
         return 3

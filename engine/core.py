@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from engine.adapter_slots import AdapterSlots
@@ -41,6 +42,8 @@ class EngineCore:
         """Load the model; raises ModelError when it cannot be served. `backend` is the configured device's unless given."""
         torch.set_num_threads(config.threads or torch.get_num_threads())
         backend = backend or backend_for(config)
+        if backend.device.type == "cuda":  # a guess there leaves the captured graphs, which costs more than it saves
+            config = msgspec.structs.replace(config, speculative_tokens=0)
         loaded = load_model(config, backend)
         self.config, self.specs = config, loaded.specs
         most = config.max_num_seqs * -(-loaded.max_model_len // config.block_size)

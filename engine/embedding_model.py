@@ -74,6 +74,8 @@ def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
 
     `dtype` "auto" is float32: vectors are compared with those that other programs made of the same weights.
     """
+    if config.device == "cuda" or config.quantization != "none":
+        raise ModelError("embedding models compute on the CPU, with their weights as they are")
     directory = locate(config.model)
     hf_config = read_config(directory)
     check_weights(directory)
@@ -84,13 +86,16 @@ def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
     pooling = read_pooling(directory, causal)
     own = max_model_len(hf_config, 0)
     if text_config.model_type in OFFSET_POSITIONS:
-        own -= int(text_config.pad_token_id) + 1
+        own -= int(text_config.pad_token_id or 0) + 1
     own = min(own, pooling.max_tokens or own)
     if config.max_model_len > own:
         raise ModelError(f"max_model_len must be at most {own}, the model's own limit, got {config.max_model_len}")
     model = from_pretrained(AutoModel, directory, dtype, unused="pooler.")
     hidden = int(text_config.hidden_size)
-    lengths = getattr(hf_config, "matryoshka_dimensions", None)
+    dimensions = pooling.dimensions(hidden)
+    lengths = getattr(hf_config, "matryoshka_dimensions", None) or []
+    if not isinstance(lengths, list) or not all(type(n) is int and 1 <= n <= dimensions for n in lengths):
+        raise ModelError(f"config.json: matryoshka_dimensions must be a list of numbers from 1 to {dimensions}")
     loaded = EmbeddingModel(
         model=model,
         pooling=pooling,
@@ -100,7 +105,7 @@ def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
         dtype=dtype,
         max_model_len=config.max_model_len or own,
         vocab_size=int(text_config.vocab_size),
-        dimensions=pooling.dimensions(hidden),
+        dimensions=dimensions,
         truncations=lengths or (None if getattr(hf_config, "is_matryoshka", False) else []),
     )
     _check_padding(loaded)

@@ -36,7 +36,10 @@ class Matcher:
     def __init__(self, matcher: LLMatcher, grammar: Grammar, mask_size: int, vocab_size: int) -> None:
         """The mask covers the `mask_size` tokens of the tokenizer, of which the model has `vocab_size`."""
         self._matcher = matcher
-        self._think_begin, self._think_end = grammar.think_begin, grammar.think_end
+        ids = (grammar.think_begin, grammar.think_end)
+        if any(token is not None and not 0 <= token < vocab_size for token in ids):
+            raise GrammarError("the model has no tokens for thoughts")
+        self._think_begin, self._think_end = ids
         self._thinking = grammar.thinking
         self._mask = allocate_token_bitmask(1, mask_size)
         self._vocab_size = vocab_size

@@ -39,7 +39,7 @@ def locate(source: str) -> Path:
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise ModelError(f"the directory {source} does not exist")
     try:
-        return Path(snapshot_download(source, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(source, allow_patterns=HUB_FILES)).resolve()
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
             f"{source} is neither a directory nor a model that can be fetched from the hub ({type(error).__name__})"
@@ -67,8 +67,14 @@ def makes_embeddings(directory: Path) -> bool:
     """Whether the model is one for embeddings: sentence-transformers wrote it, or it has no head to continue text with."""
     if (directory / "modules.json").is_file():
         return True
-    names = _config(directory).get("architectures") or []
-    return bool(names) and all(str(name).endswith(("Model", "ForMaskedLM", "ForPreTraining")) for name in names)
+    names = _config(directory).get("architectures")
+    if (
+        not isinstance(names, list)
+        or not names
+        or any(name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in names)
+    ):
+        return False
+    return all(str(name).endswith(("Model", "ForMaskedLM", "ForPreTraining")) for name in names)
 
 
 def check_causal(directory: Path) -> None:

@@ -110,7 +110,10 @@ def read_pooling(directory: Path, causal: bool) -> Pooling:
 
 
 def _inside(directory: Path, name: str) -> Path:
-    path = (directory / name).resolve()
+    try:
+        path = (directory / name).resolve()
+    except ValueError as error:
+        raise ModelError(f"modules.json: a path cannot be used: {error}") from error
     if path != directory and directory not in path.parents:
         raise ModelError("modules.json names files outside of the model's directory")
     return path
@@ -122,7 +125,7 @@ def _read_modes(path: Path) -> Pooling:
     if named is None:
         modes = tuple(mode for mode in MODES if config.get(OLDER_NAMES[mode]))
     else:
-        modes = (named,) if isinstance(named, str) else tuple(named)
+        modes = tuple(named) if isinstance(named, list) else (named,)
     unknown = [mode for mode in modes if mode not in MODES]
     if unknown or not modes:
         raise ModelError(f"Pooling: the mode {str(unknown[0])[:40]!r} is not known" if unknown else "Pooling: no mode")
@@ -146,6 +149,8 @@ def _read_dense(path: Path) -> Dense:
         weight, bias = tensors["linear.weight"].float(), tensors.get("linear.bias")
     except (SafetensorError, OSError, KeyError) as error:
         raise ModelError(f"Dense: its weights cannot be read from safetensors: {error}") from error
+    if weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+        raise ModelError("Dense: its weights are of another shape")
     return Dense(weight, None if bias is None else bias.float(), ACTIVATIONS[name])
 
 
@@ -153,7 +158,8 @@ def _read_text_rules(directory: Path, pooling: Pooling) -> None:
     transformer, model = directory / "sentence_bert_config.json", directory / "config_sentence_transformers.json"
     if transformer.is_file():
         config = read_json(transformer)
-        if "message" in (config.get("modality_config") or {}):
+        modalities = config.get("modality_config") or {}
+        if not isinstance(modalities, dict) or "message" in modalities:
             raise ModelError("sentence_bert_config.json: texts that go through a chat template are not supported")
         longest = config.get("max_seq_length")
         pooling.lower_case = bool(config.get("do_lower_case"))
@@ -161,4 +167,7 @@ def _read_text_rules(directory: Path, pooling: Pooling) -> None:
     if model.is_file():
         config = read_json(model)
         default, prompts = config.get("default_prompt_name"), config.get("prompts") or {}
-        pooling.prompt = str(prompts.get(default) or "") if default is not None else ""
+        if default is not None:
+            if not isinstance(prompts, dict) or not isinstance(default, str):
+                raise ModelError("config_sentence_transformers.json: prompts or default_prompt_name is of another type")
+            pooling.prompt = str(prompts.get(default) or "")

@@ -21,6 +21,8 @@ T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 KEEP_ALIVE_S = 15.0
 REQUEST_ID_LIMIT = 128
+MAX_DEPTH = 128
+"""Levels of a body: what walks through it afterwards may do so by recursion."""
 
 
 class ClientGone(Exception):
@@ -39,6 +41,17 @@ class Response(msgspec.Struct):
 def json_response(value: Any, status: int = 200, headers: Headers | None = None) -> Response:
     """A JSON answer."""
     return Response(status, msgspec.json.encode(value), headers=headers or [])
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested in more than so many levels."""
+    level = [value]
+    for _ in range(levels):
+        children = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [child for items in children for child in items if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 class Exchange:
@@ -92,6 +105,8 @@ class Exchange:
             raise MalformedBody("The body is nested too deeply.") from error
         if not isinstance(value, dict):
             raise MalformedBody("The body must be a JSON object.")
+        if _deeper_than(value, MAX_DEPTH):
+            raise MalformedBody(f"The body is nested too deeply: {MAX_DEPTH} levels are allowed.")
         return value
 
     async def respond(self, response: Response) -> None:

@@ -86,17 +86,19 @@ class Embedder:
     async def _run(
         self, target: Target, inputs: list[list[int]], dimensions: int | None, normalise: bool
     ) -> RequestOutput:
-        """Once more where the worker dies: nothing was answered yet."""
+        """Once more where the worker dies or drains: nothing was answered yet."""
         timeout_s = self.request_timeout_s
-        try:
-            client = target.pick()
-            return await client.embed(inputs, dimensions=dimensions, normalise=normalise, timeout_s=timeout_s)
-        except EngineDead:
+        for attempt in (1, 2):
             try:
                 client = target.pick()
-                return await client.embed(inputs, dimensions=dimensions, normalise=normalise, timeout_s=timeout_s)
+                output = await client.embed(inputs, dimensions=dimensions, normalise=normalise, timeout_s=timeout_s)
             except EngineDead as error:
-                raise GenerationFailed("The worker that served this request died.") from error
+                if attempt == 2:
+                    raise GenerationFailed("The worker that served this request died.") from error
+            else:
+                if output.error != "draining" or attempt == 2:
+                    break
+        return output
 
 
 async def _token_ids(request: EmbeddingRequest, target: Target, info: EmbeddingInfo) -> list[list[int]]:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from inference.metrics import Metrics
     from inference.requests import GenerationRequest
     from inference.router import EngineRouter, Target
-    from inference.tokenizer import ModelTokenizer
 
 logger = structlog.get_logger(__name__)
 
@@ -96,7 +95,7 @@ class Generator:
         if named.get("min_tokens", 0) > max_tokens:
             raise InvalidRequest(f"min_tokens must be at most max_tokens, which is {max_tokens} here.", "min_tokens")
         if "grammar" in named and isinstance(request.prompt, ChatPrompt):
-            named["grammar"] = _behind_thoughts(named["grammar"], target.tokenizer, prompt)
+            named["grammar"] = _behind_thoughts(named["grammar"], target, prompt)
         seed = secrets.randbits(64) if request.seed is None else request.seed & SEED_MASK
         params = request.params(max_tokens, seed, info.sampling_defaults)
         if params.greedy and request.n > 1:
@@ -279,12 +278,12 @@ class _SequenceText:
         return delta
 
 
-def _behind_thoughts(grammar: Grammar, tokenizer: ModelTokenizer, prompt: list[int]) -> Grammar:
+def _behind_thoughts(grammar: Grammar, target: Target, prompt: list[int]) -> Grammar:
     """The grammar of an answer that thoughts may come before, where the model has tokens for that."""
-    ids = tokenizer.thought_ids
+    ids = target.tokenizer.thought_ids(target.info.vocab_size)
     if ids is None:
         return grammar
-    begun = tokenizer.leaves_thinking(prompt)
+    begun = target.tokenizer.leaves_thinking(prompt)
     return msgspec.structs.replace(grammar, think_begin=None if begun else ids[0], think_end=ids[1], thinking=begun)
 
 

@@ -77,11 +77,10 @@ class ModelTokenizer:
         """Whether the mark of a tool call would be lost with the special tokens."""
         return self.fast.token_to_id(MARKS[self.tool_style]) in self.special_ids
 
-    @property
-    def thought_ids(self) -> tuple[int, int] | None:
-        """The tokens that begin and end thoughts, where each is one token."""
+    def thought_ids(self, vocab_size: int) -> tuple[int, int] | None:
+        """The tokens that begin and end thoughts, where each is one token that the model knows."""
         begin, end = self.fast.token_to_id(reasoning.BEGIN), self.fast.token_to_id(reasoning.END)
-        return None if begin is None or end is None else (begin, end)
+        return None if begin is None or end is None or max(begin, end) >= vocab_size else (begin, end)
 
     def leaves_thinking(self, prompt_token_ids: list[int]) -> bool:
         """Whether the prompt begins thoughts and does not end them."""
@@ -149,7 +148,15 @@ class ModelTokenizer:
                 **self.special_texts,
                 **prompt.template_arguments,
             )
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            LookupError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise TemplateError(f"The chat template refused the messages: {str(error)[:300]}") from error
         if len(text) > MAX_RENDERED_CHARACTERS:
             raise TemplateError(f"The chat template produced more than {MAX_RENDERED_CHARACTERS} characters.")

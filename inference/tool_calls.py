@@ -60,9 +60,10 @@ class ToolCallParser:
 
     def __init__(self, machine: Machine) -> None:
         self.calls = 0
-        self._parts: list[Part] = []
+        self._parts: list[list[str] | tuple[int, str | None, list[str]]] = []
         self._pushed = ""
-        self._raw = ""
+        self._raw: list[str] | None = None
+        """What a call has read so far, in case that it is none."""
         self._machine = machine(self)
         next(self._machine)
 
@@ -81,20 +82,25 @@ class ToolCallParser:
     def say(self, part: Part) -> None:
         """Note a part; neighbours of one kind become one."""
         last = self._parts[-1] if self._parts else None
-        if isinstance(part, str) and isinstance(last, str):
-            self._parts[-1] = last + part
-        elif isinstance(part, CallPart) and isinstance(last, CallPart) and last.index == part.index:
-            last.arguments += part.arguments
-        elif part != "":
-            self._parts.append(part)
+        if isinstance(part, str):
+            if isinstance(last, list):
+                last.append(part)
+            elif part:
+                self._parts.append([part])
+        elif isinstance(last, tuple) and last[0] == part.index:
+            last[2].append(part.arguments)
+        else:
+            self._parts.append((part.index, part.name, [part.arguments]))
 
     def sayer(self, index: int) -> Callable[[str], None]:
         """Notes pieces of a call's arguments."""
         return lambda text: self.say(CallPart(index, None, text))
 
     def _taken(self) -> list[Part]:
-        parts, self._parts = self._parts, []
-        return parts
+        noted, self._parts = self._parts, []
+        return [
+            "".join(part) if isinstance(part, list) else CallPart(part[0], part[1], "".join(part[2])) for part in noted
+        ]
 
     # What the styles are made of.
 
@@ -104,13 +110,15 @@ class ToolCallParser:
             character, self._pushed = self._pushed, ""
         else:
             character = yield
-        self._raw += character
+        if self._raw is not None:
+            self._raw.append(character)
         return character
 
     def push(self, character: str) -> None:
         """Read this character again."""
         self._pushed = character
-        self._raw = self._raw[:-1]
+        if self._raw:
+            self._raw.pop()
 
     def visible(self) -> Character:
         """The next character that is not space."""
@@ -120,17 +128,24 @@ class ToolCallParser:
 
     def text_until(self, mark: str) -> Character:
         """Give out text until `mark`; the mark, with the space before it, is not given out but returned."""
-        held = ""
+        space: list[str] = []
+        begun = ""
         try:
-            while held.lstrip() != mark:
-                held += yield from self.next()
-                while not mark.startswith(held.lstrip()):
-                    self.say(held[0])
-                    held = held[1:]
+            while begun != mark:
+                character = yield from self.next()
+                if not begun and character.isspace():
+                    space.append(character)
+                    continue
+                begun += character
+                while not mark.startswith(begun):
+                    self.say("".join(space) + begun[0])
+                    space, begun = [], begun[1:]
+                    if begun.isspace():
+                        space, begun = [begun], ""
         except _End:
-            self.say(held)
+            self.say("".join(space) + begun)
             raise
-        return held
+        return "".join(space) + mark
 
     def skip_until(self, mark: str) -> Wait:
         """Drop text until `mark` is complete."""
@@ -140,15 +155,17 @@ class ToolCallParser:
 
     def call(self, mark: str, strict: bool) -> Generator[None, str, bool]:
         """A call as an object, whose keys may be in any order; what is none comes out as text behind its `mark`."""
-        self._raw, begun = "", self.calls
+        self._raw, begun = [], self.calls
         try:
             yield from self._object(strict)
         except (_NotACall, _End) as reason:
             if self.calls == begun:
-                self.say(mark + self._raw)
+                self.say(mark + "".join(self._raw))
             if isinstance(reason, _End):
                 raise
-            return False
+            return self.calls > begun  # what is wrong with a call that has begun goes to nobody
+        finally:
+            self._raw = None
         return True
 
     def calls_in_list(self, mark: str) -> Wait:
@@ -163,7 +180,13 @@ class ToolCallParser:
         """A value that is a call's arguments: an object as it is written, or the text of a string that holds one."""
         character = yield from self.visible()
         if character == '"':
-            say((yield from self._string()))
+            say((yield from self._string()) or "{}")
+            return
+        if character == "n":
+            self.push(character)
+            if (yield from self._other_value()) is not None:
+                raise _NotACall
+            say("{}")
             return
         if character != "{":
             raise _NotACall
@@ -181,7 +204,7 @@ class ToolCallParser:
                 depth += (character in "{[") - (character in "}]")
 
     def _object(self, strict: bool) -> Wait:
-        index, name, early = self.calls, "", ""
+        index, name, early, said = self.calls, "", "", False
         if (yield from self.visible()) != "{":
             raise _NotACall
         while (character := (yield from self.visible())) != "}":
@@ -192,12 +215,10 @@ class ToolCallParser:
             key = yield from self._string()
             if (yield from self.visible()) != ":" or (strict and key not in KEYS):
                 raise _NotACall
-            if key in ARGUMENTS and name:
-                yield from self.arguments(self.sayer(index))
-            elif key in ARGUMENTS:
-                pieces: list[str] = []
-                yield from self.arguments(pieces.append)
-                early = "".join(pieces)
+            if key in ARGUMENTS:
+                pieces: list[str] = []  # of a second one, which goes to nobody
+                yield from self.arguments(self.sayer(index) if name and not said else pieces.append)
+                early, said = early or "".join(pieces), True
             else:
                 value = yield from self._other_value()
                 if key == "name":
@@ -207,6 +228,8 @@ class ToolCallParser:
                     self.say(CallPart(index, name, early))
         if not name:
             raise _NotACall
+        if not said:
+            self.say(CallPart(index, None, "{}"))
 
     def _string(self) -> Character:
         """The rest of a string whose quote was read."""
@@ -234,9 +257,12 @@ class ToolCallParser:
 
 def _loads(text: str) -> object:
     try:
-        return json.loads(text, strict=False)
+        value = json.loads(text, strict=False)
+        if isinstance(value, str):
+            value.encode()  # half of a character, escaped, is none
     except ValueError as error:
         raise _NotACall from error
+    return value
 
 
 def _hermes(parser: ToolCallParser) -> Wait:
@@ -279,16 +305,24 @@ def _mistral(parser: ToolCallParser) -> Wait:
         if character == "[":
             yield from parser.calls_in_list(before + "[")
             continue
-        name = ""
+        if character == "{":
+            parser.push(character)
+            yield from parser.call(before, strict=False)
+            continue
+        read = ""
         try:
-            while character != "{":
-                name += character
+            while character != "{" and not character.isspace():
+                read += character
                 character = yield from parser.next()
         except _End:
-            parser.say(before + name)
+            parser.say(before + read)
             raise
+        name = read.partition("[")[0]
+        if character != "{" or not name:
+            parser.say(before + read + character)
+            continue
         index, parser.calls = parser.calls, parser.calls + 1
-        parser.say(CallPart(index, name.partition("[")[0].strip()))
+        parser.say(CallPart(index, name))
         parser.push(character)
         yield from parser.arguments(parser.sayer(index))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -52,6 +53,15 @@ CASES = [
     ("llama3", '{"name": "f"', "", [("f", "")]),
     ("mistral", f"[TOOL_CALLS] [{written('mistral', F)}, {written('mistral', G)}]", "", [F, G]),
     ("mistral", f"ok[TOOL_CALLS]f[CALL_ID]abc[ARGS]{F[1]}[TOOL_CALLS]g{G[1]}", "ok", [F, G]),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "parameters": {"b": 1}}</tool_call>', "",
+     [("f", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}, oops}</tool_call> so', " so", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+     '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', []),
+    ("mistral", f"[TOOL_CALLS] {written('mistral', F)}", "", [F]),
+    ("mistral", "[TOOL_CALLS]hello there {}", "[TOOL_CALLS]hello there {}", []),
     ("mistral", "[1, 2] [TOOL_CAL", "[1, 2] [TOOL_CAL", []),
 ]  # fmt: skip
 
@@ -93,6 +103,15 @@ def test_no_text_breaks_a_parser_or_is_lost_where_there_is_no_call(text, style):
     content, calls = parse(MACHINES[style], list(text))
     if not calls:
         assert content.split() == text.split() or content.strip() == text.strip()
+
+
+def test_long_texts_take_time_in_proportion():
+    for style in MACHINES:
+        parser = ToolCallParser(MACHINES[style])
+        text = "a < b [1] \n\n" * 20_000 + "\n" * 100_000
+        start = time.process_time()
+        assert parser.feed(text) + parser.end()
+        assert time.process_time() - start < 10, "quadratic"
 
 
 def test_what_a_grammar_enforces():

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from engine.kv_cache import AttentionSpec
 
 
+FEW_QUERIES = 8
+"""Longer chunks of a prompt have tiles enough without pieces, whose parts would take much memory."""
+
+
 class DeviceKVCache:
     """Per layer the keys [blocks, block size, heads, key dim] and the values, likewise. Block 0 is for padding rows."""
 
@@ -31,9 +35,9 @@ def block_bytes(specs: list[AttentionSpec], block_size: int, dtype: torch.dtype)
     return sum(block_size * s.num_kv_heads * (s.key_dim + s.value_dim) * dtype.itemsize for s in specs)
 
 
-def num_splits(longest: int, decode: bool) -> int:
-    """Pieces of the longest context; chunks of a prompt have tiles enough without."""
-    return -(-longest // SPLIT_KEYS) if decode else 1
+def num_splits(longest: int) -> int:
+    """Pieces of the longest context; those behind a sequence's own end weigh nothing."""
+    return -(-longest // SPLIT_KEYS)
 
 
 class DeviceAttention:
@@ -88,5 +92,5 @@ class DeviceAttention:
         def put(numbers: list[int] | list[list[int]]) -> torch.Tensor:
             return torch.tensor(numbers, dtype=torch.int32).to(self._device, non_blocking=True)
 
-        splits = num_splits(max(lengths), max(counts) == 1)
+        splits = num_splits(max(lengths)) if max(counts) <= FEW_QUERIES else 1
         return Plan(put(sequence), put(start), rows, put(starts), put(lengths), put(tables), splits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ from engine.attention import attend_with
 from engine.backend import Candidate, Forward, plain_forward
 from engine.gpu.attention import DeviceAttention, DeviceKVCache, block_bytes
 from engine.gpu.graphs import DecodeGraphs
-from engine.gpu.lora import Slots, add_slots
+from engine.gpu.lora import SlotLinear, Slots, add_slots
 from engine.gpu.sampling import DeviceSampler
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from engine.batch import ForwardBatch
     from engine.config import EngineConfig
     from engine.kv_cache import AttentionSpec
+
+logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.9
 """Of a device's memory, what weights, activations and KV cache may take together."""
@@ -31,6 +34,7 @@ class DeviceBackend:
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         self._config, self.device = config, device
         self._slots = Slots(config.max_adapters, config.max_adapter_rank, device)
+        self._layers: list[SlotLinear] = []
         self._graphs: DecodeGraphs | None = None
 
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
@@ -38,8 +42,8 @@ class DeviceBackend:
 
         def slotted() -> tuple[Forward, list[AdapterLayer]]:
             model.to(self.device)
-            layers: list[AdapterLayer] = list(add_slots(model, self._slots, model.get_output_embeddings()))
-            return plain_forward(model), layers
+            self._layers = add_slots(model, self._slots, model.get_output_embeddings())
+            return plain_forward(model), list(self._layers)
 
         return [slotted]
 
@@ -48,8 +52,16 @@ class DeviceBackend:
         budget = self._config.kv_cache_bytes
         if not budget:
             free, total = torch.cuda.mem_get_info(self.device)
-            budget = max(0, int(free - total * (1 - MEMORY_SHARE)))
+            budget = max(0, int(free - total * (1 - MEMORY_SHARE)) - self._later_bytes(dtype))
         return max(2, min(budget // block_bytes(specs, self._config.block_size, dtype), most + 1))
+
+    def _later_bytes(self, dtype: torch.dtype) -> int:
+        """What is allocated only when it is needed: slots for adapters, and the activations of the largest step."""
+        slots = self._slots.count * self._slots.rank * dtype.itemsize
+        adapters = sum((layer.in_features + layer.out_features) * slots for layer in self._layers)
+        widest = max((layer.in_features + layer.out_features for layer in self._layers), default=0)
+        later: int = adapters + 8 * self._config.max_num_batched_tokens * widest * dtype.itemsize
+        return later
 
     def new_cache(
         self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype
@@ -74,7 +86,11 @@ class DeviceBackend:
         """Capture the decode graphs."""
         if self.device.type == "cuda":
             graphs = DecodeGraphs(forward, specs, cache, self._config.max_num_seqs, max_model_len, self.device)
-            graphs.capture()
+            try:
+                graphs.capture()
+            except RuntimeError as error:  # some models ask the device for a number on the way, which no graph can
+                logger.warning("decode runs without graphs: %s", error)
+                return
             self._graphs = graphs
 
     def sampler(self, eos_token_ids: list[int]) -> DeviceSampler:

@@ -1,10 +1,11 @@
-"""Decode steps as CUDA graphs: captured once per batch size, replayed with new numbers in the same buffers.
+"""Decode steps as CUDA graphs: captured once per batch size and length class, replayed with new numbers in the same buffers.
 
 A step of many small kernels is bound by how fast the host can launch them; a graph is one launch.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,7 +40,8 @@ class DecodeGraphs:
         device: torch.device,
     ) -> None:
         self._forward, self._cache, self._device = forward, cache, device
-        self._splits = num_splits(max_model_len, decode=True)
+        most_splits = num_splits(max_model_len)
+        self._splits = sorted({1, min(8, most_splits), most_splits})
         blocks = -(-max_model_len // cache.block_size)
         most = max_num_seqs
 
@@ -54,20 +56,20 @@ class DecodeGraphs:
         self._rows = torch.arange(most, device=device)
         self._groups = {spec.num_heads // spec.num_kv_heads for spec in specs}
         self._sizes = capture_sizes(max_num_seqs)
-        self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
+        self._graphs: dict[tuple[int, int], tuple[Callable[[], None], torch.Tensor]] = {}
 
     def capture(self) -> None:
         """Largest first, so that the smaller ones find their memory in its pool."""
         pool = None
-        for size in reversed(self._sizes):
+        for size, splits in product(reversed(self._sizes), reversed(self._splits)):
             self._set(size, [], [], [], [], [])
-            self._step(size)  # compiles the kernels, outside of the capture
+            self._step(size, splits)  # compiles the kernels, outside of the capture
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                logits = self._step(size)
+                logits = self._step(size, splits)
             pool = pool or graph.pool()
-            self._graphs[size] = (graph.replay, logits)
+            self._graphs[size, splits] = (graph.replay, logits)
 
     def fits(self, batch: ForwardBatch) -> bool:
         """Whether the batch is one token each of no more sequences than were captured, without adapters."""
@@ -84,7 +86,8 @@ class DecodeGraphs:
         lengths = [s.length for s in batch.sequences]
         ids, positions = batch.input_ids[0, :count].tolist(), batch.positions[0, :count].tolist()
         self._set(size, ids, positions, batch.slot_mapping[:count].tolist(), tables, lengths)
-        replay, logits = self._graphs[size]
+        needed = num_splits(max(lengths))
+        replay, logits = self._graphs[size, next(n for n in self._splits if n >= needed)]
         replay()
         return logits[:count]
 
@@ -116,11 +119,11 @@ class DecodeGraphs:
                 rows.pin_memory() if self._device.type == "cuda" else rows, non_blocking=True
             )
 
-    def _step(self, size: int) -> torch.Tensor:
+    def _step(self, size: int, splits: int) -> torch.Tensor:
         plans = {
             group: Plan(
                 self._tile_sequence[:size], self._tile_start[:size], tile_rows(group, 1), self._query_starts[: size + 1],
-                self._lengths[:size], self._tables[:size], self._splits,
+                self._lengths[:size], self._tables[:size], splits,
             )
             for group in self._groups
         }  # fmt: skip

@@ -33,6 +33,8 @@ class Slots:
     def __init__(self, count: int, rank: int, device: torch.device) -> None:
         self.count, self.rank, self.device = count, rank, device
         self.numbers: dict[str, int] = {}
+        self.rows = 0
+        """Of the current step."""
         self.mask: torch.Tensor | None = None
         """[T, slots * rank]: 1 where a row's own columns are; None in steps without adapters."""
         self.row_slots: torch.Tensor | None = None
@@ -46,6 +48,7 @@ class Slots:
 
     def begin_step(self, runs: Runs, rows: int, dtype: torch.dtype) -> None:
         """Set what the layers read until `end_step`."""
+        self.rows = rows
         if not runs:
             return
         of_row = torch.full((rows,), self.count)
@@ -57,7 +60,7 @@ class Slots:
 
     def end_step(self) -> None:
         """No step runs."""
-        self.mask = self.row_slots = None
+        self.rows, self.mask, self.row_slots = 0, None, None
 
 
 class SlotLinear(nn.Module):
@@ -128,7 +131,7 @@ class SlotLinear(nn.Module):
         """[..., in] -> [..., out]."""
         y: torch.Tensor = self.base(x)
         mask = self.slots.mask
-        self.other_rows |= mask is not None and x.numel() // self.in_features != len(mask)
+        self.other_rows |= x.numel() // self.in_features != self.slots.rows
         if mask is None or self._a is None or self._b is None or not self._mine:
             return y
         flat = x.reshape(-1, self.in_features)
@@ -136,7 +139,9 @@ class SlotLinear(nn.Module):
         if self._factors is None or self.slots.row_slots is None:
             return y + added
         bias = self.base.bias if self.base.bias is not None else 0.0
-        return (y - bias + added) * self._factors[self.slots.row_slots].view_as(y) + bias
+        scaled = (y - bias + added) * self._factors[self.slots.row_slots].view_as(y) + bias
+        has_factors = (self._factors != 1).any(1)[self.slots.row_slots].view(*y.shape[:-1], 1)
+        return torch.where(has_factors, scaled, y + added)
 
 
 def add_slots(model: nn.Module, slots: Slots, head: nn.Module | None) -> list[SlotLinear]:

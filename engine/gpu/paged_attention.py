@@ -2,7 +2,7 @@
 
 Runs on CUDA; with TRITON_INTERPRET=1 set before Triton is imported it runs on CPU tensors, which is how it is tested
 where there is no device. Online softmax as in FlashAttention-2 (arXiv 2307.08691); long contexts are split at fixed
-places, so that a sequence's result does not depend on its batch.
+places, so that a sequence's result depends on its batch mates only by whether long prompts are computed beside it.
 """
 
 from __future__ import annotations

@@ -152,8 +152,36 @@ BAD = {
     "mode": ("1_Pooling/config.json", lambda c: {**c, "pooling_mode": "median"}, "'median' is not known"),
     "prompt": ("1_Pooling/config.json", lambda c: {**c, "include_prompt": False}, "include_prompt"),
     "activation": ("2_Dense/config.json", lambda c: {**c, "activation_function": "os.system"}, "'system'"),
+    "modes": ("1_Pooling/config.json", lambda c: {**c, "pooling_mode": 5}, "'5' is not known"),
+    "modalities": ("sentence_bert_config.json", lambda c: {**c, "modality_config": 5}, "chat template"),
+    "prompts": (
+        "config_sentence_transformers.json",
+        lambda c: {**c, "prompts": ["x"], "default_prompt_name": "q"},
+        "type",
+    ),
+    "path": ("modules.json", lambda m: [m[0], {**m[1], "path": "a\0b"}], "cannot be used"),
+    "lengths": ("config.json", lambda c: {**c, "matryoshka_dimensions": ["x"]}, "matryoshka_dimensions"),
     "residual": ("2_Dense/config.json", lambda c: {**c, "use_residual": True}, "use_residual"),
 }
+
+
+@pytest.mark.parametrize(
+    ("architectures", "embeds"),
+    [
+        (["BertModel"], True), (["XLMRobertaForMaskedLM"], True), (["Qwen3Model"], True), (["GPT2LMHeadModel"], False),
+        (["LlamaForCausalLM"], False), (["BertLMHeadModel"], False), ([], False), (5, False), (None, False),
+    ],
+)  # fmt: skip
+def test_which_models_make_embeddings(tmp_path, architectures, embeds):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", "architectures": architectures}))
+    assert makes_embeddings(tmp_path) == embeds
+
+
+def test_what_only_text_models_can_do_is_refused(tmp_path):
+    directory = encoder(tmp_path, "bert")
+    for options in ({"device": "cuda"}, {"quantization": "int8"}):
+        with pytest.raises(ModelError, match="on the CPU"):
+            made_by(directory, **options)
 
 
 @pytest.mark.parametrize("name", BAD)

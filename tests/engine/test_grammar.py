@@ -140,6 +140,15 @@ def test_thoughts_are_free_and_what_follows_them_is_not(tokenizer, begun):
         assert re.fullmatch("[0-9]{3}x", tokenizer.decode(driver.tokens(1), skip_special_tokens=True))
 
 
+def test_marks_of_thoughts_that_the_model_does_not_have_fail_their_request_alone():
+    driver = Driver(core(DEMO, max_model_len=256))
+    driver.submit(0, [5, 6], grammar=Grammar("regex", "a", 10**6, 10**6 + 1, False))
+    driver.submit(1, [5, 6], max_tokens=3, ignore_eos=True)
+    driver.run()
+    assert driver.outputs[0][-1].error == "grammar: the model has no tokens for thoughts"
+    assert len(driver.tokens(1)) == 3
+
+
 def test_text_with_tags_follows_their_schemas(tokenizer):
     tag = {"trigger": "<", "begin": "<f=a>", "schema": {"enum": [1, 22]}, "end": "</f>"}
     driver = Driver(core(DEMO, max_model_len=256))

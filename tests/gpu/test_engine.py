@@ -9,6 +9,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.gpu import attention, paged_attention
 from engine.gpu.backend import DeviceBackend
 from engine.gpu.graphs import DecodeGraphs, capture_sizes
 from engine.gpu.sampling import choose
@@ -98,19 +99,22 @@ class Recorded:
     def __init__(self, graphs: DecodeGraphs) -> None:
         self.graphs, self.runs = graphs, 0
         for size in capture_sizes(4):
-            logits = torch.empty(size, 400)
-            graphs._graphs[size] = (self._replay(size, logits), logits)
+            for splits in graphs._splits:
+                logits = torch.empty(size, 400)
+                graphs._graphs[size, splits] = (self._replay(size, splits, logits), logits)
 
-    def _replay(self, size: int, logits: torch.Tensor):
+    def _replay(self, size: int, splits: int, logits: torch.Tensor):
         def replay() -> None:
             self.runs += 1
-            logits.copy_(self.graphs._step(size))
+            logits.copy_(self.graphs._step(size, splits))
 
         return replay
 
 
-def test_decode_over_captured_buffers(models_dir, device):
+def test_decode_over_captured_buffers(models_dir, device, monkeypatch):
     """Static buffers, padding rows and split contexts give what a step of its own shape gives."""
+    monkeypatch.setattr(attention, "SPLIT_KEYS", 64)
+    monkeypatch.setattr(paged_attention, "SPLIT_KEYS", 64)
     model = make_model(models_dir, "qwen2")
     core = engine(model, device, max_num_seqs=4, speculative_tokens=0)
     backend, runner = core.runner.backend, core.runner
@@ -119,7 +123,7 @@ def test_decode_over_captured_buffers(models_dir, device):
         backend._graphs = DecodeGraphs(runner.forward, core.specs, runner.cache, 4, 128, device)
         recorded = Recorded(backend._graphs)
     driver = Driver(core)
-    asked = prompts(400, (30, 5, 41))
+    asked = prompts(400, (58, 5, 41))
     for i, prompt in enumerate(asked):
         driver.submit(i, prompt, max_tokens=12 + i, ignore_eos=True)
         driver.step()

@@ -119,7 +119,7 @@ def test_a_conversation_with_calls_goes_to_the_template(server):
         {"role": "tool", "tool_call_id": "1", "content": "Sunny."},
     ]  # fmt: skip
     assert server.post(PATH, {**ASK, "messages": messages, "tools": [WEATHER]}).status_code == 200
-    for arguments in ("{", "[1]", 5):
+    for arguments in ("{", "[1]", 5, "[" * 2000):
         messages[1]["tool_calls"][0]["function"]["arguments"] = arguments
         refused = server.post(PATH, {**ASK, "messages": messages})
         assert refused.status_code == 400
@@ -132,6 +132,8 @@ BAD = [
     ({"tools": [CLOCK, CLOCK]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]}, "tools"),
     ({"tools": [CLOCK] * 129}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$defs": [1]}}}], "tool_choice": "required"},
+     "tools"),
     ({"tools": [CLOCK], "tool_choice": "always"}, "tool_choice"),
     ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "tool_choice"),
     ({"tools": [CLOCK], "tool_choice": {"function": 5}}, "tool_choice"),
@@ -145,6 +147,20 @@ def test_bad_tools_are_named(server, change, field):
     refused = server.post(PATH, {**ASK, **change})
     assert refused.status_code == 400, refused.text
     assert refused.json()["error"]["param"] == field
+
+
+@pytest.mark.parametrize("levels", [126, 129, 500, 990, 5000])
+def test_nesting_is_limited_everywhere(server, levels):
+    nested = "[" * (levels - 3) + "]" * (levels - 3)
+    fields = [
+        f'"tools": [{{"type": "function", "function": {{"name": "f", "parameters": {{"x": {nested}}}}}}}]',
+        f'"structured_outputs": {{"structural_tag": {{"structures": [{nested}], "triggers": ["<"]}}}}',
+        f'"chat_template_kwargs": {{"x": {nested}}}',
+    ]
+    for field in fields:
+        body = f'{{"messages": [{{"role": "user", "content": "hi", "x": {nested}}}], "max_tokens": 1, {field}}}'
+        response = server.post(PATH, body)
+        assert response.status_code == 400 if levels > 128 else response.status_code in (200, 400), response.text
 
 
 @pytest.fixture(scope="module")

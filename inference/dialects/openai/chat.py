@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inference.asgi import json_response
 from inference.dialects.openai import errors, schema
 from inference.dialects.openai.completions import joined
-from inference.dialects.openai.conversation import parse_messages
+from inference.dialects.openai.conversation import parse_messages, template_arguments
 from inference.dialects.openai.logprobs import LogprobTexts
 from inference.dialects.openai.message import Message
 from inference.dialects.openai.schema import ChatCompletionRequest
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from inference.events import Delta
     from inference.generate import Generation
     from inference.services import Limits, Services
-
-RESERVED_TEMPLATE_NAMES = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
 
 
 async def create(exchange: Exchange, services: Services) -> None:
@@ -85,7 +83,7 @@ def check(body: ChatCompletionRequest, limits: Limits) -> None:
 def parse_prompt(body: ChatCompletionRequest) -> ChatPrompt:
     """Messages checked and their text parts joined; every other field of a message goes to the template as it is."""
     messages = parse_messages(body.messages)
-    arguments = {k: v for k, v in (body.chat_template_kwargs or {}).items() if k not in RESERVED_TEMPLATE_NAMES}
+    arguments = template_arguments(body.chat_template_kwargs)
     if body.tools:
         arguments["tools"] = body.tools
     if body.reasoning_effort is not None:

@@ -8,12 +8,19 @@ import msgspec
 
 from inference.errors import InvalidRequest, NotServed
 
+RESERVED_NAMES = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
+
 
 def parse_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Messages checked and their text parts joined; every other field goes to the template as it is."""
     if not messages:
         raise InvalidRequest("messages must be a non-empty list.", "messages")
     return [_message(i, message) for i, message in enumerate(messages)]
+
+
+def template_arguments(given: dict[str, Any] | None) -> dict[str, Any]:
+    """`chat_template_kwargs` without the names that have a meaning of their own."""
+    return {key: value for key, value in (given or {}).items() if key not in RESERVED_NAMES}
 
 
 def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +56,7 @@ def _call(field: str, call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments or "{}")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidRequest(f"{field}.function.arguments must be JSON: {error}", field) from error
     if not isinstance(arguments, dict | None):
         raise InvalidRequest(f"{field}.function.arguments must be an object.", field)

@@ -11,7 +11,7 @@ import numpy as np
 
 from inference.asgi import json_response
 from inference.dialects.openai.completions import is_ids
-from inference.dialects.openai.conversation import parse_messages
+from inference.dialects.openai.conversation import parse_messages, template_arguments
 from inference.dialects.openai.schema import PROMPT_FORMS
 from inference.dialects.openai.usage import usage
 from inference.embeddings import EmbeddingRequest
@@ -96,8 +96,9 @@ def parse_inputs(body: EmbeddingsRequest, most: int) -> list[Prompt]:
     if body.messages is not None:
         if body.input is not None:
             raise InvalidRequest("Only one of `input` and `messages` can be given.", "messages")
-        arguments = body.chat_template_kwargs or {}
-        return [ChatPrompt(parse_messages(body.messages), False, False, special, arguments)]
+        # A template writes the special tokens itself.
+        return [ChatPrompt(parse_messages(body.messages), False, False, bool(body.add_special_tokens),
+                           template_arguments(body.chat_template_kwargs))]  # fmt: skip
     given = body.input
     items: list[Any] = given if isinstance(given, list) and not is_ids(given) else [given]
     if not given or not all(items):

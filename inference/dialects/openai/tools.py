@@ -79,7 +79,10 @@ def tool_grammar(body: ChatCompletionRequest) -> Grammar | None:
     options = []
     for function in functions:
         parameters = dict(_parameters(function))
-        for key, value in (parameters.pop("$defs", None) or {}).items():  # references count from the schema's root
+        own = parameters.pop("$defs", None) or {}
+        if not isinstance(own, dict):
+            raise InvalidRequest("tools: $defs of a function's parameters must be an object.", "tools")
+        for key, value in own.items():  # references count from the schema's root
             if definitions.setdefault(key, value) != value:
                 raise InvalidRequest(f"tools: two functions define {key[:100]!r} in $defs, and differ.", "tools")
         call = {"name": {"const": function["name"]}, "arguments": parameters}
