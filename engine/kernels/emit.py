@@ -163,6 +163,21 @@ def total_of(builder: Any, vector: Any) -> Any:
     return builder.extract_element(vector, I32(0))
 
 
+def greatest_of(builder: Any, vector: Any) -> Any:
+    """The greatest of 16 lanes."""
+    lanes = LANES
+    while lanes > 1:
+        lanes //= 2
+        low, high = (
+            builder.shuffle_vector(
+                vector, vector, ir.Constant(ir.VectorType(I32, lanes), list(range(start, start + lanes)))
+            )
+            for start in (0, lanes)
+        )
+        vector = builder.select(builder.fcmp_ordered(">", high, low), high, low)
+    return builder.extract_element(vector, I32(0))
+
+
 def add_product(builder: Any, total: Any, a: Any, b: Any) -> None:
     """Total += a * b, rounded once."""
     signature = ir.FunctionType(VECTOR, [VECTOR] * 3)

@@ -24,6 +24,7 @@ from engine.kernels.emit import (
     LANES,
     VECTOR,
     broadcast,
+    greatest_of,
     load_vector,
     pointer_at,
     switch,
@@ -59,11 +60,7 @@ def quantise_row(typing_context: Any, out: Any, scale: Any, x: Any, inner: Any, 
             value = builder.call(absolute, [load_vector(builder, x, builder.mul(i.index, I64(LANES)), number)])
             larger = builder.fcmp_ordered(">", value, builder.load(most))
             builder.store(builder.select(larger, value, builder.load(most)), most)
-        vector = builder.load(most)
-        largest = builder.extract_element(vector, I32(0))
-        for lane in range(1, LANES):
-            one = builder.extract_element(vector, I32(lane))
-            largest = builder.select(builder.fcmp_ordered(">", one, largest), one, largest)
+        largest = greatest_of(builder, builder.load(most))
         largest = builder.select(builder.fcmp_ordered(">", largest, FLOAT(0.0)), largest, FLOAT(127.0))
         builder.store(builder.fdiv(largest, FLOAT(127.0)), pointer_at(builder, scale, I64(0), FLOAT))
         inverse = broadcast(builder, builder.fdiv(FLOAT(127.0), largest))

@@ -212,12 +212,17 @@ def write_kv(
     if key.stride(2) != 1 or value.stride(2) != 1 or key.dtype != keys.dtype:
         key, value = key.to(keys.dtype).contiguous(), value.to(keys.dtype).contiguous()
     run(
-        attention.write_kernel(KINDS[keys.dtype]),
+        attention.write_kernel(KINDS[keys.dtype], _paired_cache(keys, values)),
         rows, slots.data_ptr(), heads, values.shape[2], keys.shape[3],
         key.data_ptr(), key.stride(1), key.stride(0), dim, keys.data_ptr(),
         value.data_ptr(), value.stride(1), value.stride(0), value.shape[2], values.shape[3], values.data_ptr(),
         parallel=rows * heads * dim > SERIAL // 2,
     )  # fmt: skip
+
+
+def _paired_cache(keys: torch.Tensor, values: torch.Tensor) -> int:
+    """Whether the kernels keep components of keys, and values, of this cache side by side in pairs."""
+    return int(_paired(keys.dtype) and keys.shape[2] % 2 == 0 and values.shape[2] % 2 == 0)
 
 
 class AttentionPlan:
@@ -282,7 +287,7 @@ def attend(
     tasks = plan.tasks(kv_heads, heads // kv_heads)
     each = plan.scratch_bytes(dim, width)
     run(
-        attention.attend_kernel(KINDS[keys.dtype]),
+        attention.attend_kernel(KINDS[keys.dtype], _paired_cache(keys, values)),
         tasks.data_ptr(), len(tasks), plan.sequences.data_ptr(), plan.tables.data_ptr(),
         query.data_ptr(), query.stride(1), query.stride(0), keys.data_ptr(), values.data_ptr(), kv_heads,
         heads // kv_heads, dim, out.shape[2], width, plan.block_size, plan.lanes,

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.kernels.compiled import kernel
 from engine.kernels.emit import F32
-from engine.kernels.simd import address_of, exp, load, load_double, load_int, store, store_int, take_ticket
+from engine.kernels.simd import address_of, exp, largest, load, load_double, load_int, store, store_int, take_ticket
 
 ONE, ZERO, LEAST, LOWEST = np.float32(1), np.float32(0), np.float32(-87), np.float32(-3e38)
 CHUNK = 1024
@@ -35,8 +35,11 @@ def choose_kernel(kind: int) -> Any:
                 return
             start = row * stride
             most = load(logits, start, kind)
-            for i in range(start + 1, start + columns):
-                most = max(most, load(logits, i, kind))
+            if kind == F32:
+                most = largest(logits, start, start + columns)
+            else:
+                for i in range(start + 1, start + columns):
+                    most = max(most, load(logits, i, kind))
             temperature = load(temperatures, row, F32)
             if temperature == ZERO or most < LOWEST:  # nothing is allowed: any token will do, its request must end
                 best = 0
@@ -108,8 +111,11 @@ def select_kernel(kind: int) -> Any:
                 return
             start = row * stride
             most = load(logits, start, kind)
-            for i in range(start + 1, start + columns):
-                most = max(most, load(logits, i, kind))
+            if kind == F32:
+                most = largest(logits, start, start + columns)
+            else:
+                for i in range(start + 1, start + columns):
+                    most = max(most, load(logits, i, kind))
             temperature = load(temperatures, row, F32)
             scale = ONE / temperature
             total: Any = 0.0

@@ -9,15 +9,21 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.kernels.emit import (
+    F32,
     FLOAT,
     I32,
     I64,
+    LANES,
+    broadcast,
     element_bytes,
     element_type,
     exponential,
+    greatest_of,
+    load_vector,
     pointer_at,
     prefetch,
     store_element,
@@ -140,3 +146,27 @@ def fetch_ahead(typing_context: Any, address: Any, count: Any, kind: Any) -> Any
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, kind), emit
+
+
+@intrinsic
+def largest(typing_context: Any, address: Any, begin: Any, end: Any) -> Any:
+    """The greatest of the float32 from `begin` to `end`, which is greater; a loop of scalars does not become vectors."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address, begin, end = args
+        first = builder.load(pointer_at(builder, address, begin, FLOAT))
+        best = cgutils.alloca_once_value(builder, broadcast(builder, first))
+        vectors = builder.udiv(builder.sub(end, begin), I64(LANES))
+
+        def take(vector: Any) -> None:
+            greater = builder.fcmp_ordered(">", vector, builder.load(best))
+            builder.store(builder.select(greater, vector, builder.load(best)), best)
+
+        with cgutils.for_range(builder, vectors) as i:
+            take(load_vector(builder, address, builder.add(begin, builder.mul(i.index, I64(LANES))), F32))
+        tail = builder.add(begin, builder.mul(vectors, I64(LANES)))
+        with cgutils.for_range(builder, builder.sub(end, tail)) as i:
+            take(broadcast(builder, builder.load(pointer_at(builder, address, builder.add(tail, i.index), FLOAT))))
+        return greatest_of(builder, builder.load(best))
+
+    return types.float32(types.int64, types.int64, types.int64), emit

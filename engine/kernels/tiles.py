@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -38,10 +39,11 @@ from engine.kernels.emit import (
 MAX_ROWS = 12
 """Rows of one tile: with two vectors each their sums fill 24 of the 32 AVX-512 registers."""
 MAX_VALUE_ROWS, MAX_VALUE_VECTORS = 6, 4
+WORDS = ir.VectorType(I32, LANES)
 PANEL = 2 * LANES
 """Columns of a weight that lie together; with MAX_ROWS rows a tile of sums fills 24 registers."""
 
-_SCORES_ARGS = (types.int64,) * 14
+_SCORES_ARGS = (types.int64,) * 15
 
 
 @intrinsic(prefer_literal=True)
@@ -49,21 +51,23 @@ def scores(
     typing_context: Any,
     rows: Any, out: Any, out_stride: Any, query: Any, dim: Any,
     keys: Any, table: Any, block_stride: Any, padded_size: Any, first: Any, groups: Any,
-    values: Any, value_block_stride: Any, value_block: Any, kind: Any,
+    values: Any, value_block_stride: Any, value_block: Any, scale: Any, kind: Any, paired: Any,
 ) -> Any:  # fmt: skip
-    """out[r, g * 16 + lane] = query[r] . key, for groups of 16 keys; an odd last group is computed twice.
+    """out[r, g * 16 + lane] = query[r] . key * scale, for groups of 16 keys; an odd last group is computed twice.
 
-    query: [rows, dim] float32. keys: blocks of [dim, padded_size] elements, `block_stride` apart, found through the
+    query: [rows, dim] float32, or bfloat16 where `paired`; scale: the bits of a float32. keys: blocks of [dim,
+    padded_size] elements, where `paired` of [dim / 2, padded_size, 2], `block_stride` apart, found through the
     int64 `table`; group g lies at lanes (g % (padded_size / 16)) * 16 of block `table[g // (padded_size / 16)]`.
     out: float32, rows `out_stride` apart, with room for an even number of groups, group `first` at its start.
     While it computes it prefetches the next keys, and the same blocks of the values (`value_block` elements of every
     `value_block_stride`), since blocks lie anywhere and the CPU cannot guess the next.
     """
-    number = kind.literal_value
+    number, in_pairs = kind.literal_value, bool(paired.literal_value)
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (rows, out, out_stride, query, dim, keys, table, block_stride, padded_size, first, groups,
-         values, value_block_stride, value_block, _) = args  # fmt: skip
+         values, value_block_stride, value_block, scale, *_) = args  # fmt: skip
+        factor = broadcast(builder, builder.bitcast(builder.trunc(scale, I32), FLOAT))
         per_block = builder.udiv(padded_size, I64(LANES))
         pairs = builder.udiv(builder.add(groups, I64(1)), I64(2))
 
@@ -74,9 +78,31 @@ def scores(
             absolute = builder.add(first, group)
             block = block_of(absolute)
             lane = builder.mul(builder.urem(absolute, per_block), I64(LANES))
-            return builder.add(builder.mul(block, block_stride), lane)
+            return builder.add(builder.mul(block, block_stride), builder.mul(lane, I64(2 if in_pairs else 1)))
+
+        def step(sums: list[Any], starts: list[Any], d: Any, count: int) -> None:
+            """One component of 2 times 16 keys, or two components of each side by side."""
+            width = I64(2 if in_pairs else 1)
+            below = builder.mul(builder.mul(d, padded_size), width)
+            if in_pairs:
+                key = [
+                    builder.load(pointer_at(builder, keys, builder.add(s, below), I16, PAIRS), align=2) for s in starts
+                ]
+            else:
+                key = [load_vector(builder, keys, builder.add(s, below), number) for s in starts]
+            for r in range(count):
+                index = builder.add(builder.mul(dim, I64(r)), builder.mul(d, width))
+                for half in range(2):
+                    total = sums[2 * r + half]
+                    if in_pairs:
+                        pair = builder.load(pointer_at(builder, query, index, I16, FLOAT), align=2)
+                        add_pairs(builder, total, builder.bitcast(broadcast(builder, pair), PAIRS), key[half])
+                    else:
+                        scalar = builder.load(pointer_at(builder, query, index, FLOAT))
+                        add_product(builder, total, broadcast(builder, scalar), key[half])
 
         def tile(count: int) -> None:
+            steps = builder.udiv(dim, I64(2)) if in_pairs else dim
             with cgutils.for_range(builder, pairs) as pair:
                 group = builder.mul(pair.index, I64(2))
                 following = builder.add(group, I64(1))
@@ -90,26 +116,19 @@ def scores(
                         block = block_of(builder.add(first, one))
                         prefetch(builder, values, builder.mul(block, value_block_stride), value_block, number)
                 sums = zeros(builder, 2 * count)
-                with cgutils.for_range(builder, dim) as d:
-                    step = builder.mul(d.index, padded_size)
-                    key = [load_vector(builder, keys, builder.add(s, step), number) for s in starts]
-                    for r in range(count):
-                        index = builder.add(builder.mul(dim, I64(r)), d.index)
-                        q = broadcast(builder, builder.load(pointer_at(builder, query, index, FLOAT)))
-                        add_product(builder, sums[2 * r], q, key[0])
-                        add_product(builder, sums[2 * r + 1], q, key[1])
+                with cgutils.for_range(builder, steps) as d:
+                    step(sums, starts, d.index, count)
                 for r in range(count):
                     for half in range(2):
                         lane = builder.add(builder.mul(group, I64(LANES)), I64(half * LANES))
                         index = builder.add(builder.mul(out_stride, I64(r)), lane)
-                        builder.store(
-                            builder.load(sums[2 * r + half]), pointer_at(builder, out, index, FLOAT, VECTOR), align=4
-                        )
+                        scaled = builder.fmul(builder.load(sums[2 * r + half]), factor)
+                        store_vector(builder, scaled, out, index, F32)
 
         switch(builder, rows, MAX_ROWS, tile)
         return context.get_dummy_value()
 
-    return types.void(*_SCORES_ARGS, kind), emit
+    return types.void(*_SCORES_ARGS, kind, paired), emit
 
 
 _VALUES_ARGS = (types.int64,) * 15
@@ -120,18 +139,37 @@ def weighted_values(
     typing_context: Any,
     rows: Any, vectors: Any, out: Any, out_stride: Any, weights: Any, weights_stride: Any,
     values: Any, table: Any, block_stride: Any, block_size: Any, padded_size: Any, value_stride: Any,
-    first: Any, blocks: Any, in_last: Any, kind: Any,
+    first: Any, blocks: Any, in_last: Any, kind: Any, paired: Any,
 ) -> Any:  # fmt: skip
     """out[r, :16 * vectors] = sum over keys of weights[r, key] * value[key].
 
-    values: blocks of [block_size, value_stride] elements, `block_stride` apart, found through the int64 `table` from
-    its entry `first` on; of the last block only the first `in_last` keys are read. weights: float32, rows `weights_stride` apart, `padded_size` lanes a block.
+    values: blocks of [block_size, value_stride] elements, where `paired` of [block_size / 2, value_stride, 2], `block_stride` apart, found through the int64 `table` from
+    its entry `first` on; of the last block only the first `in_last` keys are read. weights: float32, rows
+    `weights_stride` apart, `padded_size` lanes a block; where `paired` bfloat16.
     """
-    number = kind.literal_value
+    number, in_pairs = kind.literal_value, bool(paired.literal_value)
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (rows, vectors, out, out_stride, weights, weights_stride, values, table, block_stride, block_size,
-         padded_size, value_stride, first, blocks, in_last, _) = args  # fmt: skip
+         padded_size, value_stride, first, blocks, in_last, *_) = args  # fmt: skip
+
+        def pair_step(sums: list[Any], base: Any, lanes: Any, j: Any, count: int, width: int, half: bool) -> None:
+            """Two keys' values side by side; `half`: only the first of them is a key."""
+            row = builder.add(base, builder.mul(builder.mul(j, value_stride), I64(2)))
+            value = []
+            for v in range(width):
+                both = builder.load(
+                    pointer_at(builder, values, builder.add(row, I64(v * 2 * LANES)), I16, WORDS), align=2
+                )
+                if half:
+                    both = builder.and_(both, ir.Constant(WORDS, [0xFFFF] * LANES))
+                value.append(builder.bitcast(both, PAIRS))
+            for r in range(count):
+                index = builder.add(builder.mul(weights_stride, I64(r)), builder.add(lanes, builder.mul(j, I64(2))))
+                pair = builder.load(pointer_at(builder, weights, index, I16, FLOAT), align=2)
+                w = builder.bitcast(broadcast(builder, pair), PAIRS)
+                for v in range(width):
+                    add_pairs(builder, sums[r * width + v], w, value[v])
 
         def tile(count: int, width: int) -> None:
             sums = zeros(builder, count * width)
@@ -140,7 +178,14 @@ def weighted_values(
                 base = builder.mul(block, block_stride)
                 lanes = builder.mul(b.index, padded_size)
                 is_last = builder.icmp_signed("==", builder.add(b.index, I64(1)), blocks)
-                with cgutils.for_range(builder, builder.select(is_last, in_last, block_size)) as j:
+                here = builder.select(is_last, in_last, block_size)
+                if in_pairs:
+                    twos = builder.udiv(here, I64(2))
+                    with cgutils.for_range(builder, twos) as j:
+                        pair_step(sums, base, lanes, j.index, count, width, half=False)
+                    with builder.if_then(builder.icmp_signed("!=", builder.urem(here, I64(2)), I64(0))):
+                        pair_step(sums, base, lanes, twos, count, width, half=True)
+                with cgutils.for_range(builder, I64(0) if in_pairs else here) as j:
                     row = builder.add(base, builder.mul(j.index, value_stride))
                     value = [
                         load_vector(builder, values, builder.add(row, I64(v * LANES)), number) for v in range(width)
@@ -163,7 +208,7 @@ def weighted_values(
         switch(builder, rows, MAX_VALUE_ROWS, by_width)
         return context.get_dummy_value()
 
-    return types.void(*_VALUES_ARGS, kind), emit
+    return types.void(*_VALUES_ARGS, kind, paired), emit
 
 
 STORE, ADD, GATE, WIDEN = 0, 1, 2, 3
