@@ -93,7 +93,11 @@ def read_adapter(
         raise AdapterError(f"{WEIGHTS} cannot be read: {error}") from error
     if not parts:
         raise AdapterError(f"{WEIGHTS} holds no adapted layer")
-    return Adapter({path: _weights(path, tensors, config) for path, tensors in parts.items()})
+    modules = {}
+    for path, tensors in parts.items():
+        modules[path] = _weights(path, tensors, config)
+        pause()
+    return Adapter(modules)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ The engine alone is a worker process driven over its socket with token ids; the 
 over HTTP with the same ids, streaming. The work of one cell: so many streams at once, each a prompt of its own and a
 fixed number of output tokens. Beside each cell stands what the machine allows: prompts at the speed of matrix products,
 and steps at that or at the bandwidth of reading the weights once, whichever takes longer, both measured in the same run.
+Nothing is guessed ahead: random weights soon repeat themselves, which would count for more than it is worth.
 """
 
 from __future__ import annotations
@@ -70,14 +71,16 @@ async def server_run(port: int, work: list[list[int]], output_tokens: int) -> tu
     elapsed = time.perf_counter() - start
     gaps = [gap for stream in streams for gap in stream.gaps_s]
     ttft = statistics.median(stream.ttft_s for stream in streams)
-    return sum(s.events for s in streams) / elapsed, ttft * 1e3, statistics.median(gaps) * 1e3
+    return len(work) * output_tokens / elapsed, ttft * 1e3, statistics.median(gaps) * 1e3
 
 
 @contextmanager
 def engine_worker(model: Path, dtype: str) -> Iterator[EngineConfig]:
     """A worker process of its own."""
     launcher = LocalLauncher()
-    config = EngineConfig(model=str(model), dtype=dtype, worker_id="bench", socket=launcher.socket_path("bench"))
+    config = EngineConfig(
+        model=str(model), dtype=dtype, worker_id="bench", socket=launcher.socket_path("bench"), speculative_tokens=0
+    )
     worker = launcher.launch(config)
     try:
         while not any(status.state == "ready" for status in worker.statuses()):
@@ -137,7 +140,7 @@ async def measure(model: Path, options: argparse.Namespace) -> list[dict[str, An
     """All cells of one model: engine and server alternate, medians over the rounds."""
     rows = []
     with (
-        running_server({"MODEL": str(model), "DTYPE": options.dtype}) as url,
+        running_server({"MODEL": str(model), "DTYPE": options.dtype, "SPECULATIVE_TOKENS": "0"}) as url,
         engine_worker(model, options.dtype) as config,
     ):
         port = urlsplit(url).port or 0

@@ -100,6 +100,9 @@ def main() -> None:
     parser.add_argument("servers", nargs="+", type=server, metavar="name=url[#model]")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=["c1", "c8", "c32"])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="A new one each time: servers cache prompts."
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     print("| case | server | tok/s | ratio of the first to it | TTFT p50 / p95 ms | ITL p50 / p95 ms |")
@@ -110,7 +113,7 @@ def main() -> None:
         for number in range(options.rounds):
             shift = number % len(options.servers)
             for one in options.servers[shift:] + options.servers[:shift]:
-                found[one.name].append(asyncio.run(drive(one, case, seed=number + 1)))
+                found[one.name].append(asyncio.run(drive(one, case, seed=options.seed + number)))
         ours = found[options.servers[0].name]
         for name, runs in found.items():
             row: dict[str, Any] = {"case": case, "server": name}
@@ -125,7 +128,13 @@ def main() -> None:
                 flush=True,
             )
     if options.json:
-        record = {"machine": machine(), "cases": options.cases, "rounds": options.rounds, "rows": rows}
+        record = {
+            "machine": machine(),
+            "cases": options.cases,
+            "rounds": options.rounds,
+            "seed": options.seed,
+            "rows": rows,
+        }
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -30,7 +30,7 @@ from engine.kernels.emit import (
     switch,
     zeros,
 )
-from engine.kernels.matmul import PIECES
+from engine.kernels.matmul import MOST_TILES, PIECES
 from engine.kernels.simd import address_of, load_acquired, load_int, take_ticket
 from engine.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, end_row
 
@@ -165,7 +165,7 @@ def int8_kernel(kind: int, ending: int) -> Any:
             pass
         tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
         tile = (rows + tiles - 1) // tiles
-        each = max(1, panels // pieces) if tiles == 1 else 1
+        each = max(1, panels // pieces) if tiles <= MOST_TILES else 1
         while True:
             first_panel = take_ticket(a) * each
             if first_panel >= panels:

@@ -12,7 +12,7 @@ from typing import Any
 from engine.kernels.compiled import kernel
 from engine.kernels.emit import F32, LANES
 from engine.kernels.low_rank import DOT_RANKS, DOT_ROWS, dots, expand
-from engine.kernels.matmul import PIECES
+from engine.kernels.matmul import MOST_TILES, PIECES
 from engine.kernels.simd import address_of, fetch_ahead, load_acquired, load_int, take_ticket
 from engine.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
@@ -80,7 +80,7 @@ def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
 
         tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
         tile = (rows + tiles - 1) // tiles
-        each = max(1, panels // pieces) if tiles == 1 else 1
+        each = max(1, panels // pieces) if tiles <= MOST_TILES else 1
         while True:
             begin = take_ticket(a) * each
             if begin >= panels:

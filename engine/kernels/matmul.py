@@ -12,6 +12,8 @@ from engine.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
 PIECES = 16
 """A few rows take as long as reading the weight does, and memory is read fastest in long runs: so many for all."""
+MOST_TILES = 4
+"""With more tiles of rows it is the products that take the time, and the workers share out single panels."""
 
 
 @cache
@@ -32,7 +34,7 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
         start, out, stride = load_int(a, 8), load_int(a, 9), load_int(a, 10)
         tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
         tile = (rows + tiles - 1) // tiles
-        each = max(1, panels // pieces) if tiles == 1 else 1
+        each = max(1, panels // pieces) if tiles <= MOST_TILES else 1
         while True:
             begin = take_ticket(a) * each
             if begin >= panels:
