@@ -171,6 +171,16 @@ def weighted_values(
                 for v in range(width):
                     add_pairs(builder, sums[r * width + v], w, value[v])
 
+        def step(sums: list[Any], base: Any, lanes: Any, j: Any, count: int, width: int) -> None:
+            """One key's value."""
+            row = builder.add(base, builder.mul(j, value_stride))
+            value = [load_vector(builder, values, builder.add(row, I64(v * LANES)), number) for v in range(width)]
+            for r in range(count):
+                index = builder.add(builder.mul(weights_stride, I64(r)), builder.add(lanes, j))
+                w = broadcast(builder, builder.load(pointer_at(builder, weights, index, FLOAT)))
+                for v in range(width):
+                    add_product(builder, sums[r * width + v], w, value[v])
+
         def tile(count: int, width: int) -> None:
             sums = zeros(builder, count * width)
             with cgutils.for_range(builder, blocks) as b:
@@ -185,16 +195,9 @@ def weighted_values(
                         pair_step(sums, base, lanes, j.index, count, width, half=False)
                     with builder.if_then(builder.icmp_signed("!=", builder.urem(here, I64(2)), I64(0))):
                         pair_step(sums, base, lanes, twos, count, width, half=True)
-                with cgutils.for_range(builder, I64(0) if in_pairs else here) as j:
-                    row = builder.add(base, builder.mul(j.index, value_stride))
-                    value = [
-                        load_vector(builder, values, builder.add(row, I64(v * LANES)), number) for v in range(width)
-                    ]
-                    for r in range(count):
-                        index = builder.add(builder.mul(weights_stride, I64(r)), builder.add(lanes, j.index))
-                        w = broadcast(builder, builder.load(pointer_at(builder, weights, index, FLOAT)))
-                        for v in range(width):
-                            add_product(builder, sums[r * width + v], w, value[v])
+                else:
+                    with cgutils.for_range(builder, here) as j:
+                        step(sums, base, lanes, j.index, count, width)
             for r in range(count):
                 for v in range(width):
                     index = builder.add(builder.mul(out_stride, I64(r)), I64(v * LANES))

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 from inference.asgi import json_response
 from inference.dialects.openai import errors, schema
 from inference.dialects.openai.logprobs import LogprobTexts
+from inference.dialects.openai.prompts import is_empty, parse_forms
 from inference.dialects.openai.schema import CompletionRequest
 from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
 from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest
 from inference.merging import merge
-from inference.requests import Prompt, TextPrompt, TokenPrompt
+from inference.requests import Prompt, TextPrompt
 from inference.sse import DONE, event
-from inference.validation import check_count, check_range, convert
+from inference.validation import check_range, convert
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -70,30 +71,13 @@ def check(body: CompletionRequest, limits: Limits) -> None:
 
 
 def parse_prompts(body: CompletionRequest, limits: Limits) -> list[Prompt]:
-    """`prompt` in its four forms: a text, ids, a list of texts, a list of ids."""
-    special = body.add_special_tokens is not False
-    prompt = body.prompt
-    several = isinstance(prompt, list) and not is_ids(prompt)
-    items = prompt if several else [prompt]
-    if not prompt or not all(items):
+    """`prompt` in its four forms."""
+    if is_empty(body.prompt):
         raise InvalidRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-    check_count("prompt", items, limits.max_prompts)
-    if len(items) * (body.n or 1) > limits.max_sequences:
+    prompts = parse_forms(body.prompt, "prompt", limits.max_prompts, body.add_special_tokens is not False)
+    if len(prompts) * (body.n or 1) > limits.max_sequences:
         raise InvalidRequest(f"prompts times n must be at most {limits.max_sequences}.", "n")
-    prompts: list[Prompt] = []
-    for item in items:
-        if isinstance(item, str):
-            prompts.append(TextPrompt(item, special))
-        elif isinstance(item, list) and is_ids(item):
-            prompts.append(TokenPrompt(item))
-        else:
-            raise InvalidRequest("prompt must be a string, a list of token ids, or a list of either.", "prompt")
     return prompts
-
-
-def is_ids(value: list[Any]) -> bool:
-    """Whether a list is one of token ids, and no list of texts."""
-    return all(type(item) is int for item in value)
 
 
 class Choice:

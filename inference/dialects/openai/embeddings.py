@@ -10,14 +10,13 @@ import msgspec
 import numpy as np
 
 from inference.asgi import json_response
-from inference.dialects.openai.completions import is_ids
 from inference.dialects.openai.conversation import parse_messages, template_arguments
-from inference.dialects.openai.schema import PROMPT_FORMS
+from inference.dialects.openai.prompts import PROMPT_FORMS, is_empty, parse_forms
 from inference.dialects.openai.usage import usage
 from inference.embeddings import EmbeddingRequest
 from inference.errors import InvalidRequest, NotServed
-from inference.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from inference.validation import check_count, check_range, convert
+from inference.requests import ChatPrompt, Prompt
+from inference.validation import check_range, convert
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,20 +98,9 @@ def parse_inputs(body: EmbeddingsRequest, most: int) -> list[Prompt]:
         # A template writes the special tokens itself.
         return [ChatPrompt(parse_messages(body.messages), False, False, bool(body.add_special_tokens),
                            template_arguments(body.chat_template_kwargs))]  # fmt: skip
-    given = body.input
-    items: list[Any] = given if isinstance(given, list) and not is_ids(given) else [given]
-    if not given or not all(items):
+    if is_empty(body.input):
         raise InvalidRequest("input must be given, and no entry may be empty.", "input")
-    check_count("input", items, most)
-    prompts: list[Prompt] = []
-    for item in items:
-        if isinstance(item, str):
-            prompts.append(TextPrompt(item, special))
-        elif isinstance(item, list) and is_ids(item):
-            prompts.append(TokenPrompt(item))
-        else:
-            raise InvalidRequest("input must be a string, a list of token ids, or a list of either.", "input")
-    return prompts
+    return parse_forms(body.input, "input", most, special)
 
 
 def _writer(body: EmbeddingsRequest) -> Callable[[np.ndarray], Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from inference.dialects.openai.prompts import PROMPT_FORMS
 from inference.dialects.openai.structured import grammar_of
 from inference.errors import InvalidRequest, NotServed
 from inference.requests import GenerationRequest, Prompt
@@ -22,14 +23,6 @@ if TYPE_CHECKING:
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 GREEDY_EPSILON = 1e-2
 """vLLM lifts temperatures between 0 and this to it, so that tiny ones do not overflow."""
-
-
-PROMPT_FORMS = [
-    {"type": "string"},
-    {"type": "array", "items": {"type": "string"}},
-    {"type": "array", "items": {"type": "integer"}},
-    {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-]
 
 
 class StreamOptions(msgspec.Struct):
