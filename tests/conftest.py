@@ -7,6 +7,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
+
+if (
+    not torch.cuda.is_available()
+):  # before Triton is imported by anybody: its own functions are made for one or the other
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # Before Django is configured: tests never touch the working copy's own data.
 os.environ.setdefault("DRAGOMAN_DATA_DIR", tempfile.mkdtemp(prefix="dragoman-tests-"))

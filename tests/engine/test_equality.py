@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from engine.fused import FusedDecoder
 from scripts.random_models import TINY, make_model
@@ -110,3 +112,30 @@ def test_salted_prompts_share_nothing():
         driver.engine.submit(1, Submit(i, prompt, SamplingParams(max_tokens=2, temperature=0.0), cache_salt=salt))
         driver.run()
     assert [driver.outputs[i][0].cached_tokens for i in range(4)] == [0, 0, 0, 48]
+
+
+def test_log_probabilities_equal_those_of_float64(models_dir):
+    """Of prompt and output, for requests that are chunked and share steps; every token of the vocabulary."""
+    model = make_model(models_dir, "qwen3")
+    driver = Driver(core(model, max_num_batched_tokens=17, max_num_seqs=4, max_model_len=128))
+    asked = prompts(400, (30, 5, 41, 9))
+    for i, prompt in enumerate(asked):
+        driver.submit(i, prompt, max_tokens=8, ignore_eos=True, logprobs=-1, prompt_logprobs=3)
+    driver.run()
+    exact = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
+    for i, prompt in enumerate(asked):
+        tokens = driver.tokens(i)
+        with torch.inference_mode():
+            expected = exact(input_ids=torch.tensor([prompt + tokens])).logits[0].log_softmax(-1)
+        found = [e for o in driver.outputs[i] for e in o.prompt_logprobs or []]
+        assert [e.token_id for e in found] == prompt[1:]
+        for position, entry in enumerate(found):
+            assert entry.logprob == pytest.approx(float(expected[position, entry.token_id]), abs=2e-4)
+            assert [t for t, _ in entry.top] == expected[position].topk(3).indices.tolist()
+        chosen = [e for o in driver.outputs[i] for e in o.logprobs or []]
+        for position, entry in enumerate(chosen, len(prompt) - 1):
+            row = dict(entry.top)
+            assert len(row) == 400
+            assert entry.rank == 1
+            ours = torch.tensor([row[t] for t in range(400)], dtype=torch.float64)
+            assert float((ours - expected[position]).abs().max()) < 2e-4

@@ -65,6 +65,9 @@ def test_uniform_numbers_are_uniform_and_differ_by_seed_and_position():
         ({"top_k": 30, "top_p": 0.7, "temperature": 1.5},
          [TemperatureLogitsWarper(1.5), TopKLogitsWarper(30), TopPLogitsWarper(0.7)]),
         ({"top_p": 0.9, "min_p": 0.1}, [TopPLogitsWarper(0.9), MinPLogitsWarper(0.1)]),
+        ({"temperature": 1.2, "top_k": 40, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
+         [TemperatureLogitsWarper(1.2), TopKLogitsWarper(40), TopPLogitsWarper(0.9), MinPLogitsWarper(0.02),
+          TypicalLogitsWarper(0.95)]),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("vocab", [50, 3000])

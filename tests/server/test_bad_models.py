@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from engine.backend import CpuBackend
 from engine.config import EngineConfig
 from engine.model import ModelError, load_model
 from tests.conftest import DEMO
@@ -85,8 +86,9 @@ REASONS = [
 def test_the_engine_refuses(tmp_path, make, reason):
     folder = tmp_path / "model"
     folder.mkdir()
+    config = EngineConfig(model=make(folder))
     with pytest.raises(ModelError, match=re.escape(reason)):
-        load_model(EngineConfig(model=make(folder)))
+        load_model(config, CpuBackend(config))
 
 
 @pytest.mark.parametrize(("make", "reason"), [REASONS[0], REASONS[2]])

@@ -68,12 +68,12 @@ def test_streams_that_outlast_the_drain_end_with_an_error(tmp_path):
 
 def test_refused_while_draining(live):
     results: list[httpx.Response] = []
-    thread = in_background(live, {**STORY, "max_tokens": 600}, results)
+    thread = in_background(live, {**STORY, "max_tokens": 1900}, results)
     wait_until(lambda: live.metric("vllm:num_requests_running") == 1, 10)
     with httpx.Client(base_url=live.url) as kept:  # a kept connection outlives the listener
         assert kept.get("/health").status_code == 200
         live.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        time.sleep(0.1)
         assert kept.get("/health").status_code == 503
         answer = kept.post("/v1/completions", content=json.dumps({"prompt": "x"}))
         assert answer.status_code == 503
