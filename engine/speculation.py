@@ -7,7 +7,9 @@ compared with what the model chooses: which tokens come out does not depend on t
 from __future__ import annotations
 
 FREE_ROWS = 8
-"""So many rows of a step cost about as much as one on the CPUs measured (docs/benchmarks.md)."""
+"""Reading the weights takes most of a step of so many rows: one took 13 ms where one of a single row took 9 (the 135M
+shape in docs/benchmarks.md).
+"""
 PAUSE_TOKENS = 16
 """After guesses that were all wrong, so many tokens pass before the next one."""
 
