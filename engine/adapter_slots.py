@@ -130,6 +130,11 @@ class AdapterSlots:
         entry = self._entries.get(digest)
         return None if entry is None else entry.error
 
+    def loading(self, digest: str) -> bool:
+        """Whether the adapter is being read."""
+        entry = self._entries.get(digest)
+        return entry is not None and entry.loading is not None
+
     def loaded(self, digest: str) -> bool:
         """Whether the adapter could be put into a slot now."""
         entry = self._entries.get(digest)

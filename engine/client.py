@@ -31,6 +31,7 @@ from engine.messages import (
     Reply,
     RequestOutput,
     Stats,
+    StepHistograms,
     Submit,
     frame,
 )
@@ -93,6 +94,7 @@ class EngineClient:
     def __init__(self, path: str, worker_id: str, epoch: int) -> None:
         self.path, self.worker_id, self.epoch = path, worker_id, epoch
         self.stats = Stats()
+        self.histograms = StepHistograms()
         self.draining = False
         self._collectors: dict[int, _Collector] = {}
         self._calls: dict[int, asyncio.Future[str | None]] = {}
@@ -149,31 +151,45 @@ class EngineClient:
         """Requests of this client that have not ended."""
         return len(self._collectors)
 
+    def next_request_id(self) -> int:
+        """An id for `generate`, unique within the connection."""
+        request_id, self._next_request = self._next_request, self._next_request + 1
+        return request_id
+
     def generate(
         self,
         prompt_token_ids: list[int],
         params: SamplingParams,
         *,
+        request_id: int | None = None,
         priority: int = 0,
         cache_salt: str = "",
         timeout_s: float | None = None,
         adapter: AdapterRef | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request until it ends. Closing the iterator early aborts the request in the engine."""
-        request_id, self._next_request = self._next_request, self._next_request + 1
+        if request_id is None:
+            request_id = self.next_request_id()
         return self._outputs(Submit(request_id, prompt_token_ids, params, priority, cache_salt, timeout_s, adapter))
+
+    def stop(self, request_id: int) -> None:
+        """End a request of `generate` where it is: its reader gets what has come so far and then "abort"."""
+        collector = self._collectors.get(request_id)
+        if collector is not None:
+            collector.put(RequestOutput(request_id, finish_reason="abort"))
+            self._send(Abort([request_id]))
 
     async def embed(
         self, inputs: list[list[int]], *, dimensions: int | None, normalise: bool, timeout_s: float | None = None
     ) -> RequestOutput:
         """The vectors of some texts, or why there are none. Cancelling this aborts the request in the engine."""
-        request_id, self._next_request = self._next_request, self._next_request + 1
+        request_id = self.next_request_id()
         async with aclosing(self._outputs(Embed(request_id, inputs, dimensions, normalise, timeout_s))) as outputs:
             return await anext(outputs)
 
     async def command(self, action: Literal["load", "pin", "unpin", "unload"], adapter: AdapterRef) -> str | None:
-        """Tell the worker about an adapter; the reason when it cannot do that. A load goes on after the answer."""
-        call_id, self._next_request = self._next_request, self._next_request + 1
+        """Tell the worker about an adapter; the reason when it cannot do that."""
+        call_id = self.next_request_id()
         self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
             self._send(AdapterCommand(call_id, action, adapter))
@@ -224,12 +240,14 @@ class EngineClient:
         self._last_heard = time.monotonic()
         if isinstance(message, Outputs):
             self.stats = message.stats
+            self.histograms = message.histograms or self.histograms
             for output in message.outputs:
                 collector = self._collectors.get(output.request_id)
                 if collector is not None:  # else it was aborted meanwhile
                     collector.put(output)
         elif isinstance(message, Heartbeat):
             self.stats, self.draining = message.stats, message.draining
+            self.histograms = message.histograms or self.histograms
         elif isinstance(message, Reply):
             call = self._calls.get(message.call_id)
             if call is not None and not call.done():  # else its caller has gone

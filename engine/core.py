@@ -13,7 +13,7 @@ from engine.adapter_slots import AdapterSlots
 from engine.backend import backend_for
 from engine.block_pool import BlockPool
 from engine.grammar import GrammarCompiler
-from engine.messages import AdapterCommand, Embed, ModelInfo, RequestOutput, Stats, Submit
+from engine.messages import AdapterCommand, Embed, ModelInfo, RequestOutput, Stats, StepHistograms, Submit
 from engine.model import load_model
 from engine.model_runner import ModelRunner, StepResult
 from engine.request import Request, RequestStatus
@@ -62,6 +62,7 @@ class EngineCore:
             backend.warm_up(loaded.forward, loaded.specs, cache, limit)
         self.requests: dict[tuple[int, int], Request] = {}
         self.stats = Stats(blocks_total=pool.num_usable)
+        self.histograms = StepHistograms()
         self.failed_steps = 0
         self.blocked = False
         """Whether the last step could do nothing, because all that wait do so for adapters or grammars."""
@@ -117,6 +118,15 @@ class EngineCore:
         if message.action == "unload":
             return self.adapters.unload(message.adapter.digest, self.scheduler.busy_adapters)
         return self.adapters.pin(message.adapter, message.action == "pin")
+
+    def loading(self, digest: str) -> bool:
+        """Whether an adapter is being read."""
+        self.adapters.poll(busy=self.scheduler.has_work)
+        return self.adapters.loading(digest)
+
+    def load_failure(self, digest: str) -> str | None:
+        """Why an adapter that was read cannot be served."""
+        return self.adapters.failure(digest)
 
     def abort(self, client: int, request_ids: list[int]) -> None:
         """Mark requests for removal at the next step."""
@@ -185,11 +195,13 @@ class EngineCore:
             result: StepResult = self.runner.execute(batch)
         except Exception:  # the step loop is one of the edges: the batch fails, the engine goes on
             self.failed_steps += 1
+            self.histograms.failed += 1
             logger.exception("step failed", extra={"requests": len(batch.requests)})
             return None
         self.failed_steps = 0
         elapsed, stats = time.monotonic() - begin, self.stats
         stats.steps += 1
+        self.histograms.add_step(elapsed, batch.is_decode)
         if batch.is_decode:
             stats.decode_steps, stats.decode_s = stats.decode_steps + 1, stats.decode_s + elapsed
         else:
@@ -210,6 +222,7 @@ class EngineCore:
     ) -> ClientOutputs:
         """The step's outputs by client, and the end of the requests that are done."""
         outputs: ClientOutputs = {}
+        tokens_of_step = sum(map(len, result.tokens.values()))
         for request, reason in dropped:
             output = RequestOutput(request.key[1], finish_reason=reason)
             output.error = request.failure
@@ -236,9 +249,11 @@ class EngineCore:
                     output.cached_tokens = request.num_cached_tokens
                     output.queue_s = request.first_scheduled - request.arrival
                     self.stats.prompt_tokens += request.num_prompt_tokens
+                    tokens_of_step += request.num_prompt_tokens
             if finish_reason == "error":
                 output.error = "the step that computed this request failed"
             outputs.setdefault(request.key[0], []).append(output)
+        self.histograms.add_tokens(tokens_of_step)
         for request in [*finished, *(request for request, _ in dropped)]:
             if request.status is RequestStatus.FINISHED:
                 del self.requests[request.key]

@@ -12,7 +12,16 @@ import torch
 
 from engine.core import ClientOutputs, EngineBroken
 from engine.embedding_model import load_embedding_model
-from engine.messages import AdapterCommand, Embed, EmbeddingInfo, ModelInfo, RequestOutput, Stats, Submit
+from engine.messages import (
+    AdapterCommand,
+    Embed,
+    EmbeddingInfo,
+    ModelInfo,
+    RequestOutput,
+    Stats,
+    StepHistograms,
+    Submit,
+)
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
@@ -45,6 +54,7 @@ class EmbeddingCore:
         self.jobs: dict[tuple[int, int], _Job] = {}
         self.queue: deque[_Job] = deque()
         self.stats, self.failed_steps = Stats(), 0
+        self.histograms = StepHistograms()
         model = self.model
         self.info = ModelInfo(
             directory=str(model.directory),
@@ -84,6 +94,14 @@ class EmbeddingCore:
     def command(self, message: AdapterCommand) -> str | None:
         """There are no adapters here."""
         return "this model takes no adapters"
+
+    def loading(self, digest: str) -> bool:
+        """Nothing is ever read."""
+        return False
+
+    def load_failure(self, digest: str) -> str | None:
+        """Nothing can have failed."""
+        return None
 
     def abort(self, client: int, request_ids: list[int]) -> None:
         """Mark requests for removal at the next step."""
@@ -177,6 +195,7 @@ class EmbeddingCore:
         self.stats.steps += 1
         self.stats.prefill_steps += 1
         self.stats.prefill_s += elapsed
+        self.histograms.add_step(elapsed, is_decode=False)
         self.stats.prompt_tokens += sum(len(job.message.inputs[index]) for job, index in batch)
 
     def _end(self, job: _Job, outputs: ClientOutputs, output: RequestOutput) -> None:

@@ -7,13 +7,14 @@ client's `Hello`; the worker answers with `Ready` or `Refused`. EOF means death 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from typing import Literal
 
 import msgspec
 
 from engine.sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 5
 MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
 
@@ -180,11 +181,40 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     """Digests of the adapters that stand in a slot."""
 
 
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+STEP_S = tuple(0.0001 * 1.5**k for k in range(1, 36))
+
+
+class StepHistograms(msgspec.Struct, array_like=True, gc=False):
+    """How steps spread since the start: counts for each bucket (the last is what lies above all), and their sums.
+
+    `tokens` counts each request's prompt with its first token, and generated ones, over the buckets `STEP_TOKENS`; the
+    times of steps with prompt tokens and of those without, in seconds, over `STEP_S`.
+    """
+
+    tokens: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
+    tokens_sum: int = 0
+    prefill_s: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_S) + 1))
+    decode_s: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_S) + 1))
+    failed: int = 0
+
+    def add_step(self, elapsed_s: float, is_decode: bool) -> None:
+        """A step was computed."""
+        (self.decode_s if is_decode else self.prefill_s)[bisect_left(STEP_S, elapsed_s)] += 1
+
+    def add_tokens(self, tokens: int) -> None:
+        """So many tokens came out of a step, or went into it for the last time."""
+        if tokens:
+            self.tokens[bisect_left(STEP_TOKENS, tokens)] += 1
+            self.tokens_sum += tokens
+
+
 class Outputs(msgspec.Struct, array_like=True, tag=True):
-    """All that one step brought the requests of one client."""
+    """All that one step brought the requests of one client; the histograms come when nothing is left to do."""
 
     outputs: list[RequestOutput]
     stats: Stats
+    histograms: StepHistograms | None = None
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag=True):
@@ -192,10 +222,11 @@ class Heartbeat(msgspec.Struct, array_like=True, tag=True):
 
     stats: Stats
     draining: bool
+    histograms: StepHistograms | None = None
 
 
 class Reply(msgspec.Struct, array_like=True, tag=True):
-    """The answer to a command: None when it was carried out (a load: begun), else why not."""
+    """The answer to a command: None when it was carried out (a load: when all is read), else why not."""
 
     call_id: int
     error: str | None

@@ -16,6 +16,7 @@ from engine.filters import CANDIDATES, draw
 from engine.kernels import ops
 from engine.messages import TokenLogprob
 from engine.sampling_params import SamplingParams
+from engine.watermark import mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,7 +64,9 @@ class Sampler:
                 distribution = raw[row]
             else:
                 distribution = processed[row] if p.greedy else _filtered_logits(processed[row : row + 1], p)[0]
-            logprobs[row] = token_logprobs(distribution[None], [chosen[row]], p.logprobs, p.logprobs_mode)[0]
+            logprobs[row] = token_logprobs(
+                distribution[None], [chosen[row]], p.logprobs, p.logprobs_mode, p.logprob_token_ids
+            )[0]
         return chosen, logprobs
 
     def _choose(
@@ -107,9 +110,11 @@ def adjusts(request: Request) -> bool:
     )
 
 
-def token_logprobs(logits: torch.Tensor, tokens: list[int], top: int, mode: str = "raw") -> list[TokenLogprob]:
+def token_logprobs(
+    logits: torch.Tensor, tokens: list[int], top: int, mode: str = "raw", named: list[int] | None = None
+) -> list[TokenLogprob]:
     """Log-probabilities of `tokens` under `logits` [n, V] with the `top` best (-1: all; ties with the last one too
-    in "processed" mode, as TGI does).
+    in "processed" mode, as TGI does), or with those of the tokens that are `named`.
     """
     logprobs = torch.log_softmax(logits.float(), -1)
     index = torch.tensor(tokens)[:, None]
@@ -117,6 +122,9 @@ def token_logprobs(logits: torch.Tensor, tokens: list[int], top: int, mode: str 
     ranks = (logprobs > chosen).sum(1).add(1).tolist()
     count = logprobs.shape[1] if top == -1 else min(top, logprobs.shape[1])
     values, ids = logprobs.topk(count) if count else (logprobs[:, :0], index[:, :0])
+    if named is not None:
+        count, ids = 0, torch.tensor(named).expand(len(tokens), -1)
+        values = logprobs.gather(1, ids)
     result = []
     for row, token in enumerate(tokens):
         best = list(zip(ids[row].tolist(), values[row].tolist(), strict=True))
@@ -173,8 +181,10 @@ def _state(request: Request, vocab_size: int) -> _State:
 
 
 def _penalise(row: torch.Tensor, request: Request) -> None:
-    """Repetition (prompt and output; the formula of CTRL), frequency and presence (output; OpenAI's), TGI's own."""
+    """The watermark, then repetition (prompt and output; the formula of CTRL), frequency and presence (output; OpenAI's), TGI's own."""
     p = request.params
+    if p.watermark:
+        mark(row, request.token_ids[-1])
     counts = _state(request, row.shape[0])
     counts.catch_up(request)
     if p.repetition_penalty != 1:

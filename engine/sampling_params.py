@@ -56,6 +56,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
     grammar: Grammar | None = None
+    logprob_token_ids: list[int] | None = None
+    """Report these tokens as the alternatives, in place of the best."""
+    watermark: bool = False
+    """Prefer, at each place, one half of the vocabulary that the token before decides (`engine.watermark`)."""
 
     @property
     def greedy(self) -> bool:
@@ -80,4 +84,5 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
             or self.presence_penalty
             or self.frequency_penalty
             or self.relative_frequency_penalty
+            or self.watermark
         )

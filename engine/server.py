@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 READ_BYTES = 1 << 18
 BLOCKED_S = 0.005
-"""How long to sleep when every request waits for an adapter to be read or a grammar to be compiled."""
+"""How long to sleep when everybody waits for an adapter to be read or a grammar to be compiled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +76,8 @@ class EngineServer:
         self.connections: dict[int, Connection] = {}
         self.selector = selectors.DefaultSelector()
         self.draining = self.stopping = False
+        self._loads: list[tuple[Connection, AdapterCommand]] = []
+        """Commands to load an adapter that are being carried out."""
         self._next_client = 1
         self._last_heartbeat = 0.0
         self.listener = self._listen(config.socket)
@@ -91,6 +93,8 @@ class EngineServer:
                 self._exchange()
                 if self.core.has_work:
                     self._step()
+                if self._loads:
+                    self._answer_loads()
                 self._heartbeat()
         except EngineBroken as error:
             self._broadcast(Dead(str(error)))
@@ -101,9 +105,10 @@ class EngineServer:
     def _step(self) -> None:
         outputs = self.core.step()
         stats = self.core.refresh_stats()
+        histograms = None if self.core.has_work else self.core.histograms
         for client, items in outputs.items():
             if client in self.connections:
-                self._send(self.connections[client], Outputs(items, stats))
+                self._send(self.connections[client], Outputs(items, stats, histograms))
         if self.core.failed_steps >= MAX_FAILED_STEPS:
             raise EngineBroken(f"{self.core.failed_steps} steps failed in a row")
         if not self.core.has_work:
@@ -113,6 +118,8 @@ class EngineServer:
         """Read and write what is possible now; sleep until the next heartbeat is due when there is nothing to step."""
         if self.core.has_work:
             timeout = BLOCKED_S if self.core.blocked else 0.0
+        elif self._loads:
+            timeout = BLOCKED_S
         else:
             timeout = max(0.0, self._last_heartbeat + HEARTBEAT_S - time.monotonic())
         for key, events in self.selector.select(timeout):
@@ -163,9 +170,23 @@ class EngineServer:
             if refused is not None:
                 self._send(connection, Outputs([refused], self.core.refresh_stats()))
         elif isinstance(message, AdapterCommand):
-            self._send(connection, Reply(message.call_id, self.core.command(message)))
+            refusal = self.core.command(message)
+            if message.action == "load" and refusal is None:
+                self._loads.append((connection, message))
+            else:
+                self._send(connection, Reply(message.call_id, refusal))
         elif isinstance(message, Abort):
             self.core.abort(connection.client, message.request_ids)
+
+    def _answer_loads(self) -> None:
+        """Tell those who wait for an adapter whether it has been read."""
+        for load in list(self._loads):
+            connection, message = load
+            if self.core.loading(message.adapter.digest):
+                continue
+            self._loads.remove(load)
+            if connection.client in self.connections:
+                self._send(connection, Reply(message.call_id, self.core.load_failure(message.adapter.digest)))
 
     def _greet(self, connection: Connection, hello: Hello) -> None:
         mine = (PROTOCOL_VERSION, self.config.worker_id, self.config.epoch)
@@ -205,7 +226,7 @@ class EngineServer:
         if now - self._last_heartbeat < HEARTBEAT_S:
             return
         self._last_heartbeat = now
-        self._broadcast(Heartbeat(self.core.refresh_stats(), self.draining))
+        self._broadcast(Heartbeat(self.core.refresh_stats(), self.draining, self.core.histograms))
         if self.on_heartbeat is not None:
             self.on_heartbeat()
         for connection in list(self.connections.values()):
