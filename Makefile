@@ -3,14 +3,15 @@
 PYTHON ?= python3
 VENV := .venv
 CLIENTS := .venv-clients
+PROTOCOL_CLIENTS := .venv-protocol-clients
 MODEL ?=
 
-.PHONY: serve test test-gpu bench bench-web bench-gpu gpu-wheels load soak setup setup-dev lock clean
+.PHONY: serve test test-gpu bench bench-web bench-gpu gpu-wheels load soak protocol setup setup-dev lock clean
 
 serve: $(VENV)/.serve
 	@exec $(VENV)/bin/python -W ignore manage.py serve $(if $(MODEL),--model "$(MODEL)")
 
-test: $(VENV)/.dev $(CLIENTS)/.done
+test: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
@@ -51,7 +52,7 @@ bench-gpu: .gpu-site
 
 setup: $(VENV)/.serve
 
-setup-dev: $(VENV)/.dev $(CLIENTS)/.done
+setup-dev: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done
 
 $(VENV)/.serve: requirements/serve.lock
 	$(PYTHON) scripts/install.py $(VENV) requirements/serve.lock --torch
@@ -65,11 +66,20 @@ $(CLIENTS)/.done: requirements/clients.lock
 	$(PYTHON) scripts/install.py $(CLIENTS) requirements/clients.lock
 	@touch $@
 
+$(PROTOCOL_CLIENTS)/.done: requirements/protocol-clients.lock
+	$(PYTHON) scripts/install.py $(PROTOCOL_CLIENTS) requirements/protocol-clients.lock
+	@touch $@
+
+# The messages of gRPC services, from their .proto files.
+protocol: $(VENV)/.dev
+	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. inference/dialects/triton/protocol/grpc_service.proto
+
 # Needs uv (pip install uv). torch is installed by its exact version, because its files differ by platform.
 lock:
 	uv pip compile pyproject.toml --extra dev --python-version 3.11 --generate-hashes --no-emit-package torch -o requirements/dev.lock
 	uv pip compile pyproject.toml --python-version 3.11 --generate-hashes --no-emit-package torch -c requirements/dev.lock -o requirements/serve.lock
 	uv pip compile requirements/clients.in --python-version 3.11 --generate-hashes -o requirements/clients.lock
+	uv pip compile requirements/protocol-clients.in --python-version 3.11 --generate-hashes -o requirements/protocol-clients.lock
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) var
+	rm -rf $(VENV) $(CLIENTS) $(PROTOCOL_CLIENTS) var

@@ -42,11 +42,15 @@ def main() -> None:
     if options.torch:
         say("Installing torch (about 200 MB) ...")
         run([*pip, torch_requirement()])
-        if subprocess.run([str(python), "-c", "import torch"], check=False, capture_output=True).returncode:
-            say("This build of torch needs CUDA libraries that are not here; installing the one for CPUs ...")
-            run([*pip, "--force-reinstall", "--index-url", CPU_INDEX, torch_requirement()])
     say(f"Installing {options.lock} ...")
     run([*pip, "--require-hashes", "-r", str(options.lock)])
+    # Only now: torch cannot be imported without what it depends on.
+    if (
+        options.torch
+        and subprocess.run([str(python), "-c", "import torch"], check=False, capture_output=True).returncode
+    ):
+        say("This build of torch needs CUDA libraries that are not here; installing the one for CPUs ...")
+        run([*pip, "--force-reinstall", "--index-url", CPU_INDEX, torch_requirement()])
 
 
 def make_environment(directory: Path) -> None:
