@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import django
 
@@ -17,11 +17,6 @@ from django.core.asgi import get_asgi_application  # noqa: E402
 from django.urls import path  # noqa: E402
 
 from management.status import StatusConsumer  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    Application = Callable[..., Awaitable[None]]
 
 # Also what a generic ASGI server would run: the admin alone.
 application = ProtocolTypeRouter(
@@ -37,23 +32,47 @@ application = ProtocolTypeRouter(
 CONTROL_PATHS = ("/admin", "/static/", "/ws/")
 
 
-class SharedPort:
-    """Both planes on one port: the control plane has its paths, the front plane all others."""
+class ControlPlane:
+    """Django's application as a plane."""
 
-    def __init__(self, front: Application, control: Application) -> None:
-        self.front, self.control = front, control
+    def rank(self, method: str, path: str) -> int:
+        """Its own paths are nobody else's."""
+        return len(path) + 1 if path.startswith(CONTROL_PATHS) else -1
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """By the decoded path."""
-        await (self.control if scope["path"].startswith(CONTROL_PATHS) else self.front)(scope, receive, send)
+        """One connection."""
+        await application(scope, receive, send)
+
+
+class SharedPort:
+    """Several planes on one port: the one whose route fits best serves a path; the first refuses what none has."""
+
+    def __init__(self, planes: list[Any]) -> None:
+        self.planes = planes
+
+    def plane_of(self, method: str, path: str) -> Any:
+        """By method and decoded path; among equals the first."""
+        if len(self.planes) == 1:
+            return self.planes[0]
+        return max(self.planes, key=lambda plane: plane.rank(method, path))
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """One connection."""
+        await self.plane_of(scope.get("method", "GET"), scope["path"])(scope, receive, send)
 
 
 class PlaneRouter:
-    """Sends each connection to the application of the port that it came in on."""
+    """Sends each connection to the planes of the address that it came in on, whatever the Host header says."""
 
-    def __init__(self, planes: dict[int, Application]) -> None:
-        self.planes = planes
+    def __init__(self, listeners: dict[tuple[str, int], SharedPort]) -> None:
+        self._exact = listeners
+        wild = {port: planes for (host, port), planes in listeners.items() if host in ("0.0.0.0", "::")}
+        self._by_port = {**{port: planes for (_, port), planes in listeners.items()}, **wild}
+
+    def planes_of(self, host: str, port: int) -> SharedPort:
+        """What listens there; a wildcard's listener takes every address."""
+        return self._exact.get((host, port)) or self._by_port[port]
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """The port is the listener's own, whatever the Host header says."""
-        await self.planes[scope["server"][1]](scope, receive, send)
+        """One connection."""
+        await self.planes_of(*scope["server"])(scope, receive, send)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,16 +16,28 @@ ROOT = Path(__file__).resolve().parent.parent
 class Options(BaseSettings):
     """The server's settings. Times are seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="DRAGOMAN_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="DRAGOMAN_", extra="forbid", frozen=True, populate_by_name=True)
 
     host: str = Field("127.0.0.1", description="Address that every plane binds.")
     front_port: int = Field(8000, ge=1, le=65535, description="Port of the OpenAI and TGI dialects.")
     control_port: int = Field(8080, ge=1, le=65535, description="Port of the admin; may be the front port.")
+    mindie_port: int = Field(1025, ge=0, le=65535, description="Port of MindIE's service plane; 0 switches it off.")
+    mindie_management_port: int = Field(1026, ge=0, le=65535, description="Port of MindIE's management plane.")
+    mindie_metrics_port: int = Field(1027, ge=0, le=65535, description="Port of MindIE's metrics plane.")
+    mindie_config: Path | None = Field(
+        None,
+        validation_alias=AliasChoices("DRAGOMAN_MINDIE_CONFIG", "MIES_CONFIG_JSON_PATH"),
+        description="A config.json of MindIE's, whose addresses, limits, TLS files and model are then taken.",
+    )
+    grpc_port: int = Field(8001, ge=0, le=65535, description="Port of Triton's gRPC service; 0 switches it off.")
     data_dir: Path = Field(ROOT / "var", description="Folder for the database, sockets and generated secrets.")
     database_url: str = Field("", description="postgresql://user:password@host/name; empty is SQLite in data_dir.")
     model: str = Field(str(ROOT / "models" / "demo"), description="Directory or hub id that `serve` deploys.")
     require_api_key: bool | None = Field(None, description="Ask for API keys; unset asks unless bound to loopback.")
     allowed_hosts: list[str] = Field([], description="Further host names under which the admin answers.")
+    adapter_roots: list[Path] | None = Field(
+        None, description="Folders from which clients may load adapters; unset is any folder if bound to loopback."
+    )
     max_concurrent_requests: int = Field(256, ge=1, le=65536, description="Requests inside at once; more are refused.")
     max_body_bytes: int = Field(2_000_000, ge=1024, le=1 << 30, description="Largest request body.")
     request_timeout_s: float = Field(600, gt=0, description="Longest time that one request may take.")
@@ -54,19 +67,39 @@ class Options(BaseSettings):
     threads: int = Field(0, ge=0, description="Threads of an engine worker; 0 is one per core.")
 
     @property
-    def on_loopback(self) -> bool:
-        """Whether only this machine can reach the planes."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+    def mindie_address(self) -> str:
+        """What MindIE's own environment puts over its config.json: the service plane's address."""
+        return os.environ.get("MIES_CONTAINER_IP", "")
+
+    @property
+    def mindie_management_address(self) -> str:
+        """The same for the management and metrics planes."""
+        return os.environ.get("MIES_CONTAINER_MANAGEMENT_IP", "")
 
     @property
     def api_key_required(self) -> bool:
         """Whether inference routes ask for a key."""
-        return not self.on_loopback if self.require_api_key is None else self.require_api_key
+        return self.api_key_required_on(self.host)
+
+    def api_key_required_on(self, host: str) -> bool:
+        """The same for a plane with an address of its own."""
+        return not is_loopback(host) if self.require_api_key is None else self.require_api_key
+
+    def allowed_adapter_roots(self, hosts: list[str]) -> list[Path] | None:
+        """For planes on these addresses; None allows every folder: who can reach them is on this machine."""
+        if self.adapter_roots is not None or all(map(is_loopback, hosts)):
+            return self.adapter_roots
+        return []
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @lru_cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 from importlib import metadata
@@ -14,15 +15,22 @@ from inference.server.plane_server import PlaneServer  # first: installs the asy
 # isort: split
 import structlog
 
-from config.asgi import PlaneRouter, SharedPort, application
+from config.asgi import PlaneRouter
+from config.listeners import build_listeners, mindie_addresses
+from config.mindie import read_config
+from config.registry import DjangoRegistry
 from inference import errors
+from inference.adapters import AdapterControl
 from inference.admission import Admission
 from inference.auth import Authenticator
+from inference.beam_search import BeamSearch
+from inference.dialects.triton.grpc_service import GrpcInferenceService
 from inference.embeddings import Embedder
-from inference.front import front_plane
 from inference.generate import Generator
 from inference.metrics import Metrics
+from inference.planes import Plane
 from inference.router import EngineRouter
+from inference.server.grpc import GrpcServer
 from inference.services import Limits, Services
 from management import live
 from management.launchers.local import LocalLauncher
@@ -35,6 +43,8 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger(__name__)
 
+ONE_HOST = "A request must have exactly one Host header."
+
 
 class Server:
     """The planes, the reconciler and the connections to the workers."""
@@ -46,19 +56,34 @@ class Server:
         self.reconciler = Reconciler(self.launcher, self.holder, str(options.data_dir))
         self.router = EngineRouter(self.holder)
         metrics = Metrics(self.router)
+        config = None if options.mindie_config is None else read_config(options.mindie_config)
+        hosts = [options.host, *(host for host, _ in mindie_addresses(options, config).values())]
+        registry = DjangoRegistry(self.holder, options.allowed_adapter_roots(hosts))
+        most = options.max_concurrent_requests
+        if config is not None:  # so many are worked on, and twice as many may wait
+            most = max(most, 3 * config.ServerConfig.maxLinkNum)
         self.services = Services(
             holder=self.holder,
             router=self.router,
-            generator=Generator(self.router, metrics, options.request_timeout_s),
+            generator=Generator(self.router, [metrics], options.request_timeout_s, BeamSearch),
             embedder=Embedder(self.router, options.request_timeout_s),
-            admission=Admission(options.max_concurrent_requests),
+            adapters=AdapterControl(registry, self.router, self.holder),
+            registry=registry,
+            admission=Admission(most),
             authenticator=Authenticator(options.api_key_required),
             metrics=metrics,
-            limits=Limits(),
+            limits=Limits(max_body_bytes=options.max_body_bytes),
             version=_version(),
         )
-        self.front = front_plane(self.services)
+        self.listeners = build_listeners(options, config, self.services, self._terminate)
+        self.planes = PlaneRouter(self.listeners.shared)
+        self.grpc: list[GrpcServer] = []
+        if options.grpc_port:
+            triton = GrpcInferenceService(self.services)
+            self.grpc.append(GrpcServer([triton.handler()], options.host, options.grpc_port))
         self.stopping = threading.Event()
+        self.failed: str | None = None
+        """Why the server could not begin to serve."""
         self._announcing: asyncio.Task[None] | None = None
 
     def run(self) -> int:
@@ -68,14 +93,11 @@ class Server:
         self.reconciler.forget_earlier_workers()
         self.reconciler.reconcile_once()  # the worker loads its model while the rest of this starts
         loop_of_reconciler = threading.Thread(target=self.reconciler.run, args=(self.stopping,), name="reconciler")
-        planes = {options.front_port: self.front, options.control_port: application}
-        if len(planes) == 1:
-            planes = {options.front_port: SharedPort(self.front, application)}
         server = PlaneServer(
-            PlaneRouter(planes),
-            [f"tcp:{port}:interface={options.host.replace(':', chr(92) + ':')}" for port in planes],
+            self.planes,
+            self.listeners.endpoints,
             refuse=self._refuse,
-            max_body_bytes=options.max_body_bytes,
+            max_body_bytes=self._max_body_bytes,
             drain_s=options.drain_s,
             slow_client_timeout_s=options.slow_client_timeout_s,
             headers_timeout_s=options.headers_timeout_s,
@@ -92,8 +114,9 @@ class Server:
             loop_of_reconciler.join()
             self.launcher.close()
             self.reconciler.forget_earlier_workers()
-        if server.failed:
-            print(f"error: {server.failed}", file=sys.stderr)
+        failed = server.failed or self.failed
+        if failed:
+            print(f"error: {failed}", file=sys.stderr)
             return 1
         return 0
 
@@ -102,23 +125,44 @@ class Server:
         self._announcing = loop.create_task(self._start())
 
     async def _start(self) -> None:
+        try:
+            for server in self.grpc:
+                await server.start()
+        except (OSError, RuntimeError) as error:
+            self.failed = str(error)
+            self._terminate(None)
+            return
         self.router.start()
         await self._announce()
 
-    def _drain(self) -> None:
+    def _drain(self) -> list[asyncio.Task[None]]:
         self.services.admission.draining = True
+        loop = asyncio.get_event_loop()
         logger.info("draining", running=self.services.admission.inside)
+        return [loop.create_task(server.stop(self.options.drain_s)) for server in self.grpc]
 
-    def _refuse(self, port: int, path: str, status: int) -> tuple[bytes, bytes]:
+    def _terminate(self, force_after_s: float | None) -> None:
+        """End this process as SIGTERM does; after so many seconds in any case."""
+        if force_after_s is not None:
+            timer = threading.Timer(force_after_s, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _max_body_bytes(self, host: str, port: int) -> int:
+        return max(self.listeners.limits[address] for address in self.listeners.limits if address[1] == port)
+
+    def _refuse(
+        self, host: str, port: int, method: str, path: str, status: int
+    ) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """The answer to a request that the server itself turned down."""
-        limit = self.options.max_body_bytes
-        error = (
-            errors.BodyTooLarge(f"The request body is larger than {limit} bytes.")
-            if status == 413
-            else errors.MalformedBody("A request must have exactly one Host header.")
-        )
-        response = self.front.refuse(path, error)
-        return response.content_type, response.body
+        plane = self.planes.planes_of(host, port).plane_of(method, path)
+        limit = self._max_body_bytes(host, port)
+        error = errors.BodyTooLarge(limit) if status == 413 else errors.MalformedBody(ONE_HOST)
+        if not isinstance(plane, Plane):
+            return [(b"content-type", b"text/plain; charset=utf-8")], error.message.encode()
+        response = plane.refuse(path, error)
+        return [(b"content-type", response.content_type), *response.headers], response.body
 
     def _stats(self) -> dict[str, Stats]:
         return {
@@ -149,10 +193,10 @@ def _welcome(options: Options, model: str) -> str:
         "",
         f"{model} is ready.",
         "",
-        f"  OpenAI and TGI   {front}   (documentation: {front}/docs, metrics: {front}/metrics)",
-        f"  Admin            {control}/admin/   (user admin, password in {_shown(options.data_dir / 'admin-password')})",
+        f"  OpenAI, vLLM, TGI, Triton   {front}   (documentation: {front}/docs, metrics: {front}/metrics)",
+        f"  Admin                       {control}/admin/   (user admin, password in {_shown(options.data_dir / 'admin-password')})",
         "",
-        f"  curl {front}/v1/chat/completions{key} \\",
+        f"  curl {front}/v1/chat/completions -H 'content-type: application/json'{key} \\",
         '    -d \'{"messages": [{"role": "user", "content": "What is the capital of France?"}]}\'',
         "",
     ]

@@ -97,7 +97,7 @@ class Reconciler:
             self._observe(pk)
         for deployment in Deployment.objects.select_related("version__model"):
             self._converge(deployment)
-        self.holder.publish(build_snapshot())
+        self.holder.refresh(build_snapshot)
 
     def run(self, stop: threading.Event) -> None:
         """Pass after pass until `stop`. A database that is away is waited for; workers go on meanwhile."""

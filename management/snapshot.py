@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -109,11 +110,17 @@ class SnapshotHolder:
 
     def __init__(self) -> None:
         self.current = Snapshot()
+        self._building = threading.Lock()
         self._listeners: list[Callable[[Snapshot], object]] = []
 
     def subscribe(self, listener: Callable[[Snapshot], object]) -> None:
         """Call `listener` with every new snapshot, from the thread that publishes it."""
         self._listeners.append(listener)
+
+    def refresh(self, build: Callable[[], Snapshot]) -> None:
+        """Build and publish, one at a time, so that what is older never comes after what is newer."""
+        with self._building:
+            self.publish(build())
 
     def publish(self, snapshot: Snapshot) -> None:
         """Replace the snapshot; tells the listeners only when something changed."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daphne import server as daphne_server  # first: installs the asyncio reactor
 from daphne.http_protocol import HTTPFactory, WebRequest
-from twisted.internet import defer, tcp
+from twisted.internet import defer, endpoints, tcp
 from twisted.internet.interfaces import IPushProducer
 from twisted.web import http
 from zope.interface import implementer
@@ -26,7 +27,9 @@ from inference.server.channel import DeadlineChannel
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    Refuse = Callable[[int, str, int], tuple[bytes, bytes]]
+    from inference.server.tls import MutualContextFactory
+
+    Refuse = Callable[[str, int, str, str, int], tuple[list[tuple[bytes, bytes]], bytes]]
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +43,18 @@ class PlaneRequest(WebRequest):
 
     writable: asyncio.Event | None = None  # set while the client reads too slowly
     too_large = False
+    max_body_bytes = 0
 
     def gotLength(self, length: int | None) -> None:
         """Headers are complete; `length` is None for chunked bodies."""
         super().gotLength(length)
-        self.too_large = length is not None and length > self.server.max_body_bytes
+        address = self.getHost()
+        self.max_body_bytes = self.server.max_body_bytes(address.host, address.port)
+        self.too_large = length is not None and length > self.max_body_bytes
 
     def handleContentChunk(self, data: bytes) -> None:
         """Keep body bytes only while they are within the limit."""
-        self.too_large = self.too_large or self.content.tell() + len(data) > self.server.max_body_bytes
+        self.too_large = self.too_large or self.content.tell() + len(data) > self.max_body_bytes
         if not self.too_large:
             super().handleContentChunk(data)
 
@@ -94,7 +100,7 @@ class PlaneRequest(WebRequest):
     def handle_exception(self, exception: BaseException | None) -> None:
         """After the head is out only a broken connection tells the client the truth."""
         if not self._response_started:
-            self._reply(500, b"application/json", b'{"error":"internal error"}')
+            self._reply(500, [(b"content-type", b"application/json")], b'{"error":"internal error"}')
         else:
             self.abort()
 
@@ -108,10 +114,12 @@ class PlaneRequest(WebRequest):
 
     def _refuse(self, status: int) -> None:
         path = self.path.split(b"?", 1)[0].decode("latin-1")
-        self._reply(status, *self.server.refuse(self.getHost().port, path, status))
+        address = self.getHost()
+        method = self.method.decode("latin-1")
+        self._reply(status, *self.server.refuse(address.host, address.port, method, path, status))
 
-    def _reply(self, status: int, content_type: bytes, body: bytes) -> None:
-        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    def _reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
         super().handle_reply({"type": "http.response.start", "status": status, "headers": headers})
         super().handle_reply({"type": "http.response.body", "body": body})
 
@@ -154,6 +162,22 @@ class PlaneFactory(HTTPFactory):
         return protocol
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """An address, and the TLS that connections to it must speak; it stands where Daphne has an endpoint's text."""
+
+    host: str
+    port: int
+    tls: MutualContextFactory | None = None
+
+    def endpoint(self, reactor: Any) -> Any:
+        """The listening socket to be."""
+        if self.tls is not None:
+            return endpoints.SSL4ServerEndpoint(reactor, self.port, self.tls, interface=self.host)
+        kind = endpoints.TCP6ServerEndpoint if ":" in self.host else endpoints.TCP4ServerEndpoint
+        return kind(reactor, self.port, interface=self.host)
+
+
 daphne_server.HTTPFactory = PlaneFactory
 
 
@@ -163,22 +187,25 @@ class PlaneServer(daphne_server.Server):
     def __init__(
         self,
         application: Any,
-        endpoints: list[str],
+        listeners: list[Listener],
         *,
         refuse: Refuse,
-        max_body_bytes: int,
+        max_body_bytes: Callable[[str, int], int],
         drain_s: float,
         slow_client_timeout_s: float,
         headers_timeout_s: float,
         body_timeout_s: float,
         on_ready: Callable[[], None],
-        on_drain: Callable[[], None],
+        on_drain: Callable[[], list[asyncio.Task[None]]],
         on_deadline: Callable[[], Awaitable[None]],
     ) -> None:
-        """`refuse(port, path, status)` gives content type and body of an answer that the application never sees.
-        `on_drain` is called when the drain begins, `on_deadline` when streams must end, both on the loop.
+        """`max_body_bytes(host, port)` is a listener's limit, `refuse(host, port, method, path, status)` gives headers and body
+        of an answer that the application never sees. `on_drain` is called when the drain begins and gives what else must end before the process does, `on_deadline` when streams must end, both on the loop.
         """
-        super().__init__(application, endpoints, ready_callable=on_ready, verbosity=0, server_name="dragoman")
+        # What Daphne would parse from a text per listener, it gets ready-made.
+        self._by_text = {f"{each.host} {each.port}": each for each in listeners}
+        daphne_server.serverFromString = lambda reactor, text: self._by_text[text].endpoint(reactor)
+        super().__init__(application, list(self._by_text), ready_callable=on_ready, verbosity=0, server_name="dragoman")
         self.refuse, self.max_body_bytes = refuse, max_body_bytes
         self.drain_s, self.slow_client_timeout_s = drain_s, slow_client_timeout_s
         self.headers_timeout_s, self.body_timeout_s = headers_timeout_s, body_timeout_s
@@ -236,7 +263,7 @@ class PlaneServer(daphne_server.Server):
         return defer.Deferred.fromFuture(asyncio.ensure_future(self._drain()))
 
     async def _drain(self) -> None:
-        self._on_drain()
+        others = self._on_drain()
         for port in self.ports:
             await defer.maybeDeferred(port.stopListening).asFuture(asyncio.get_running_loop())
         late = await self._wait(self.drain_s)
@@ -245,7 +272,7 @@ class PlaneServer(daphne_server.Server):
             late = await self._wait(LAST_WORDS_S)
         for task in late:
             task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await asyncio.gather(*late, *others, return_exceptions=True)
 
     async def _wait(self, timeout_s: float) -> list[asyncio.Task[None]]:
         """The applications that are still running after `timeout_s`."""

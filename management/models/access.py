@@ -7,7 +7,7 @@ from typing import Any
 from django.db import models
 from rest_framework_api_key.models import AbstractAPIKey
 
-SCOPES = ("infer", "metrics")
+SCOPES = ("infer", "metrics", "manage")
 
 
 def default_scopes() -> list[str]:

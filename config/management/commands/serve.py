@@ -14,7 +14,9 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from config import logs
-from config.options import ROOT, get_options
+from config.mindie import MindieConfigError, read_config
+from config.options import ROOT, Options, get_options
+from inference.server.tls import TlsError
 from management.models import Deployment
 from management.services.adapters import register_adapter
 from management.services.deployments import (
@@ -54,29 +56,47 @@ class Command(BaseCommand):
         call_command("migrate", verbosity=0, interactive=False)
         ensure_admin(settings.data_dir / "admin-password")
         try:
-            deployment = deploy(options["model"] or settings.model)
-        except RegistryError as error:
+            deployment = deploy_as_configured(options["model"], settings)
+        except (RegistryError, MindieConfigError) as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"Starting {deployment.name} ({deployment.version.source}) ...")
         self.stdout.flush()
         from config.server import Server  # takes a while; the lines above are shown first
 
-        sys.exit(Server(settings).run())
+        try:
+            server = Server(settings)
+        except (TlsError, ValueError) as error:
+            raise CommandError(str(error)) from error
+        sys.exit(server.run())
 
 
-def deploy(source: str) -> Deployment:
-    """The deployment of this source: registered, default, started; an earlier default gives way."""
+def deploy_as_configured(model: str | None, settings: Options) -> Deployment:
+    """What the command names, else MindIE's config.json with its adapters, else the setting."""
+    if model is not None or settings.mindie_config is None:
+        return deploy(model or settings.model)
+    config = read_config(settings.mindie_config)
+    deployment = deploy(config.model.modelWeightPath, config.model.modelName, config.engine_options)
+    for module in config.BackendConfig.ModelDeployConfig.LoraModules:
+        register_adapter(module.name, deployment.version.model, module.path, ACTOR)
+    return deployment
+
+
+def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None = None) -> Deployment:
+    """The deployment of this source: registered, default, started; an earlier default gives way.
+
+    Without a `name` it has the source's; `changed_options` go over the settings' engine options.
+    """
     settings = get_options()
     path = Path(source).expanduser()
     local = path.is_dir()
     if local:
         source = str(path.resolve())
     looks_like_path = local or source.startswith((".", "/", "~"))
-    name = (
+    name = name or (
         re.sub(r"[^A-Za-z0-9._/-]", "-", path.resolve().name if looks_like_path else source).lstrip("._/-") or "model"
     )
     version = register_model(name, source, ACTOR)
-    engine_options = {field: getattr(settings, field) for field in ENGINE_FIELDS}
+    engine_options = {field: getattr(settings, field) for field in ENGINE_FIELDS} | (changed_options or {})
     deployment = Deployment.objects.filter(name=name).first()
     if deployment is None:
         deployment = create_deployment(name, version, ACTOR, engine_options)
