@@ -21,6 +21,7 @@ T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 KEEP_ALIVE_S = 15.0
 REQUEST_ID_LIMIT = 128
+LARGE_BYTES, MAX_ELEMENTS = 1 << 20, 3_000_000
 MAX_DEPTH = 128
 """Levels of a body: what walks through it afterwards may do so by recursion."""
 
@@ -41,6 +42,28 @@ class Response(msgspec.Struct):
 def json_response(value: Any, status: int = 200, headers: Headers | None = None) -> Response:
     """A JSON answer."""
     return Response(status, msgspec.json.encode(value), headers=headers or [])
+
+
+def parse_json(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+    """A JSON object of at most so many levels; raises MalformedBody."""
+    if len(body) > LARGE_BYTES and _elements(body) > MAX_ELEMENTS:
+        raise MalformedBody(f"The body has more than {MAX_ELEMENTS} elements.")
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedBody(f"The body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise MalformedBody("The body is nested too deeply.") from error
+    if not isinstance(value, dict):
+        raise MalformedBody("The body must be a JSON object.")
+    if _deeper_than(value, max_depth):
+        raise MalformedBody(f"The body is nested too deeply: {max_depth} levels are allowed.")
+    return value
+
+
+def _elements(body: bytes) -> int:
+    """The most values that a body can have: what is made of them takes far more memory than their bytes."""
+    return body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
 def _deeper_than(value: Any, levels: int) -> bool:
@@ -69,6 +92,7 @@ class Exchange:
         self.answer_headers: Headers = []
         """Sent with every answer, errors and streams included."""
         self.status = 0
+        self._json: dict[str, Any] | None = None
         self._chunks, self._ended = 0, False
 
     def header(self, name: str) -> str | None:
@@ -95,19 +119,10 @@ class Exchange:
                 return b"".join(parts)
 
     async def json(self) -> dict[str, Any]:
-        """The body as a JSON object, whatever Content-Type says; raises MalformedBody."""
-        body = await self.body()
-        try:
-            value = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise MalformedBody(f"The body is not valid JSON: {error}") from error
-        except RecursionError as error:
-            raise MalformedBody("The body is nested too deeply.") from error
-        if not isinstance(value, dict):
-            raise MalformedBody("The body must be a JSON object.")
-        if _deeper_than(value, MAX_DEPTH):
-            raise MalformedBody(f"The body is nested too deeply: {MAX_DEPTH} levels are allowed.")
-        return value
+        """The body as a JSON object, whatever Content-Type says; raises MalformedBody. May be asked for again."""
+        if self._json is None:
+            self._json = parse_json(await self.body())
+        return self._json
 
     async def respond(self, response: Response) -> None:
         """Send a complete answer."""
@@ -140,25 +155,30 @@ class Exchange:
         *,
         headers: Headers,
         render_error: Callable[[ServingError], bytes],
-        keep_alive: bytes,
+        keep_alive: bytes | None,
         errors_before_head: bool = True,
         end: bytes = b"",
+        end_after_error: bool = True,
     ) -> None:
-        """Send `chunks` as they come, then `end`.
+        """Send `chunks` as they come, then `end`, after an error only with `end_after_error`.
 
         With `errors_before_head` the head waits for the first chunk, so that a ServingError until then is raised and
-        becomes an ordinary answer; later ones are rendered into the stream. `keep_alive` is sent in long silences.
+        becomes an ordinary answer; later ones are rendered into the stream. `keep_alive` is sent in long silences, where
+        the dialect has something for that.
         """
-        pump = asyncio.ensure_future(self._pump(chunks, headers, render_error, errors_before_head, end))
+        last = (end, end if end_after_error else b"")
+        pump = asyncio.ensure_future(self._pump(chunks, headers, render_error, errors_before_head, last))
         watch = asyncio.ensure_future(self._gone())
-        keeper = asyncio.ensure_future(self._keep_alive(headers, keep_alive))
+        tasks: list[asyncio.Future[None]] = [pump, watch]
+        if keep_alive is not None:
+            tasks.append(asyncio.ensure_future(self._keep_alive(headers, keep_alive)))
         try:
             await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():
                 raise ClientGone
             pump.result()
         finally:
-            await _cancel(pump, watch, keeper)
+            await _cancel(*tasks)
 
     async def _pump(
         self,
@@ -166,8 +186,10 @@ class Exchange:
         headers: Headers,
         render_error: Callable[[ServingError], bytes],
         errors_before_head: bool,
-        end: bytes,
+        last: tuple[bytes, bytes],
     ) -> None:
+        """`last` is what ends the stream, and what does so after an error."""
+        end = last[0]
         async with aclosing(chunks):
             if not errors_before_head:
                 await self._start_stream(headers)
@@ -180,6 +202,7 @@ class Exchange:
                 if not self.status:
                     raise
                 await self._chunk(render_error(error))
+                end = last[1]
             await self._start_stream(headers)
             self._ended = True
             await self._send({"type": "http.response.body", "body": end})

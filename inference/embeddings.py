@@ -23,6 +23,7 @@ from inference.requests import Prompt, TextPrompt
 if TYPE_CHECKING:
     from engine.messages import EmbeddingInfo, RequestOutput
     from inference.asgi import Exchange
+    from inference.generate import Caller
     from inference.router import EngineRouter, Target
 
 logger = structlog.get_logger(__name__)
@@ -57,7 +58,7 @@ class Embedder:
     def __init__(self, router: EngineRouter, request_timeout_s: float) -> None:
         self.router, self.request_timeout_s = router, request_timeout_s
 
-    async def embed(self, request: EmbeddingRequest, exchange: Exchange, dialect: str) -> Embeddings:
+    async def embed(self, request: EmbeddingRequest, exchange: Exchange | Caller, dialect: str) -> Embeddings:
         """Resolve, tokenise, check, compute; raises a ServingError."""
         arrived = time.monotonic()
         target = self.router.resolve(request.model)
@@ -137,6 +138,8 @@ def _checked(ids: list[int], target: Target, index: int) -> list[int]:
             f"This model's maximum context length is {info.max_model_len} tokens. However, input[{index}] has "
             f"{len(ids)} tokens. Please reduce its length, or set `truncate_prompt_tokens`.",
             "input",
+            len(ids),
+            info.max_model_len,
         )
     if not all(0 <= token < info.vocab_size for token in ids):
         raise InvalidRequest(f"input[{index}]: token ids must be between 0 and {info.vocab_size - 1}.", "input")

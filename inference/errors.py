@@ -24,7 +24,15 @@ class InvalidRequest(ServingError):
 
 
 class PromptTooLong(InvalidRequest):
-    """Prompt and output do not fit into the model's context."""
+    """The prompt's `length` in tokens is over the `limit`."""
+
+    def __init__(self, message: str, field: str, length: int, limit: int) -> None:
+        super().__init__(message, field)
+        self.length, self.limit = length, limit
+
+
+class OutOfVocabulary(InvalidRequest):
+    """A token id of the prompt is none of the model's."""
 
 
 class NotServed(ServingError):
@@ -55,6 +63,29 @@ class ModelNotFound(ServingError):
         self.name = name
 
 
+class ResponseNotFound(ServingError):
+    """No response of this id is kept."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Response with id '{name[:200]}' not found.")
+
+
+class AdapterNotFound(ServingError):
+    """No adapter has this name, or none lies at this place."""
+
+
+class AdapterExists(ServingError):
+    """An adapter has this name already."""
+
+
+class TooManyAdapters(ServingError):
+    """There is no room for another adapter."""
+
+
+class AdapterRefused(ServingError):
+    """The adapter cannot be served; the message says why."""
+
+
 class RouteNotFound(ServingError):
     """The plane has no such path."""
 
@@ -68,7 +99,11 @@ class MethodNotAllowed(ServingError):
 
 
 class BodyTooLarge(ServingError):
-    """The body is over the limit; it was not read."""
+    """The body is over the limit of so many bytes; it was not read."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request body is larger than {limit} bytes.")
+        self.limit = limit
 
 
 class Overloaded(ServingError):
@@ -89,6 +124,10 @@ class Unavailable(ServingError):
 
 class GenerationFailed(ServingError):
     """The engine gave up on the request after accepting it."""
+
+
+class InternalError(ServingError):
+    """What nobody foresaw; the log has the details."""
 
 
 class DeadlineExceeded(ServingError):

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from inference.dialects.openai import errors as openai_errors
-from inference.dialects.openai.routes import ROUTES as OPENAI
-from inference.dialects.tgi import errors as tgi_errors
-from inference.dialects.tgi.routes import ROUTES as TGI
-from inference.operations import operation_routes
+from inference.operations import operation_dialect
 from inference.planes import Plane
-from inference.routing import RouteTable
+from inference.routing import Dialect, RouteTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from inference.asgi import Exchange, Headers, Response
-    from inference.errors import ServingError
+    from inference.asgi import Headers
     from inference.services import Services
+
+DIALECTS = (  # a dialect is a folder with `routes.DIALECT`; the first one tells errors on paths that belong to none
+    "tgi",
+    "openai",
+    "vllm",
+    "triton",
+)
 
 
 def front_plane(services: Services) -> Plane:
     """The application of port 8000."""
-    dialects = [*OPENAI, *TGI]
-    return Plane("front", RouteTable([*dialects, *operation_routes(dialects)], _fallback), services, _answer_headers)
+    dialects: list[Dialect] = [import_module(f"inference.dialects.{name}.routes").DIALECT for name in DIALECTS]
+    for dialect in dialects:
+        if dialect.start is not None:
+            dialect.start(services)
+    table = RouteTable([*dialects, operation_dialect(dialects)])
+    return Plane("front", table, services, services.authenticator, _answer_headers)
 
 
-def _answer_headers(exchange: Exchange) -> Headers:
+def _answer_headers(path: str, request_id: str) -> Headers:
     """OpenAI's clients show this id with every answer and error."""
-    return [(b"x-request-id", exchange.request_id.encode())] if exchange.path.startswith("/v1/") else []
-
-
-def _fallback(path: str) -> Callable[[ServingError], Response]:
-    """Whose error shape a path without a route gets."""
-    return openai_errors.render if path.startswith("/v1/") else tgi_errors.render
+    return [(b"x-request-id", request_id.encode())] if path.startswith("/v1/") else []

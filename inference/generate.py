@@ -9,10 +9,12 @@ the iterator early, by disconnect, stop string, deadline or error, aborts in the
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import structlog
@@ -22,6 +24,7 @@ from inference.errors import (
     DeadlineExceeded,
     GenerationFailed,
     InvalidRequest,
+    OutOfVocabulary,
     Overloaded,
     PromptTooLong,
     ServingError,
@@ -33,12 +36,12 @@ from inference.requests import ChatPrompt
 from inference.text import IncrementalDecoder, StopStrings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
+    from engine.client import EngineClient
     from engine.messages import RequestOutput, TokenLogprob
     from engine.sampling_params import Grammar, SamplingParams
     from inference.asgi import Exchange
-    from inference.metrics import Metrics
     from inference.requests import GenerationRequest
     from inference.router import EngineRouter, Target
 
@@ -47,13 +50,39 @@ logger = structlog.get_logger(__name__)
 SEED_MASK = (1 << 64) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, where the request is no HTTP exchange."""
+
+    request_id: str
+    tenant: str = ""
+
+
+class Observer(Protocol):
+    """Is told of every generation; a plane's metrics."""
+
+    def started(self, generation: Generation) -> None:
+        """It goes to an engine."""
+
+    def finished(self, generation: Generation, finish: str, token_times: list[float], preemptions: int) -> None:
+        """It ended: "stop", "length", "error", or "abort" when the client left. Times are monotonic seconds."""
+
+
 class Generator:
     """Prepares requests against the running deployments."""
 
-    def __init__(self, router: EngineRouter, metrics: Metrics, request_timeout_s: float) -> None:
-        self.router, self.metrics, self.request_timeout_s = router, metrics, request_timeout_s
+    def __init__(
+        self,
+        router: EngineRouter,
+        observers: list[Observer],
+        request_timeout_s: float,
+        beam_search: Callable[..., Generation],
+    ) -> None:
+        """`beam_search` makes the Generation of a request with beams."""
+        self.router, self.observers, self.request_timeout_s = router, observers, request_timeout_s
+        self._beam_search = beam_search
 
-    async def prepare(self, request: GenerationRequest, exchange: Exchange, dialect: str) -> Generation:
+    async def prepare(self, request: GenerationRequest, exchange: Exchange | Caller, dialect: str) -> Generation:
         """Resolve, tokenise, check and default; raises a ServingError and changes nothing."""
         arrived = time.monotonic()
         target = self.router.resolve(request.model)
@@ -63,7 +92,8 @@ class Generator:
         if request.truncate_right is not None:
             prompt = prompt[: request.truncate_right]
         params = self._params(request, target, prompt)
-        return Generation(self, request, target, prompt, params, exchange, dialect, Timings(arrived))
+        make = self._beam_search if request.beams else Generation
+        return make(self, request, target, prompt, params, exchange, dialect, Timings(arrived))
 
     def _params(self, request: GenerationRequest, target: Target, prompt: list[int]) -> SamplingParams:
         """Lengths and token ids checked against the model, defaults filled in."""
@@ -72,23 +102,26 @@ class Generator:
             raise InvalidRequest("The prompt is empty: it must hold at least one token.", "prompt")
         out_of_vocabulary = next((t for t in prompt if not 0 <= t < info.vocab_size), None)
         if out_of_vocabulary is not None:
-            raise InvalidRequest(
+            raise OutOfVocabulary(
                 f"Token id {out_of_vocabulary} is out of vocabulary: ids must be between 0 and {info.vocab_size - 1}.",
                 "prompt",
             )
         room = info.max_model_len - len(prompt)
-        if room < 1:
+        limit = min(info.max_model_len - 1, request.max_prompt_tokens or info.max_model_len)
+        if len(prompt) > limit:
             raise PromptTooLong(
                 f"This model's maximum context length is {info.max_model_len} tokens. However, your prompt contains "
                 f"{len(prompt)} tokens, which leaves no room for output.",
                 "prompt",
+                len(prompt),
+                limit,
             )
         named = request.sampling
         if "bad_words" in named:  # a tokenizer may know more tokens than the model
             named["bad_words"] = [w for w in named["bad_words"] if max(w) < info.vocab_size]
         if "allowed_token_ids" in named:
             named["allowed_token_ids"] = sorted(set(named["allowed_token_ids"]))
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
             if any(not 0 <= int(t) < info.vocab_size for t in named.get(name) or ()):
                 raise InvalidRequest(f"{name}: token ids must be between 0 and {info.vocab_size - 1}.", name)
         max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
@@ -98,7 +131,7 @@ class Generator:
             named["grammar"] = _behind_thoughts(named["grammar"], target, prompt)
         seed = secrets.randbits(64) if request.seed is None else request.seed & SEED_MASK
         params = request.params(max_tokens, seed, info.sampling_defaults)
-        if params.greedy and request.n > 1:
+        if params.greedy and request.n > 1 and not request.beams:
             raise InvalidRequest(f"n must be 1 when using greedy sampling, got {request.n}.", "n")
         return params
 
@@ -113,7 +146,7 @@ class Generation:
         target: Target,
         prompt_token_ids: list[int],
         params: SamplingParams,
-        exchange: Exchange,
+        exchange: Exchange | Caller,
         dialect: str,
         timings: Timings,
     ) -> None:
@@ -128,16 +161,38 @@ class Generation:
         self._generator = generator
         self._token_times: list[float] = []
         self._preemptions = 0
+        self._unfinished = request.n
         self._finish = "abort"
+        self.stopped = False
+        self._deadline = math.inf
+        self._submitted: list[tuple[EngineClient, int]] = []
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences in the worker's last step."""
+        return max(1, self._submitted[-1][0].stats.running) if self._submitted else 1
+
+    @property
+    def ended(self) -> bool:
+        """Every sequence has brought its last delta, whether or not that has been sent yet."""
+        return not self._unfinished
+
+    def stop(self) -> None:
+        """End every sequence where it is: `deltas` ends as after a stop string."""
+        self.stopped = True
+        for client, request_id in self._submitted:
+            client.stop(request_id)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each step brings, until all sequences have ended; raises a ServingError when they cannot."""
         self.timings.submitted = time.monotonic()
-        self._generator.metrics.started()
+        longest_s = self.request.longest_s or self._generator.request_timeout_s
+        self._deadline = self.timings.submitted + min(self.request.timeout_s or math.inf, longest_s)
+        for observer in self._generator.observers:
+            observer.started(self)
         try:
-            sequences = [self._sequence(index) for index in range(self.request.n)]
-            async with aclosing(merge(sequences)) as merged:
-                async for _, delta in merged:
+            async with aclosing(self._merged()) as merged:
+                async for delta in merged:
                     self._note_tokens(delta)
                     yield delta
             self._finish = delta.finish_reason or "abort"
@@ -146,17 +201,27 @@ class Generation:
             raise
         finally:
             self.timings.finished = time.monotonic()
-            self._generator.metrics.finished(self, self._finish, self._token_times, self._preemptions)
+            for observer in self._generator.observers:
+                observer.finished(self, self._finish, self._token_times, self._preemptions)
             logger.info("generation", **self._log_fields())
+
+    async def _merged(self) -> AsyncGenerator[Delta, None]:
+        """All sequences' deltas as they come."""
+        async with aclosing(merge([self._sequence(index) for index in range(self.request.n)])) as merged:
+            async for _, delta in merged:
+                yield delta
 
     async def _sequence(self, index: int) -> AsyncGenerator[Delta, None]:
         """One sequence; it is sent once more when its worker dies before the first token."""
         for attempt in (1, 2):
+            if self.stopped:  # before it began
+                yield Delta(index, "", [], finish_reason="stop")
+                return
             text = _SequenceText(self, index)
             if index == 0:
                 self.prompt_logprobs = []
             try:
-                async with aclosing(self._outputs(index)) as outputs:
+                async with aclosing(self._outputs(index, self.prompt_token_ids, self._params_of(index))) as outputs:
                     async for output in outputs:
                         delta = text.render(output)
                         if delta.token_ids or delta.finish_reason is not None:
@@ -171,16 +236,22 @@ class Generation:
                 if text.count or attempt == 2:
                     raise
 
-    def _outputs(self, index: int) -> AsyncGenerator[RequestOutput, None]:
-        params = self.params
-        if index:
-            params = _with(params, seed=(params.seed + index) & SEED_MASK, prompt_logprobs=None)
+    def _params_of(self, index: int) -> SamplingParams:
+        if not index:
+            return self.params
+        return _with(self.params, seed=(self.params.seed + index) & SEED_MASK, prompt_logprobs=None)
+
+    def _outputs(self, index: int, token_ids: list[int], params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
+        """What an engine makes of these tokens, for sequence `index`."""
         client = self.target.pick()
+        self._submitted.append((client, client.next_request_id()))
         return client.generate(
-            self.prompt_token_ids,
+            token_ids,
             params,
+            request_id=self._submitted[-1][1],
+            priority=self.request.priority,
             cache_salt=self._cache_salt,
-            timeout_s=self._generator.request_timeout_s,
+            timeout_s=self._deadline - time.monotonic(),
             adapter=self.target.adapter_ref,
         )
 
@@ -191,6 +262,8 @@ class Generation:
         if output.error is not None and output.error.startswith("grammar: "):
             field = self.request.grammar_field or "grammar"
             raise InvalidRequest(f"{field}: {output.error.removeprefix('grammar: ')}", field)
+        if self.stopped and output.finish_reason == "abort":
+            output.finish_reason = "stop"
         if output.finish_reason in ("error", "abort"):
             raise {
                 "overloaded": Overloaded("Model is overloaded"),
@@ -210,6 +283,7 @@ class Generation:
             self.timings.first_token = now
         self.timings.last_token = now
         self._token_times.extend([now] * len(delta.token_ids))
+        self._unfinished -= delta.finish_reason is not None
         self.usage.completion_tokens += len(delta.token_ids)
         self.sequence_tokens[delta.index] += len(delta.token_ids)
 
@@ -268,7 +342,7 @@ class _SequenceText:
             shown.append(self._stops.flush())
             delta.finish_reason = output.finish_reason
             if output.stop_token_id is None:  # a complete grammar ends the text as its end token would
-                delta.ended_by_eos = output.finish_reason == "stop"
+                delta.ended_by_eos = output.finish_reason == "stop" and not self._generation.stopped
             else:
                 delta.ended_by_eos = output.stop_token_id in self._eos
                 delta.stop_reason = None if delta.ended_by_eos else output.stop_token_id

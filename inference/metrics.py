@@ -10,13 +10,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from inference.engine_metrics import LABELS, BatchCollector, EngineCollector, histograms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from prometheus_client.metrics_core import Metric
-
     from inference.generate import Generation
     from inference.router import EngineRouter
 
@@ -26,14 +23,13 @@ LATENCY_S = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240
 TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 TGI_DURATION_S = tuple(0.0001 * 1.5**k for k in range(1, 36))
 VLLM_TOKEN_HISTOGRAMS = ("request_prompt_tokens", "request_generation_tokens", "request_params_max_tokens",
-                         "request_max_num_generation_tokens")  # fmt: skip
+                         "request_max_num_generation_tokens", "request_prefill_kv_computed_tokens")  # fmt: skip
 VLLM_LATENCY_HISTOGRAMS = ("e2e_request_latency_seconds", "request_queue_time_seconds",
                            "request_inference_time_seconds", "request_prefill_time_seconds",
                            "request_decode_time_seconds")  # fmt: skip
 TGI_DURATIONS = ("duration", "validation_duration", "queue_duration", "inference_duration",
                  "mean_time_per_token_duration")  # fmt: skip
 TGI_COUNTS = ("generated_tokens", "input_length", "max_new_tokens")
-LABELS = ("model_name", "engine")
 
 
 class Metrics:
@@ -42,6 +38,7 @@ class Metrics:
     def __init__(self, router: EngineRouter) -> None:
         self._vllm_registry, self._tgi_registry = CollectorRegistry(), CollectorRegistry()
         self._vllm_registry.register(EngineCollector(router))
+        self._tgi_registry.register(BatchCollector(router))
         self._router = router
         self._vllm = {
             **{n: self._histogram(n, TOKENS) for n in VLLM_TOKEN_HISTOGRAMS},
@@ -52,6 +49,9 @@ class Metrics:
             "request_params_n": self._histogram("request_params_n", (1, 2, 5, 10, 20)),
             "request_num_preemptions": self._histogram("request_num_preemptions", (1, 2, 3, 4, 5, 10, 20)),
         }
+        self._cached = Counter(
+            "vllm:prompt_tokens_cached", "Prompt tokens from the prefix cache.", LABELS, registry=self._vllm_registry
+        )
         self._success = Counter(
             "vllm:request_success",
             "Count of processed requests.",
@@ -77,7 +77,7 @@ class Metrics:
             "tgi_request_failure": {},
         }
 
-    def started(self) -> None:
+    def started(self, generation: Generation) -> None:
         """A request goes to an engine."""
         self._tgi_counters["tgi_request_count"][""] += 1
 
@@ -102,6 +102,7 @@ class Metrics:
             "request_generation_tokens": usage.completion_tokens,
             "request_params_max_tokens": generation.params.max_tokens,
             "request_max_num_generation_tokens": max(generation.sequence_tokens),
+            "request_prefill_kv_computed_tokens": usage.prompt_tokens - usage.cached_tokens,
             "e2e_request_latency_seconds": total,
             "request_queue_time_seconds": timings.queue_s,
             "request_inference_time_seconds": inference,
@@ -117,6 +118,7 @@ class Metrics:
             )
         for name, value in values.items():
             self._vllm[name].labels(*labels).observe(value)
+        self._cached.labels(*labels).inc(usage.cached_tokens)
         gaps = self._vllm["inter_token_latency_seconds"].labels(*labels)
         for earlier, later in pairwise(token_times):
             gaps.observe(later - earlier)
@@ -150,6 +152,9 @@ class Metrics:
                 'method="decode"': sum(s.decode_steps for s in stats),
             },
         }
+        counters["tgi_batch_inference_success"] = counters["tgi_batch_inference_count"]
+        failed = sum(h.failed for target in self._router.targets for h in histograms_of(target))
+        counters["tgi_batch_inference_failure"] = {'method="decode"': failed} if failed else {}
         for name, series in counters.items():
             lines.append(f"# TYPE {name} counter")
             lines += [
@@ -170,41 +175,3 @@ class Metrics:
     def _tgi_histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
         text = "Request " + name.replace("_", " ")
         return Histogram(f"tgi_request_{name}", text, buckets=buckets, registry=self._tgi_registry)
-
-
-class EngineCollector:
-    """The workers' own gauges and counters in vLLM's names, summed over a deployment's workers."""
-
-    GAUGES = {"num_requests_running": "running", "num_requests_waiting": "waiting"}
-    COUNTERS = {
-        "prompt_tokens": "prompt_tokens",
-        "generation_tokens": "generation_tokens",
-        "prefix_cache_queries": "prefix_queries",
-        "prefix_cache_hits": "prefix_hits",
-        "num_preemptions": "preemptions",
-    }
-
-    def __init__(self, router: EngineRouter) -> None:
-        self._router = router
-
-    def collect(self) -> Iterator[Metric]:
-        """Called by prometheus_client on every scrape."""
-        rows = [(t, [c.stats for c in t.clients.values()]) for t in self._router.targets]
-        for kind, names in ((GaugeMetricFamily, self.GAUGES), (CounterMetricFamily, self.COUNTERS)):
-            for name, attribute in names.items():
-                family = kind(f"vllm:{name}", name.replace("_", " ").capitalize() + ".", labels=LABELS)
-                for target, stats in rows:
-                    family.add_metric([target.entry.name, "0"], sum(getattr(s, attribute) for s in stats))
-                yield family
-        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent.", labels=LABELS)
-        info_labels = [*LABELS, "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"]
-        info = GaugeMetricFamily("vllm:cache_config_info", "Information of the KV cache.", labels=info_labels)
-        for target, stats in rows:
-            total = sum(s.blocks_total for s in stats)
-            usage.add_metric([target.entry.name, "0"], sum(s.blocks_used for s in stats) / total if total else 0.0)
-            tokens = target.info.num_blocks * target.info.block_size
-            concurrency = f"{tokens / target.info.max_model_len:.2f}"
-            labels = [str(target.info.block_size), str(target.info.num_blocks), str(tokens), concurrency]
-            info.add_metric([target.entry.name, "0", *labels], 1)
-        yield usage
-        yield info

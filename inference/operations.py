@@ -6,16 +6,16 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from inference.asgi import Response, json_response
-from inference.dialects.tgi.errors import render
-from inference.errors import RouteNotFound
+from inference.errors import Forbidden, InternalError, MethodNotAllowed, RouteNotFound, ServingError, Unauthorized
 from inference.openapi import document
-from inference.routing import Route
+from inference.routing import Dialect, Route
 
 if TYPE_CHECKING:
     from inference.asgi import Exchange
     from inference.routing import Handler
     from inference.services import Services
 
+STATUSES = {RouteNotFound: 404, MethodNotAllowed: 405, Unauthorized: 401, Forbidden: 403, InternalError: 500}
 ASSETS = {
     "swagger-ui.css": b"text/css",
     "swagger-ui-bundle.js": b"text/javascript",
@@ -46,19 +46,28 @@ async def asset(exchange: Exchange, services: Services) -> None:
     await exchange.respond(Response(200, (root / name).read_bytes(), ASSETS[name]))
 
 
-def operation_routes(dialects: list[Route]) -> list[Route]:
+def operation_dialect(dialects: list[Dialect]) -> Dialect:
     """These routes, and the documentation of `dialects`' and their own."""
 
     async def openapi(exchange: Exchange, services: Services) -> None:
-        await exchange.respond(json_response(document([*dialects, *own], services.version)))
+        await exchange.respond(json_response(document([*dialects, dialect], services.version)))
 
     def public(path: str, handler: Handler, summary: str) -> Route:
-        return Route("GET", path, handler, render, summary, scope=None)
+        return Route("GET", path, handler, _render, summary, scope=None)
 
-    own = [
-        Route("GET", "/metrics", metrics, render, "Metrics in the Prometheus format", scope="metrics"),
+    own = (
+        Route("GET", "/metrics", metrics, _render, "Metrics in the Prometheus format", scope="metrics"),
         public("/docs", docs, "This documentation"),
         public("/docs/{name}", asset, "The documentation's own files"),
         public("/openapi.json", openapi, "This documentation as OpenAPI"),
-    ]
-    return own
+        # TGI's router has them here.
+        public("/docs/", docs, "This documentation"),
+        public("/api-doc/openapi.json", openapi, "This documentation as OpenAPI"),
+    )
+    dialect = Dialect(own, _render, frozenset(STATUSES.values()))
+    return dialect
+
+
+def _render(error: ServingError) -> Response:
+    status = STATUSES.get(type(error), 500)
+    return json_response({"error": error.message}, status)

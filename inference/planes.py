@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from inference.asgi import ClientGone, Exchange
-from inference.errors import GenerationFailed, ServingError
+from inference.errors import InternalError, ServingError
+from inference.routing import route_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from inference.asgi import Headers, Receive, Response, Send
+    from inference.auth import Authenticator
     from inference.routing import RouteTable
     from inference.services import Services
 
@@ -23,10 +26,16 @@ class Plane:
     """The ASGI application of one route table."""
 
     def __init__(
-        self, name: str, table: RouteTable, services: Services, answer_headers: Callable[[Exchange], Headers]
+        self,
+        name: str,
+        table: RouteTable,
+        services: Services,
+        authenticator: Authenticator,
+        answer_headers: Callable[[str, str], Headers],
     ) -> None:
-        """`answer_headers` gives what every answer to an exchange carries, whatever comes of it."""
-        self.name, self.table, self.services, self.answer_headers = name, table, services, answer_headers
+        """`answer_headers(path, request_id)` gives what every answer carries, whatever comes of it."""
+        self.name, self.table, self.services = name, table, services
+        self.authenticator, self.answer_headers = authenticator, answer_headers
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """One HTTP request, from its route to its answer."""
@@ -34,24 +43,31 @@ class Plane:
             await send({"type": "websocket.close"})
             return
         exchange = Exchange(scope, receive, send)
-        exchange.answer_headers = self.answer_headers(exchange)
+        exchange.answer_headers = self.answer_headers(exchange.path, exchange.request_id)
         structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
         try:
             await self._answer(exchange)
         except ClientGone:
             logger.info("client gone", path=exchange.path)
 
+    def rank(self, method: str, path: str) -> int:
+        """How closely one of its routes fits; -1 where none does."""
+        return self.table.rank(method, path)
+
     async def _answer(self, exchange: Exchange) -> None:
         render = self.table.renderer(exchange.path)
         try:
-            route, exchange.parameters = self.table.find(exchange.method, exchange.path)
+            routes, exchange.parameters = self.table.find(exchange.method, exchange.path)
+            route = routes[0]
             render = route.render
             if route.scope is not None:
-                services = self.services
-                key = services.authenticator.check(
-                    exchange.header("authorization"), route.scope, services.holder.current
+                key = self.authenticator.check(
+                    exchange.header("authorization"), route.scope, self.services.holder.current
                 )
                 exchange.tenant = key.prefix if key else ""
+            if len(routes) > 1:
+                route = route_for(routes, await exchange.json())
+                render = route.render
             await route.handler(exchange, self.services)
         except ServingError as error:
             if exchange.status:  # a handler that has begun an answer must end it itself
@@ -63,8 +79,10 @@ class Plane:
             logger.exception("unhandled error", path=exchange.path)
             if exchange.status:
                 raise
-            await exchange.respond(render(GenerationFailed("internal error")))
+            await exchange.respond(render(InternalError("internal error")))
 
     def refuse(self, path: str, error: ServingError) -> Response:
         """The answer to a request that never reached a handler."""
-        return self.table.renderer(path)(error)
+        response = self.table.renderer(path)(error)
+        response.headers = [*response.headers, *self.answer_headers(path, secrets.token_hex(16))]
+        return response

@@ -54,6 +54,9 @@ class GenerationRequest:
     max_tokens: int | None = None
     seed: int | None = None
     n: int = 1
+    beams: bool = False
+    """The n sequences are the best of a beam search, their scores divided by length to the power `length_penalty`."""
+    length_penalty: float = 1.0
     stop: list[str] = field(default_factory=list)
     include_stop: bool = False
     skip_special_tokens: bool = True
@@ -61,7 +64,15 @@ class GenerationRequest:
     truncate_left: int | None = None
     truncate_right: int | None = None
     cache_salt: str = ""
+    priority: int = 0
+    """Smaller goes first where requests wait."""
     use_model_defaults: bool = True
+    timeout_s: float | None = None
+    """A deadline below the server's own."""
+    longest_s: float | None = None
+    """The operator's deadline for this dialect, in place of the server's own."""
+    max_prompt_tokens: int | None = None
+    """A limit below the model's own."""
     grammar_field: str | None = None
     """The client's field that the grammar in `sampling` came from."""
 

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from engine.client import EngineClient, EngineDead
@@ -59,6 +60,7 @@ class EngineRouter:
         self._told: dict[WorkerEntry, dict[str, AdapterEntry]] = {}
         """By worker: the adapters that it was told to keep, by digest, as they were when it agreed."""
         self._tell_at: dict[WorkerEntry, float] = {}
+        self._telling: dict[WorkerEntry, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -70,9 +72,10 @@ class EngineRouter:
 
     async def stop(self) -> None:
         """Hang up on every worker; requests in flight fail."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [*self._telling.values(), *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for target in self._targets.values():
             for client in target.clients.values():
                 await client.close()
@@ -123,6 +126,7 @@ class EngineRouter:
                     del target.clients[worker]
                     self._told.pop(worker, None)
                     self._tell_at.pop(worker, None)
+                    self._telling.pop(worker, None)
                     await client.close()
             if name not in wanted and not target.clients:
                 del self._targets[name]
@@ -133,21 +137,37 @@ class EngineRouter:
                 if not connected and worker not in self._refused:
                     await self._connect(deployment, worker)
             if deployment.name in self._targets:
-                self._targets[deployment.name].entry = deployment
-                for worker, client in list(self._targets[deployment.name].clients.items()):
-                    await self._tell(worker, client, deployment)
+                self._follow_adapters(self._targets[deployment.name], deployment)
+
+    def _follow_adapters(self, target: Target, deployment: DeploymentEntry) -> None:
+        """The deployment's entry is now this one: its workers are told, beside everything else."""
+        known = {adapter.digest for adapter in deployment.adapters}
+        gone = {a.digest: _unwished(a) for a in target.entry.adapters if a.digest not in known}
+        target.entry = deployment
+        for worker, client in target.clients.items():
+            if gone:
+                told = self._told.setdefault(worker, {})
+                told.update({digest: adapter for digest, adapter in gone.items() if digest not in told})
+            if self._must_tell(worker, client, deployment):
+                self._telling[worker] = asyncio.ensure_future(self._tell(worker, client, deployment))
+
+    def _must_tell(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> bool:
+        """Whether the registry wishes something else of the worker than it was told, and nobody is telling it now."""
+        if client.failure is not None or client.model.embedding is not None:
+            return False
+        if time.monotonic() < self._tell_at.get(worker, 0.0):
+            return False
+        if worker in self._telling and not self._telling[worker].done():
+            return False
+        return self._told.get(worker, {}) != _wishes(deployment)
 
     async def _tell(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> None:
         """Bring a worker nearer to what the registry wishes of its adapters: read ahead, pinned, forgotten.
 
         What it cannot do yet (pin what is being read, forget what is in use) is asked of it again a little later.
         """
-        if client.failure is not None or client.model.embedding is not None:
-            return
-        if time.monotonic() < self._tell_at.get(worker, 0.0):
-            return
         told = self._told.setdefault(worker, {})
-        wanted = {adapter.digest: adapter for adapter in deployment.adapters if adapter.preload or adapter.pinned}
+        wanted = _wishes(deployment)
         known = {adapter.digest for adapter in deployment.adapters}
         try:
             for digest, adapter in wanted.items():
@@ -170,6 +190,8 @@ class EngineRouter:
                     await client.command("unpin", ref)
                 if digest in known or await client.command("unload", ref) is None:
                     del told[digest]
+                else:
+                    self._tell_at[worker] = time.monotonic() + TELL_AGAIN_S
         except EngineDead as error:
             logger.info("worker not told of adapters", worker=worker.worker_id, reason=str(error))
 
@@ -191,3 +213,13 @@ class EngineRouter:
             logger.exception("tokenizer not usable", deployment=deployment.name, reason=str(error))
             self._refused.add(worker)
             await client.close()
+
+
+def _wishes(deployment: DeploymentEntry) -> dict[str, AdapterEntry]:
+    """The adapters that workers should keep, by digest."""
+    return {adapter.digest: adapter for adapter in deployment.adapters if adapter.preload or adapter.pinned}
+
+
+def _unwished(adapter: AdapterEntry) -> AdapterEntry:
+    """The adapter as one that nobody wishes to keep."""
+    return msgspec.structs.replace(adapter, preload=False, pinned=False)

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from inference.adapters import AdapterControl
     from inference.admission import Admission
     from inference.auth import Authenticator
     from inference.embeddings import Embedder
     from inference.generate import Generator
     from inference.metrics import Metrics
+    from inference.registry import Registry
     from inference.router import EngineRouter
     from management.snapshot import SnapshotHolder
 
@@ -28,6 +30,8 @@ class Limits:
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5
     max_embedding_inputs: int = 2048
+    max_body_bytes: int = 2_000_000
+    """Also when it is decompressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class Services:
     router: EngineRouter
     generator: Generator
     embedder: Embedder
+    adapters: AdapterControl
+    registry: Registry
     admission: Admission
     authenticator: Authenticator
     metrics: Metrics

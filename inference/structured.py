@@ -66,17 +66,20 @@ def parsed(value: Any, field: str) -> Any:
         raise InvalidRequest(f"{field}: this is not valid JSON: {error}", field) from error
 
 
-def closed(schema: Any, field: str, depth: int = 0) -> Any:
-    """The schema with every object that does not say otherwise closed to further properties."""
+def closed(schema: Any, field: str, depth: int = 0, bare_too: bool = True) -> Any:
+    """The schema with every object that does not say otherwise closed to further properties.
+
+    Objects that name no properties at all stay open unless `bare_too`.
+    """
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"{field}: a schema may be nested {MAX_DEPTH} levels deep.", field)
     if isinstance(schema, list):
-        return [closed(item, field, depth + 1) for item in schema]
+        return [closed(item, field, depth + 1, bare_too) for item in schema]
     if not isinstance(schema, dict):
         return schema
     kept = ("const", "enum", "default", "examples")
-    inner = {k: v if k in kept else closed(v, field, depth + 1) for k, v in schema.items()}
-    if schema.get("type") == "object" or isinstance(schema.get("properties"), dict):
+    inner = {k: v if k in kept else closed(v, field, depth + 1, bare_too) for k, v in schema.items()}
+    if isinstance(schema.get("properties"), dict) or (bare_too and schema.get("type") == "object"):
         inner.setdefault("additionalProperties", False)
     return inner
 

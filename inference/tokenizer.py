@@ -16,6 +16,7 @@ import structlog
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import DecodeStream
 
 from inference import reasoning
 from inference.errors import InvalidRequest, TemplateError
@@ -42,6 +43,8 @@ class ModelTokenizer:
     special_ids: frozenset[int]
     template: jinja2.Template | None
     special_texts: dict[str, str]
+    configuration: dict[str, Any]
+    """tokenizer_config.json, with the chat template wherever that came from."""
     tool_style: Style = "hermes"
     thinks: bool = False
     """Whether outputs may begin with thoughts: the template or the vocabulary knows their marks."""
@@ -70,7 +73,8 @@ class ModelTokenizer:
             logger.warning("chat template not usable", reason=str(error))
             template = None
         thinks = reasoning.END in (text or "") or fast.token_to_id(reasoning.END) is not None
-        return cls(fast, special_ids, template, special_texts, style_of(text or ""), thinks)
+        shown = {"tokenizer_class": "PreTrainedTokenizerFast", **config, "chat_template": text}
+        return cls(fast, special_ids, template, special_texts, shown, style_of(text or ""), thinks)
 
     @property
     def tool_mark_is_special(self) -> bool:
@@ -129,6 +133,11 @@ class ModelTokenizer:
             return ""
         text: str = self.fast.decode([token_id], skip_special_tokens=False)
         return f" {text}" if raw.startswith("\u2581") and not text.startswith(" ") else text
+
+    def pieces(self, token_ids: list[int]) -> list[str]:
+        """The texts of a sequence's tokens; tokens that make a character only together are one piece."""
+        stream = DecodeStream(skip_special_tokens=False)
+        return [piece for token in token_ids if (piece := stream.step(self.fast, token))]
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
         """The text of a token sequence."""

@@ -6,24 +6,27 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from inference import envelope
 from inference.asgi import json_response
-from inference.dialects.openai import errors, schema
+from inference.conversation import parse_messages, template_arguments
+from inference.dialects.openai import schema
 from inference.dialects.openai.completions import joined
-from inference.dialects.openai.conversation import parse_messages, template_arguments
-from inference.dialects.openai.logprobs import LogprobTexts
+from inference.dialects.openai.load import load_headers
 from inference.dialects.openai.message import Message
 from inference.dialects.openai.schema import ChatCompletionRequest
 from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
-from inference.dialects.openai.tools import check_tools, may_call, tool_grammar
 from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest, NotServed
+from inference.logprob_texts import LogprobTexts
 from inference.requests import ChatPrompt
 from inference.sse import DONE, event
+from inference.tools import check_tools, may_call, tool_grammar
 from inference.validation import check_range, convert
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from engine.sampling_params import Grammar
     from inference.asgi import Exchange
     from inference.events import Delta
     from inference.generate import Generation
@@ -34,32 +37,37 @@ async def create(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
     with services.admission.place():
         body = convert(await exchange.json(), ChatCompletionRequest)
-        check(body, services.limits)
-        target = services.router.resolve(body.model)
-        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        fields = schema.sampling(body, logprobs, target.tokenizer)
-        forced = tool_grammar(body)
-        if forced is not None:
-            fields["grammar"] = forced
-        request = schema.generation_request(body, parse_prompt(body), max_tokens, fields, target.info.max_model_len)
-        if forced is not None:
-            request.grammar_field = "tools"
-        if may_call(body) and target.tokenizer.tool_mark_is_special:
-            request.skip_special_tokens = False  # else the mark of a call would be lost
-        generation = await services.generator.prepare(request, exchange, "openai")
+        generation = await prepare(body, exchange, services)
         chat = ChatCompletion(body, generation, exchange.request_id, services.fingerprint)
         if body.stream:
             await exchange.stream(
                 chat.chunks(),
                 headers=HEADERS,
-                render_error=errors.render_event,
+                render_error=envelope.render_event,
                 keep_alive=KEEP_ALIVE,
                 end=DONE,
             )
         else:
             answer = await exchange.unless_gone(chat.whole())
-            await exchange.respond(json_response(answer))
+            await exchange.respond(json_response(answer, headers=load_headers(exchange, generation.target)))
+
+
+async def prepare(body: ChatCompletionRequest, exchange: Exchange, services: Services) -> Generation:
+    """The body checked and its generation prepared."""
+    check(body, services.limits)
+    target = services.router.resolve(body.model)
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    fields = schema.sampling(body, logprobs, target.tokenizer)
+    forced = _tool_grammar(body)
+    if forced is not None:
+        fields["grammar"] = forced
+    request = schema.generation_request(body, parse_prompt(body), max_tokens, fields, target.info.max_model_len)
+    if forced is not None:
+        request.grammar_field = "tools"
+    if may_call(body.tools, body.tool_choice) and target.tokenizer.tool_mark_is_special:
+        request.skip_special_tokens = False  # else the mark of a call would be lost
+    return await services.generator.prepare(request, exchange, "openai")
 
 
 def check(body: ChatCompletionRequest, limits: Limits) -> None:
@@ -70,14 +78,18 @@ def check(body: ChatCompletionRequest, limits: Limits) -> None:
     check_range("top_logprobs", body.top_logprobs, 0, limits.max_logprobs)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs `logprobs` to be true.", "top_logprobs")
-    check_tools(body)
-    tool_grammar(body)
+    check_tools(body.tools, body.tool_choice)
+    _tool_grammar(body)
     if body.modalities is not None and body.modalities != ["text"]:
         raise NotServed("modalities: only ['text'] is supported by this server.", "modalities")
     if body.add_generation_prompt and body.continue_final_message:
         raise InvalidRequest(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True.", "add_generation_prompt"
         )
+
+
+def _tool_grammar(body: ChatCompletionRequest) -> Grammar | None:
+    return tool_grammar(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
 
 
 def parse_prompt(body: ChatCompletionRequest) -> ChatPrompt:
@@ -191,7 +203,8 @@ class ChatCompletion:
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if not self.body.logprobs or delta.logprobs is None:
             return None
-        return self.texts.chat(delta.logprobs, self.body.top_logprobs or 0)
+        named = self.body.logprob_token_ids
+        return self.texts.chat(delta.logprobs, (self.body.top_logprobs or 0) if named is None else len(named))
 
     def _echoed(self) -> str:
         """`echo` repeats the last message where the answer continues it."""

@@ -6,14 +6,16 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from inference import envelope
 from inference.asgi import json_response
-from inference.dialects.openai import errors, schema
-from inference.dialects.openai.logprobs import LogprobTexts
+from inference.dialects.openai import schema
+from inference.dialects.openai.load import load_headers
 from inference.dialects.openai.prompts import is_empty, parse_forms
 from inference.dialects.openai.schema import CompletionRequest
 from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
 from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest
+from inference.logprob_texts import LogprobTexts
 from inference.merging import merge
 from inference.requests import Prompt, TextPrompt
 from inference.sse import DONE, event
@@ -40,24 +42,27 @@ async def create(exchange: Exchange, services: Services) -> None:
         target = services.router.resolve(body.model)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
         fields = schema.sampling(body, body.logprobs, target.tokenizer)
+        if body.sequences > (body.n or 1):
+            fields.setdefault("logprobs", 0)
         if body.echo and body.logprobs is not None:
             fields.setdefault("prompt_logprobs", body.logprobs)
         generations = []
         for prompt in prompts:
             request = schema.generation_request(body, prompt, max_tokens, fields, target.info.max_model_len)
+            request.n = body.sequences
             generations.append(await services.generator.prepare(request, exchange, "openai"))
         completion = Completion(body, generations, exchange.request_id, services.fingerprint)
         if body.stream:
             await exchange.stream(
                 completion.chunks(),
                 headers=HEADERS,
-                render_error=errors.render_event,
+                render_error=envelope.render_event,
                 keep_alive=KEEP_ALIVE,
                 end=DONE,
             )
         else:
             answer = await exchange.unless_gone(completion.whole())
-            await exchange.respond(json_response(answer))
+            await exchange.respond(json_response(answer, headers=load_headers(exchange, target)))
 
 
 def check(body: CompletionRequest, limits: Limits) -> None:
@@ -66,8 +71,10 @@ def check(body: CompletionRequest, limits: Limits) -> None:
     check_range("max_tokens", body.max_tokens, 0 if body.echo else 1, 1 << 31)
     check_range("logprobs", body.logprobs, 0, limits.max_logprobs)
     check_range("best_of", body.best_of, 1, limits.max_sequences)
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise InvalidRequest("best_of must equal n: this server returns every sequence that it samples.", "best_of")
+    if body.best_of is not None and body.best_of < (body.n or 1):
+        raise InvalidRequest("best_of must be at least n.", "best_of")
+    if body.stream and body.sequences != (body.n or 1):
+        raise InvalidRequest("best_of must equal n when `stream=True`.", "best_of")
 
 
 def parse_prompts(body: CompletionRequest, limits: Limits) -> list[Prompt]:
@@ -75,8 +82,8 @@ def parse_prompts(body: CompletionRequest, limits: Limits) -> list[Prompt]:
     if is_empty(body.prompt):
         raise InvalidRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     prompts = parse_forms(body.prompt, "prompt", limits.max_prompts, body.add_special_tokens is not False)
-    if len(prompts) * (body.n or 1) > limits.max_sequences:
-        raise InvalidRequest(f"prompts times n must be at most {limits.max_sequences}.", "n")
+    if len(prompts) * body.sequences > limits.max_sequences:
+        raise InvalidRequest(f"prompts times n or best_of must be at most {limits.max_sequences}.", "n")
     return prompts
 
 
@@ -99,7 +106,7 @@ class Choice:
             entries = self._prompt_entries() + entries
         first, self.started = not self.started, True
         logprobs = None
-        if body.logprobs is not None:
+        if body.shows_logprobs:
             logprobs = self.completion.texts.completion(entries, self.offset)
             self.offset += sum(map(len, logprobs["tokens"]))
         part = {
@@ -171,14 +178,14 @@ class Completion:
 
     async def whole(self) -> dict[str, Any]:
         """The complete answer."""
-        parts: dict[int, list[Delta]] = {}
+        parts: dict[tuple[int, int], list[Delta]] = {}
         async with aclosing(self._merged()) as deltas:
             async for p, delta in deltas:
-                parts.setdefault(p * self.n + delta.index, []).append(delta)
+                parts.setdefault((p, delta.index), []).append(delta)
         choices = []
-        for index in sorted(parts):
+        for index, sequence in enumerate(self._best({place: joined(parts[place]) for place in sorted(parts)})):
             generation = self.generations[index // self.n]
-            choice = Choice(self, generation, index).part(joined(parts[index]))
+            choice = Choice(self, generation, index).part(sequence)
             choice.setdefault("token_ids", None)
             choice.setdefault("prompt_token_ids", None)
             asked = self.body.prompt_logprobs is not None
@@ -186,6 +193,16 @@ class Completion:
             choices.append(choice)
         nulls = {"service_tier": None, "system_fingerprint": self.fingerprint, "kv_transfer_params": None}
         return {**self.head, "choices": choices, "usage": self._usage(), **nulls}
+
+    def _best(self, sequences: dict[tuple[int, int], Delta]) -> list[Delta]:
+        """`n` of each prompt's `best_of` sequences: those with the highest log-probability per token."""
+        best: list[Delta] = []
+        for p in range(len(self.generations)):
+            mine = [sequence for (number, _), sequence in sequences.items() if number == p]
+            if len(mine) > self.n:
+                mine = sorted(mine, key=_mean_logprob, reverse=True)[: self.n]
+            best += mine
+        return best
 
     def _echo_known(self) -> bool:
         """Whether the prompts' log-probabilities, which come with each first sequence, are complete where needed."""
@@ -199,6 +216,11 @@ class Completion:
     def _usage(self) -> dict[str, Any]:
         completion = 0 if self.body.max_tokens == 0 else sum(g.usage.completion_tokens for g in self.generations)
         return usage(sum(g.usage.prompt_tokens for g in self.generations), completion)
+
+
+def _mean_logprob(sequence: Delta) -> float:
+    logprobs = [token.logprob for token in sequence.logprobs or []]
+    return sum(logprobs) / max(1, len(logprobs))
 
 
 def joined(deltas: list[Delta]) -> Delta:

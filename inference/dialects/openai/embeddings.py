@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from inference.asgi import json_response
-from inference.dialects.openai.conversation import parse_messages, template_arguments
+from inference.conversation import parse_messages, template_arguments
 from inference.dialects.openai.prompts import PROMPT_FORMS, is_empty, parse_forms
 from inference.dialects.openai.usage import usage
 from inference.embeddings import EmbeddingRequest

@@ -6,13 +6,13 @@ import secrets
 import string
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.openai.tools import may_call, named_tool
-from inference.reasoning import ThoughtSplitter
-from inference.tool_calls import MACHINES, CallPart, Part, ToolCallParser, listed, only_arguments
+from inference.answers import AnswerParser
+from inference.tools import named_tool
 
 if TYPE_CHECKING:
     from inference.dialects.openai.schema import ChatCompletionRequest
     from inference.generate import Generation
+    from inference.tool_calls import CallPart
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -22,50 +22,46 @@ class Message:
 
     def __init__(self, body: ChatCompletionRequest, generation: Generation) -> None:
         tokenizer = generation.target.tokenizer
-        self._splitter: ThoughtSplitter | None = None
-        self._parser: ToolCallParser | None = None
-        self._named = named_tool(body)
+        self._parser = AnswerParser(tokenizer, generation.prompt_token_ids, body.tools, body.tool_choice)
+        self._named = named_tool(body.tool_choice)
         self._show_thoughts = body.include_reasoning is not False
         self._most_calls = 1 if body.parallel_tool_calls is False else None
         self._style = tokenizer.tool_style
-        if tokenizer.thinks:
-            self._splitter = ThoughtSplitter(tokenizer.leaves_thinking(generation.prompt_token_ids))
-        if may_call(body):
-            machine = MACHINES[self._style]
-            if self._named is not None:
-                machine = only_arguments(self._named)
-            elif body.tool_choice == "required":
-                machine = listed
-            self._parser = ToolCallParser(machine)
         self._thoughts: list[str] = []
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
 
     def delta(self, text: str, ended: bool) -> dict[str, Any]:
         """What this text brings, in a delta's keys; empty where nothing is certain yet."""
-        if self._splitter is None and self._parser is None:
+        if self._parser.plain:
             self._content.append(text)
             return {"content": text}
-        thoughts, answer = self._split(text, ended)
-        parts: list[Part] = [answer] if answer else []
-        if self._parser is not None:
-            parts = self._parser.feed(answer) + (self._parser.end() if ended else [])
-        content = "".join(part for part in parts if isinstance(part, str))
-        calls = [entry for part in parts if isinstance(part, CallPart) and (entry := self._call(part)) is not None]
+        part = self._parser.feed(text, ended)
+        calls = [entry for call in part.calls if (entry := self._call(call)) is not None]
         delta: dict[str, Any] = {}
-        if thoughts and self._show_thoughts:
-            self._thoughts.append(thoughts)
-            delta["reasoning"] = delta["reasoning_content"] = thoughts
-        if content:
-            self._content.append(content)
-            delta["content"] = content
+        if part.thoughts and self._show_thoughts:
+            self._thoughts.append(part.thoughts)
+            delta["reasoning"] = delta["reasoning_content"] = part.thoughts
+        if part.content:
+            self._content.append(part.content)
+            delta["content"] = part.content
         if calls:
             delta["tool_calls"] = calls
         return delta
 
+    @property
+    def thoughts(self) -> str:
+        """The thoughts so far."""
+        return "".join(self._thoughts)
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls so far."""
+        return self._calls
+
     def whole(self, before: str) -> dict[str, Any]:
         """The message when it has ended; `before` is text that it continues."""
-        content, thoughts = before + "".join(self._content), "".join(self._thoughts)
+        content, thoughts = before + "".join(self._content), self.thoughts
         message: dict[str, Any] = {
             "role": "assistant",
             "content": content if content or not self._calls else None,
@@ -81,15 +77,6 @@ class Message:
     def finish_reason(self, reason: str | None) -> str | None:
         """How the choice ended: in "tool_calls" where the model chose to call something, in "stop" if it had to."""
         return "tool_calls" if reason == "stop" and self._calls and self._named is None else reason
-
-    def _split(self, text: str, ended: bool) -> tuple[str, str]:
-        if self._splitter is None:
-            return "", text
-        thoughts, answer = self._splitter.feed(text)
-        if ended:
-            last_thoughts, last_answer = self._splitter.end()
-            thoughts, answer = thoughts + last_thoughts, answer + last_answer
-        return thoughts, answer
 
     def _call(self, part: CallPart) -> dict[str, Any] | None:
         """A call's piece as a delta's entry; None for a call that may not be made beside the first."""

@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
-from inference.dialects.openai import chat, completions, embeddings, models
-from inference.dialects.openai.embeddings import EmbeddingsRequest
-from inference.dialects.openai.errors import render
-from inference.dialects.openai.schema import ChatCompletionRequest, CompletionRequest
-from inference.routing import Route
+from functools import partial
+from typing import TYPE_CHECKING
 
-ROUTES = [
-    Route("GET", "/v1/models", models.list_models, render, "List the models that are served"),
-    Route("GET", "/v1/models/{id}", models.retrieve, render, "One model"),
-    Route("POST", "/v1/completions", completions.create, render, "Continue a prompt", body=CompletionRequest),
-    Route("POST", "/v1/chat/completions", chat.create, render, "Answer a conversation", body=ChatCompletionRequest),
-    Route("POST", "/v1/embeddings", embeddings.create, render, "Make vectors of texts", body=EmbeddingsRequest),
-]
+from inference.dialects.openai import chat, completions, embeddings, models, responses
+from inference.dialects.openai.embeddings import EmbeddingsRequest
+from inference.dialects.openai.responses_schema import ResponsesRequest
+from inference.dialects.openai.schema import ChatCompletionRequest, CompletionRequest
+from inference.envelope import STATUSES, render
+from inference.errors import MalformedBody
+from inference.routing import Dialect, Route
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.routing import Handler
+    from inference.services import Services
+
+
+async def _json_only(handler: Handler, exchange: Exchange, services: Services) -> None:
+    """VLLM takes no body that says it is something else; one that says nothing is taken."""
+    kind = (exchange.header("content-type") or "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise MalformedBody("Unsupported Media Type: Only 'application/json' is allowed")
+    await handler(exchange, services)
+
+
+def _post(path: str, handler: Handler, summary: str, body: type) -> Route:
+    return Route("POST", path, partial(_json_only, handler), render, summary, body=body)
+
+
+def _invoke(key: str, handler: Handler, body: type) -> Route:
+    """SageMaker's one path for all bodies, which are told apart by their keys."""
+    return Route("POST", "/invocations", handler, render, "SageMaker: by the body's keys", body=body, keys=(key,))
+
+
+DIALECT = Dialect(
+    (
+        Route("GET", "/v1/models", models.list_models, render, "List the models that are served"),
+        Route("GET", "/v1/models/{id:path}", models.retrieve, render, "One model"),
+        _post("/v1/completions", completions.create, "Continue a prompt", CompletionRequest),
+        _post("/v1/chat/completions", chat.create, "Answer a conversation", ChatCompletionRequest),
+        _post("/v1/embeddings", embeddings.create, "Make vectors of texts", EmbeddingsRequest),
+        _post("/v1/responses", responses.create, "Answer, as a list of output items", ResponsesRequest),
+        Route("GET", "/v1/responses/{id}", responses.retrieve, render, "A kept response; none is"),
+        Route("POST", "/v1/responses/{id}/cancel", responses.retrieve, render, "End a kept response; none is"),
+        _invoke("messages", chat.create, ChatCompletionRequest),
+        _invoke("prompt", completions.create, CompletionRequest),
+        _invoke("input", embeddings.create, EmbeddingsRequest),
+    ),
+    render,
+    STATUSES,
+    prefixes=("/v1/",),
+)

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from inference.beam_search import check_beams
 from inference.dialects.openai.prompts import PROMPT_FORMS
 from inference.dialects.openai.structured import grammar_of
 from inference.errors import InvalidRequest, NotServed
 from inference.requests import GenerationRequest, Prompt
-from inference.validation import check_count, check_range
+from inference.sampling_fields import SamplingFields, check_sampling, sampling_fields
+from inference.validation import check_range
 
 if TYPE_CHECKING:
     from inference.services import Limits
     from inference.tokenizer import ModelTokenizer
-
-INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
-GREEDY_EPSILON = 1e-2
-"""vLLM lifts temperatures between 0 and this to it, so that tiny ones do not overflow."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -32,35 +30,13 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class CommonRequest(msgspec.Struct):
+class CommonRequest(SamplingFields):
     """The fields that both routes share. `priority` is accepted and ignored: no client goes before another."""
 
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    seed: int | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
@@ -76,9 +52,8 @@ class CommonRequest(msgspec.Struct):
     guided_choice: Any = None
     guided_grammar: Any = None
     use_beam_search: bool | None = None
+    length_penalty: float | None = None
     logprob_token_ids: list[int] | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-    thinking_token_budget: int | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -90,11 +65,6 @@ class CommonRequest(msgspec.Struct):
         """Whether every chunk carries the usage so far."""
         return bool(self.include_usage and self.stream_options and self.stream_options.continuous_usage_stats)
 
-    @property
-    def stop_strings(self) -> list[str]:
-        """`stop` as a list."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
 
 class CompletionRequest(CommonRequest):
     """POST /v1/completions."""
@@ -104,6 +74,16 @@ class CompletionRequest(CommonRequest):
     suffix: str | None = None
     logprobs: int | None = None
     best_of: int | None = None
+
+    @property
+    def sequences(self) -> int:
+        """How many to make of each prompt."""
+        return self.best_of or self.n or 1
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Whether choices have `logprobs`."""
+        return self.logprobs is not None or self.logprob_token_ids is not None
 
 
 class ChatCompletionRequest(CommonRequest):
@@ -130,7 +110,7 @@ class ChatCompletionRequest(CommonRequest):
 
 
 NOT_SERVED = (
-    "use_beam_search", "logprob_token_ids", "kv_transfer_params", "thinking_token_budget", "prompt_embeds", "suffix", "functions",
+    "prompt_embeds", "suffix", "functions",
     "function_call", "chat_template", "audio",
 )  # fmt: skip
 
@@ -140,72 +120,34 @@ def check(body: CommonRequest, limits: Limits) -> None:
     for name in NOT_SERVED:
         if getattr(body, name, None) not in (None, False, ""):
             raise NotServed(f"{name} is not supported by this server.", name)
-    check_range("temperature", body.temperature, 0, 2)
-    check_range("min_p", body.min_p, 0, 1)
-    check_range("presence_penalty", body.presence_penalty, -2, 2)
-    check_range("frequency_penalty", body.frequency_penalty, -2, 2)
-    check_range("n", body.n, 1, limits.max_sequences)
-    check_range("top_k", body.top_k, -1, 1 << 31)
-    check_range("min_tokens", body.min_tokens, 0, 1 << 31)
-    check_range("prompt_logprobs", body.prompt_logprobs, 0, limits.max_logprobs)
+    check_sampling(body, limits)
     if (
         body.truncate_prompt_tokens is not None
         and body.truncate_prompt_tokens != -1
         and body.truncate_prompt_tokens < 1
     ):
         raise InvalidRequest("truncate_prompt_tokens must be -1 or at least 1.", "truncate_prompt_tokens")
-    for name in ("top_p", "typical_p"):
-        value = getattr(body, name)
-        if value is not None and not 0 < value <= 1:
-            raise InvalidRequest(f"{name} must be in (0, 1], got {value}.", name)
-    if body.repetition_penalty is not None and not 0 < body.repetition_penalty <= 100:
-        raise InvalidRequest(
-            f"repetition_penalty must be in (0, 100], got {body.repetition_penalty}.", "repetition_penalty"
-        )
-    if body.seed is not None and not INT64_MIN <= body.seed <= INT64_MAX:
-        # The words in brackets are pydantic's, which vLLM's clients look for.
-        rule = "greater_than_equal" if body.seed < INT64_MIN else "less_than_equal"
-        raise InvalidRequest(f"seed must be between {INT64_MIN} and {INT64_MAX} ({rule}).", "seed")
     if body.truncation_side not in (None, "left", "right"):
         raise InvalidRequest("truncation_side must be 'left' or 'right'.", "truncation_side")
+    if body.logprob_token_ids is not None and not 1 <= len(body.logprob_token_ids) <= 128:
+        raise InvalidRequest("logprob_token_ids must have 1 to 128 entries.", "logprob_token_ids")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("Stream options can only be defined when `stream=True`.", "stream_options")
     if body.stream and body.prompt_logprobs:
         raise InvalidRequest("prompt_logprobs are not available when `stream=True`.", "prompt_logprobs")
-    check_count("stop", body.stop_strings, limits.max_stop_strings)
-    for text in body.stop_strings:
-        if not 0 < len(text) <= limits.max_stop_characters:
-            raise InvalidRequest(f"stop: each string must have 1 to {limits.max_stop_characters} characters.", "stop")
-    check_count("stop_token_ids", body.stop_token_ids, 128)
-    check_count("bad_words", body.bad_words, 128)
-    if any(not 0 < len(word.strip()) <= len(word) <= limits.max_stop_characters for word in body.bad_words or []):
-        raise InvalidRequest(f"bad_words: each must have 1 to {limits.max_stop_characters} characters.", "bad_words")
-    if body.allowed_token_ids is not None and not body.allowed_token_ids:
-        raise InvalidRequest("allowed_token_ids must not be empty.", "allowed_token_ids")
     if body.cache_salt is not None and not 0 < len(body.cache_salt) <= 128:
         raise InvalidRequest("cache_salt must have 1 to 128 characters.", "cache_salt")
-    _logit_bias(body)
+    check_range("length_penalty", body.length_penalty, -10, 10)
     grammar_of(body)
 
 
 def sampling(body: CommonRequest, logprobs: int | None, tokenizer: ModelTokenizer) -> dict[str, Any]:
     """The engine's sampling fields that the body sets."""
-    fields: dict[str, Any] = {
-        name: value
-        for name in ("top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-                     "min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "prompt_logprobs")
-        if (value := getattr(body, name)) is not None
-    }  # fmt: skip
-    if body.temperature is not None:
-        fields["temperature"] = max(body.temperature, GREEDY_EPSILON) if body.temperature else 0.0
-    if body.top_k is not None:
-        fields["top_k"] = max(body.top_k, 0)
-    if body.logit_bias:
-        fields["logit_bias"] = _logit_bias(body)
-    if body.bad_words:
-        fields["bad_words"] = _bad_words(body.bad_words, tokenizer)
+    fields = sampling_fields(body, tokenizer)
     if logprobs is not None:
         fields["logprobs"] = logprobs
+    if body.logprob_token_ids is not None:
+        fields["logprobs"], fields["logprob_token_ids"] = logprobs or 0, body.logprob_token_ids
     asked = grammar_of(body)
     if asked is not None:
         fields["grammar"] = asked[0]
@@ -224,12 +166,12 @@ def generation_request(
         keep = max_model_len - 1
     right = body.truncation_side == "right"
     asked = grammar_of(body)
-    return GenerationRequest(
+    request = GenerationRequest(
         model=body.model,
         prompt=prompt,
         sampling=dict(fields),
         max_tokens=max_tokens,
-        seed=None if body.seed == -1 else body.seed,
+        seed=body.engine_seed,
         n=body.n or 1,
         stop=body.stop_strings,
         include_stop=bool(body.include_stop_str_in_output),
@@ -238,25 +180,9 @@ def generation_request(
         truncate_right=keep if right else None,
         cache_salt=body.cache_salt or "",
         grammar_field=None if asked is None else asked[1],
+        beams=bool(body.use_beam_search),
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
     )
-
-
-def _logit_bias(body: CommonRequest) -> dict[int, float]:
-    """Keys as ids, values clamped to -100..100 as vLLM does."""
-    bias = body.logit_bias or {}
-    if len(bias) > 300:
-        raise InvalidRequest(f"logit_bias must have at most 300 entries, got {len(bias)}.", "logit_bias")
-    if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in bias):
-        raise InvalidRequest("logit_bias: keys must be token ids.", "logit_bias")
-    return {int(key): max(-100.0, min(100.0, value)) for key, value in bias.items()}
-
-
-def _bad_words(words: list[str], tokenizer: ModelTokenizer) -> list[list[int]]:
-    """Each word's ids at the start of a text and after a space."""
-    sequences = []
-    for word in words:
-        for text in (word.lstrip(), " " + word.lstrip()):
-            ids = tokenizer.fast.encode(text, add_special_tokens=False).ids
-            if ids and ids not in sequences:
-                sequences.append(ids)
-    return sequences
+    if request.beams:
+        check_beams(request)
+    return request

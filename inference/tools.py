@@ -9,27 +9,28 @@ from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from engine.sampling_params import Grammar
-    from inference.dialects.openai.schema import ChatCompletionRequest
+
+Tools = list[dict[str, Any]] | None
+Choice = str | dict[str, Any] | None
 
 MAX_TOOLS = 128
 MAX_NAME = 256
 
 
-def check_tools(body: ChatCompletionRequest) -> None:
+def check_tools(tools: Tools, choice: Choice) -> None:
     """Raise InvalidRequest for definitions and choices that cannot be."""
-    if body.tools is None:
-        if body.tool_choice not in (None, "none"):
+    if tools is None:
+        if choice not in (None, "none"):
             raise InvalidRequest("tool_choice needs `tools`.", "tool_choice")
         return
-    if not 1 <= len(body.tools) <= MAX_TOOLS:
-        raise InvalidRequest(f"tools must have 1 to {MAX_TOOLS} entries, got {len(body.tools)}.", "tools")
-    names = [_name(i, tool) for i, tool in enumerate(body.tools)]
+    if not 1 <= len(tools) <= MAX_TOOLS:
+        raise InvalidRequest(f"tools must have 1 to {MAX_TOOLS} entries, got {len(tools)}.", "tools")
+    names = [_name(i, tool) for i, tool in enumerate(tools)]
     if len(set(names)) < len(names):
         raise InvalidRequest("tools: two functions have one name.", "tools")
-    choice = body.tool_choice
     if choice in (None, "none", "auto", "required"):
         return
-    named = named_tool(body)
+    named = named_tool(choice)
     if named is None:
         raise InvalidRequest(
             "tool_choice must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}.",
@@ -54,26 +55,26 @@ def _name(index: int, tool: dict[str, Any]) -> str:
     return name
 
 
-def named_tool(body: ChatCompletionRequest) -> str | None:
+def named_tool(choice: Choice) -> str | None:
     """The function that must be called."""
-    function = body.tool_choice.get("function") if isinstance(body.tool_choice, dict) else None
+    function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
 
 
-def may_call(body: ChatCompletionRequest) -> bool:
+def may_call(tools: Tools, choice: Choice) -> bool:
     """Whether the answer may hold tool calls."""
-    return bool(body.tools) and body.tool_choice != "none"
+    return bool(tools) and choice != "none"
 
 
-def tool_grammar(body: ChatCompletionRequest) -> Grammar | None:
+def tool_grammar(tools: Tools, choice: Choice, parallel: bool = True) -> Grammar | None:
     """For a named tool its arguments, for "required" a list of calls, as JSON; None where the model is free."""
-    functions = [tool["function"] for tool in body.tools or []]
-    name = named_tool(body)
+    functions = [tool["function"] for tool in tools or []]
+    name = named_tool(choice)
     if name is not None:
         chosen = next(function for function in functions if function["name"] == name)
         return structured.json_schema(_parameters(chosen), "tools")
-    if body.tool_choice != "required":
+    if choice != "required":
         return None
     definitions: dict[str, Any] = {}
     options = []
@@ -90,7 +91,7 @@ def tool_grammar(body: ChatCompletionRequest) -> Grammar | None:
             {"type": "object", "properties": call, "required": list(call), "additionalProperties": False}
         )  # fmt: skip
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": options}}
-    if body.parallel_tool_calls is False:
+    if not parallel:
         schema["maxItems"] = 1
     if definitions:
         schema["$defs"] = definitions
@@ -98,5 +99,7 @@ def tool_grammar(body: ChatCompletionRequest) -> Grammar | None:
 
 
 def _parameters(function: dict[str, Any]) -> dict[str, Any]:
-    """A function without parameters takes an empty object."""
-    return function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
+    """A function without parameters takes an empty object; one with some takes no others, unless its schema says so."""
+    given = function.get("parameters") or {"type": "object", "properties": {}}
+    schema: dict[str, Any] = structured.closed(given, "tools", bare_too=False)
+    return schema

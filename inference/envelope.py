@@ -1,4 +1,4 @@
-"""Errors in the OpenAI envelope, with vLLM's types and statuses."""
+"""Errors in OpenAI's envelope, with vLLM's types and statuses; the dialects that tell errors so share it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.TemplateError, 400, "BadRequestError"),
     (errors.NotServed, 400, "BadRequestError"),
     (errors.ModelNotFound, 404, "NotFoundError"),
+    (errors.ResponseNotFound, 404, "invalid_request_error"),
     (errors.RouteNotFound, 404, "Not Found"),
     (errors.MethodNotAllowed, 405, "Method Not Allowed"),
     (errors.BodyTooLarge, 413, "Request Entity Too Large"),
@@ -23,6 +24,9 @@ TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.DeadlineExceeded, 504, "GatewayTimeoutError"),
     (errors.ServingError, 500, "InternalServerError"),
 ]
+
+
+STATUSES = frozenset(status for _, status, _ in TABLE) | {401}
 
 
 def body(error: ServingError) -> tuple[int, dict[str, object]]:

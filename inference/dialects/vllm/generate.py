@@ -1,0 +1,103 @@
+"""POST /generate with `prompt`, as vLLM's demo server answered it: whole texts, prompt included, NUL between them."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from inference import envelope
+from inference.asgi import json_response
+from inference.errors import InvalidRequest, NotServed
+from inference.requests import GenerationRequest, TextPrompt
+from inference.sampling_fields import SamplingFields, check_sampling, sampling_fields
+from inference.validation import check_range, convert
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from inference.asgi import Exchange, Headers
+    from inference.generate import Generation
+    from inference.services import Services
+
+DEFAULT_MAX_TOKENS = 16
+HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class DemoRequest(SamplingFields):
+    """The prompt, and SamplingParams' arguments at the top level. `logprobs` has no place in the answer."""
+
+    prompt: str = ""
+    stream: bool | None = None
+    model: str | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+
+
+async def generate(exchange: Exchange, services: Services) -> None:
+    """The route's handler."""
+    with services.admission.place():
+        value = await exchange.json()
+        unknown = sorted(set(value) - set(DemoRequest.__struct_fields__))
+        if unknown:
+            text = f"SamplingParams got an unexpected keyword argument {unknown[0][:100]!r}"
+            raise InvalidRequest(text, unknown[0][:100])
+        body = convert(value, DemoRequest)
+        _check(body, services)
+        target = services.router.resolve(body.model)
+        request = GenerationRequest(
+            model=body.model,
+            prompt=TextPrompt(body.prompt),
+            sampling=sampling_fields(body, target.tokenizer),
+            max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+            seed=body.engine_seed,
+            n=body.n or 1,
+            stop=body.stop_strings,
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            use_model_defaults=False,
+        )
+        generation = await services.generator.prepare(request, exchange, "vllm")
+        if body.stream:
+            await exchange.stream(
+                _chunks(generation, body.prompt),
+                headers=HEADERS,
+                render_error=lambda error: msgspec.json.encode(envelope.body(error)[1]) + b"\0",
+                keep_alive=None,
+            )
+        else:
+            texts = await exchange.unless_gone(_collect(generation, body.prompt))
+            await exchange.respond(json_response({"text": texts}))
+
+
+def _check(body: DemoRequest, services: Services) -> None:
+    if not body.prompt:
+        raise InvalidRequest("prompt must be a non-empty string.", "prompt")
+    for name in ("use_beam_search", "early_stopping"):
+        if getattr(body, name):
+            raise NotServed(f"{name} is not supported by this server.", name)
+    check_sampling(body, services.limits)
+    check_range("max_tokens", body.max_tokens, 1, 1 << 31)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequest("best_of must equal n: this server returns every sequence that it samples.", "best_of")
+
+
+async def _chunks(generation: Generation, prompt: str) -> AsyncGenerator[bytes, None]:
+    """All texts so far after every step, each with its prompt."""
+    texts = [prompt] * generation.request.n
+    async with aclosing(generation.deltas()) as deltas:
+        async for delta in deltas:
+            texts[delta.index] += delta.text
+            yield msgspec.json.encode({"text": texts}) + b"\0"
+
+
+async def _collect(generation: Generation, prompt: str) -> list[str]:
+    texts = [prompt] * generation.request.n
+    async with aclosing(generation.deltas()) as deltas:
+        async for delta in deltas:
+            texts[delta.index] += delta.text
+    return texts

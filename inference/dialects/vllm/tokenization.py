@@ -1,0 +1,96 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from inference.asgi import json_response
+from inference.conversation import parse_messages, template_arguments
+from inference.errors import InvalidRequest, NotServed
+from inference.requests import ChatPrompt, Prompt, TextPrompt
+from inference.validation import convert
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.services import Services
+
+BOTH = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+
+
+class TokenizeRequest(msgspec.Struct):
+    """POST /tokenize: a `prompt`, or `messages` for the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+async def tokenize(exchange: Exchange, services: Services) -> None:
+    """Token ids, and their texts if asked for."""
+    with services.admission.place():
+        body = convert(await exchange.json(), TokenizeRequest)
+        prompt = _prompt(body)
+        target = services.router.resolve(body.model)
+        ids = await target.tokenizer.encode(prompt)
+        texts = None
+        if body.return_token_strs:
+            texts = await asyncio.to_thread(lambda: [target.tokenizer.fast.id_to_token(i) or "" for i in ids])
+        answer = {"count": len(ids), "max_model_len": target.info.max_model_len, "tokens": ids, "token_strs": texts}
+        await exchange.respond(json_response(answer))
+
+
+async def detokenize(exchange: Exchange, services: Services) -> None:
+    """The text of token ids, special tokens included."""
+    with services.admission.place():
+        body = convert(await exchange.json(), DetokenizeRequest)
+        target = services.router.resolve(body.model)
+        most = target.info.vocab_size
+        if any(not 0 <= token < most for token in body.tokens):
+            raise InvalidRequest(f"tokens: ids must be between 0 and {most - 1}.", "tokens")
+        text = await asyncio.to_thread(target.tokenizer.decode, body.tokens)
+        await exchange.respond(json_response({"prompt": text}))
+
+
+async def tokenizer_info(exchange: Exchange, services: Services) -> None:
+    """What tokenizer_config.json says, the chat template included."""
+    target = services.router.resolve(None)
+    await exchange.respond(json_response(target.tokenizer.configuration))
+
+
+def _prompt(body: TokenizeRequest) -> Prompt:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("Exactly one of `prompt` and `messages` must be given.", "prompt")
+    if body.chat_template is not None:
+        raise NotServed("chat_template is not supported by this server.", "chat_template")
+    if body.prompt is not None:
+        return TextPrompt(body.prompt, body.add_special_tokens is not False)
+    if body.add_generation_prompt and body.continue_final_message:
+        raise InvalidRequest(BOTH, "add_generation_prompt")
+    arguments = template_arguments(body.chat_template_kwargs)
+    if body.tools:
+        arguments["tools"] = body.tools
+    continued = bool(body.continue_final_message)
+    return ChatPrompt(
+        parse_messages(body.messages),
+        add_generation_prompt=not continued and body.add_generation_prompt is not False,
+        continue_final_message=continued,
+        add_special_tokens=bool(body.add_special_tokens),
+        template_arguments=arguments,
+    )
