@@ -25,6 +25,7 @@ TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.GenerationFailed, 424, "generation"),
     (errors.ServingError, 500, "internal"),
 ]
+STATUSES = frozenset(status for _, status, _ in TABLE)
 
 
 def body(error: ServingError) -> tuple[int, dict[str, str]]:

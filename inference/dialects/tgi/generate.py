@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from inference.asgi import json_response
 from inference.dialects.tgi import errors
+from inference.dialects.tgi.embed import embed
 from inference.dialects.tgi.errors import invalid
 from inference.dialects.tgi.schema import (
     CompatGenerateRequest,
@@ -35,7 +36,10 @@ COMPUTE_TYPE = b"cpu"
 
 async def compat(exchange: Exchange, services: Services) -> None:
     """POST /: the prompt comes back with the answer unless `return_full_text` says no; a list when not streamed."""
-    request: CompatGenerateRequest = parse(await exchange.json(), CompatGenerateRequest)
+    value = await exchange.json()
+    if services.router.resolve(None).info.embedding is not None:
+        return await embed(exchange, services, value)
+    request: CompatGenerateRequest = parse(value, CompatGenerateRequest)
     if request.parameters.return_full_text is None:
         request.parameters.return_full_text = True  # what the router does for a model without hub information
     if request.stream:
@@ -75,7 +79,7 @@ async def _prepare(exchange: Exchange, services: Services, request: GenerateRequ
 
 async def _whole(exchange: Exchange, services: Services, request: GenerateRequest, as_list: bool) -> None:
     started = time.monotonic()
-    with _counted_place(services):
+    with counted_place(services):
         generation = await _prepare(exchange, services, request, streaming=False)
         sequences = await exchange.unless_gone(_collect(generation, request))
     best, *others = sorted(sequences, key=lambda s: s.mean_logprob, reverse=True) if len(sequences) > 1 else sequences
@@ -109,7 +113,7 @@ async def _stream(exchange: Exchange, services: Services, request: GenerateReque
 
 async def _frames(exchange: Exchange, services: Services, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
     """One frame per token; the last carries the whole text."""
-    with _counted_place(services):
+    with counted_place(services):
         generation = await _prepare(exchange, services, request, streaming=True)
         sequence = Sequence(generation, request, 0)
         async with aclosing(generation.deltas()) as deltas:
@@ -124,6 +128,12 @@ async def _collect(generation: Generation, request: GenerateRequest) -> list[Seq
         async for delta in deltas:
             sequences[delta.index].add(delta)
     return sequences
+
+
+async def collect_texts(generation: Generation) -> str:
+    """The whole text of a generation with one sequence."""
+    async with aclosing(generation.deltas()) as deltas:
+        return "".join([delta.text async for delta in deltas])
 
 
 class Sequence:
@@ -248,7 +258,7 @@ def _compute_headers(request: GenerateRequest, generation: Generation, total_s: 
 
 
 @contextmanager
-def _counted_place(services: Services) -> Iterator[None]:
+def counted_place(services: Services) -> Iterator[None]:
     """A place, and TGI's failure counter for what is refused before an engine sees it."""
     try:
         with services.admission.place():

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from inference.asgi import Response, json_response
+from inference.conversation import parse_messages
+from inference.dialects.tgi.errors import undeserialisable
 from inference.dialects.tgi.schema import GenerateRequest, parse
+from inference.errors import InvalidRequest
+from inference.requests import ChatPrompt
+from inference.validation import convert
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -54,22 +61,44 @@ async def info(exchange: Exchange, services: Services) -> None:
     )
 
 
+class ChatRequest(msgspec.Struct):
+    """POST /chat_tokenize: what of a chat request the template sees."""
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+async def chat_tokenize(exchange: Exchange, services: Services) -> None:
+    """The conversation as the template writes it, and its tokens; none is added."""
+    try:
+        request = convert(await exchange.json(), ChatRequest)
+    except InvalidRequest as error:
+        raise undeserialisable(error) from error
+    with services.admission.place():
+        tokenizer = services.router.resolve(request.model).tokenizer
+        arguments = {"tools": request.tools} if request.tools else {}
+        text = tokenizer.render(ChatPrompt(parse_messages(request.messages), template_arguments=arguments))
+        encoding = await tokenizer.encoding(text, add_special_tokens=False)
+        tokens = await asyncio.to_thread(_tokens, text, encoding)
+        await exchange.respond(json_response({"tokenize_response": tokens, "templated_text": text}))
+
+
 async def tokenize(exchange: Exchange, services: Services) -> None:
     """Tokens of `inputs` with the byte range that each covers."""
     request: GenerateRequest = parse(await exchange.json(), GenerateRequest)
     tokenizer = services.router.resolve(None).tokenizer
     with services.admission.place():
         encoding = await tokenizer.encoding(request.inputs, add_special_tokens=True)
-        await exchange.respond(await asyncio.to_thread(_tokens, request.inputs, encoding))
+        await exchange.respond(json_response(await asyncio.to_thread(_tokens, request.inputs, encoding)))
 
 
-def _tokens(inputs: str, encoding: Encoding) -> Response:
-    """The answer; offsets count bytes, as the router's do."""
+def _tokens(inputs: str, encoding: Encoding) -> list[dict[str, Any]]:
+    """The tokens; offsets count bytes, as the router's do."""
     starts = [0]
     for character in inputs:
         starts.append(starts[-1] + len(character.encode()))
-    tokens = [
+    return [
         {"id": token_id, "text": inputs[start:stop], "start": starts[start], "stop": starts[stop]}
         for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
     ]
-    return json_response(tokens)

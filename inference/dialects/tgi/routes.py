@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
-from inference.dialects.tgi import generate, operations
-from inference.dialects.tgi.errors import render
+from inference.dialects.tgi import generate, operations, vertex
+from inference.dialects.tgi.errors import STATUSES, render
+from inference.dialects.tgi.operations import ChatRequest
 from inference.dialects.tgi.schema import CompatGenerateRequest, GenerateRequest
-from inference.routing import Route
+from inference.dialects.tgi.vertex import VertexRequest
+from inference.routing import Dialect, Route
 
-ROUTES = [
-    Route("POST", "/", generate.compat, render, "Generate, streamed if asked", body=CompatGenerateRequest),
-    Route("POST", "/generate", generate.generate, render, "Generate tokens", body=GenerateRequest),
-    Route("POST", "/generate_stream", generate.generate_stream, render, "Stream tokens", body=GenerateRequest),
-    Route("POST", "/tokenize", operations.tokenize, render, "Tokenize inputs", body=GenerateRequest),
-    Route("GET", "/info", operations.info, render, "The served model and the limits"),
-    Route("GET", "/", operations.health, render, "Whether requests can be served", scope=None),
-    Route("GET", "/health", operations.health, render, "Whether requests can be served", scope=None),
-    Route("GET", "/ping", operations.health, render, "Whether requests can be served", scope=None),
-]
+DIALECT = Dialect(
+    (
+        Route("POST", "/", generate.compat, render, "Generate, streamed if asked", body=CompatGenerateRequest),
+        Route(
+            "POST", "/generate", generate.generate, render, "Generate tokens", body=GenerateRequest, keys=("inputs",)
+        ),
+        Route("POST", "/generate_stream", generate.generate_stream, render, "Stream tokens", body=GenerateRequest),
+        Route(
+            "POST", "/tokenize", operations.tokenize, render, "Tokenize inputs", body=GenerateRequest, keys=("inputs",)
+        ),
+        Route(
+            "POST",
+            "/invocations",
+            generate.compat,
+            render,
+            "SageMaker: as POST /",
+            body=CompatGenerateRequest,
+            keys=("inputs",),
+        ),
+        Route(
+            "POST",
+            "/chat_tokenize",
+            operations.chat_tokenize,
+            render,
+            "Template and tokenize a conversation",
+            body=ChatRequest,
+        ),
+        Route("POST", "/vertex", vertex.predict, render, "Vertex AI: several instances at once", body=VertexRequest),
+        Route("GET", "/info", operations.info, render, "The served model and the limits"),
+        Route("GET", "/", operations.health, render, "Whether requests can be served", scope=None),
+        Route("GET", "/health", operations.health, render, "Whether requests can be served", scope=None),
+        Route("GET", "/ping", operations.health, render, "Whether requests can be served", scope=None),
+    ),
+    render,
+    STATUSES,
+)

@@ -9,7 +9,7 @@ import msgspec
 
 from inference import structured
 from inference.dialects.tgi.errors import invalid, undeserialisable
-from inference.errors import InvalidRequest, NotServed
+from inference.errors import InvalidRequest
 from inference.requests import GenerationRequest, TextPrompt
 from inference.validation import convert
 
@@ -132,8 +132,6 @@ def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, st
         raise invalid(text, "truncate")
     if p.grammar is not None:
         grammar_of(p.grammar)
-    if p.watermark:
-        raise NotServed("Input validation error: `watermark` is not supported", "watermark")
 
 
 def validate_length(input_length: int, p: Parameters, max_total_tokens: int) -> None:
@@ -169,6 +167,8 @@ def generation_request(request: GenerateRequest, with_tokens: bool) -> Generatio
         sampling["logprobs_mode"] = "processed"
     if p.decoder_input_details:
         sampling["prompt_logprobs"] = 0
+    if p.watermark:
+        sampling["watermark"] = True
     if p.grammar is not None:
         sampling["grammar"] = grammar_of(p.grammar)
     return GenerationRequest(

@@ -1,0 +1,56 @@
+"""POST / where the default deployment makes embeddings: Hugging Face's feature extraction, as its embedding server answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from inference.asgi import json_response
+from inference.dialects.tgi.errors import invalid, undeserialisable
+from inference.embeddings import EmbeddingRequest
+from inference.errors import InvalidRequest
+from inference.requests import TextPrompt
+from inference.validation import convert
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.services import Services
+
+
+class EmbedRequest(msgspec.Struct):
+    """Texts, and what to do with them; vectors have length 1 unless `normalize` is false."""
+
+    inputs: str | list[str]
+    normalize: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    prompt_name: str | None = None
+
+
+async def embed(exchange: Exchange, services: Services, value: dict[str, Any]) -> None:
+    """A list with one vector for each text."""
+    try:
+        request = convert(value, EmbedRequest)
+    except InvalidRequest as error:
+        raise undeserialisable(error) from error
+    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    most = services.limits.max_embedding_inputs
+    if not 1 <= len(texts) <= most or not all(texts):
+        raise invalid(f"`inputs` must be 1 to {most} texts, none of them empty", "inputs")
+    if request.truncation_direction not in (None, "Left", "Right", "left", "right"):
+        raise invalid("`truncation_direction` must be Left or Right", "truncation_direction")
+    if request.prompt_name is not None:
+        raise invalid("`prompt_name` is not supported: the model's own default prompt is used", "prompt_name")
+    longest = services.router.resolve(None).info.max_model_len if request.truncate else None
+    left = (request.truncation_direction or "").lower() == "left"
+    with services.admission.place():
+        asked = EmbeddingRequest(
+            model=None,
+            inputs=[TextPrompt(text) for text in texts],
+            normalise=request.normalize is not False,
+            truncate_left=longest if left else None,
+            truncate_right=None if left else longest,
+        )
+        made = await exchange.unless_gone(services.embedder.embed(asked, exchange, "tgi"))
+        await exchange.respond(json_response(made.vectors.tolist()))

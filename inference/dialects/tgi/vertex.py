@@ -1,0 +1,86 @@
+"""POST /vertex: Vertex AI's form of the router, several instances in one body and one text for each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from inference.asgi import json_response
+from inference.conversation import parse_messages
+from inference.dialects.tgi.errors import invalid, undeserialisable
+from inference.dialects.tgi.generate import collect_texts, counted_place
+from inference.dialects.tgi.schema import GenerateRequest, Parameters, parse
+from inference.errors import InvalidRequest
+from inference.requests import ChatPrompt, GenerationRequest, TokenPrompt
+from inference.validation import convert
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.generate import Generation
+    from inference.services import Services
+
+
+class VertexRequest(msgspec.Struct):
+    """Instances with `inputs`, of whose parameters only max_new_tokens and seed count, or with `messages`."""
+
+    instances: list[dict[str, Any]]
+
+
+async def predict(exchange: Exchange, services: Services) -> None:
+    """The route's handler."""
+    try:
+        body = convert(await exchange.json(), VertexRequest)
+    except InvalidRequest as error:
+        raise undeserialisable(error) from error
+    if not body.instances:
+        raise invalid("`instances` cannot be empty", "instances")
+    if len(body.instances) > services.limits.max_prompts:
+        most = services.limits.max_prompts
+        raise invalid(f"`instances` supports up to {most} entries. Given: {len(body.instances)}", "instances")
+    with counted_place(services):
+        generations = [await _prepare(exchange, services, instance) for instance in body.instances]
+        texts = await exchange.unless_gone(_all(generations))
+    await exchange.respond(json_response({"predictions": texts}))
+
+
+async def _prepare(exchange: Exchange, services: Services, instance: dict[str, Any]) -> Generation:
+    tokenizer = services.router.resolve(None).tokenizer
+    if "messages" in instance:
+        messages = instance["messages"]
+        if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+            raise undeserialisable(InvalidRequest("instances.messages: expected a list of objects", "instances"))
+        ids = await tokenizer.encode(ChatPrompt(parse_messages(messages)))
+        parameters = Parameters(max_new_tokens=_whole(instance.get("max_tokens")), seed=_whole(instance.get("seed")))
+    else:
+        request: GenerateRequest = parse(instance, GenerateRequest)
+        if not request.inputs:
+            raise invalid("`inputs` cannot be empty", "inputs")
+        ids, parameters = (await tokenizer.encoding(request.inputs, True)).ids, request.parameters
+    internal = GenerationRequest(
+        model=None,
+        prompt=TokenPrompt(ids),
+        sampling={"temperature": 1.0},
+        max_tokens=parameters.max_new_tokens,
+        seed=parameters.seed,
+        use_model_defaults=False,
+    )
+    return await services.generator.prepare(internal, exchange, "tgi")
+
+
+async def _all(generations: list[Generation]) -> list[str]:
+    tasks = [asyncio.ensure_future(collect_texts(generation)) for generation in generations]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:  # what one failure leaves behind is of no use
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _whole(value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise undeserialisable(InvalidRequest("instances: expected an unsigned integer", "instances"))
+    number: int | None = value
+    return number
