@@ -1,0 +1,52 @@
+"""Errors as Triton tells them: {"error"} with the statuses of its codes, and the same as gRPC's codes."""
+
+from __future__ import annotations
+
+from inference import errors
+from inference.asgi import Headers, Response, json_response
+from inference.errors import ServingError
+from inference.sse import event
+
+# First match wins, so a subclass stands before its base.
+TABLE: list[tuple[type[ServingError], int, str]] = [
+    (errors.MalformedBody, 400, "INVALID_ARGUMENT"),
+    (errors.InvalidRequest, 400, "INVALID_ARGUMENT"),
+    (errors.TemplateError, 400, "INVALID_ARGUMENT"),
+    (errors.NotServed, 400, "UNIMPLEMENTED"),
+    (errors.ModelNotFound, 404, "NOT_FOUND"),
+    (errors.RouteNotFound, 404, "NOT_FOUND"),
+    (errors.MethodNotAllowed, 405, "UNIMPLEMENTED"),
+    (errors.BodyTooLarge, 413, "RESOURCE_EXHAUSTED"),
+    (errors.Unauthorized, 401, "UNAUTHENTICATED"),
+    (errors.Forbidden, 403, "PERMISSION_DENIED"),
+    (errors.Overloaded, 503, "UNAVAILABLE"),
+    (errors.Unavailable, 503, "UNAVAILABLE"),
+    (errors.DeadlineExceeded, 503, "DEADLINE_EXCEEDED"),
+    (errors.ServingError, 500, "INTERNAL"),
+]
+STATUSES = frozenset(status for _, status, _ in TABLE)
+
+
+def told(error: ServingError) -> tuple[int, str, str]:
+    """HTTP status, gRPC code and text."""
+    status, code = next((status, code) for cls, status, code in TABLE if isinstance(error, cls))
+    text = error.message
+    if isinstance(error, errors.ModelNotFound):
+        text = f"Request for unknown model: '{error.name[:200]}' is not found"
+    return status, code, text
+
+
+def render(error: ServingError) -> Response:
+    """A complete answer."""
+    status, _, text = told(error)
+    headers: Headers = []
+    if isinstance(error, errors.MethodNotAllowed):
+        headers.append((b"allow", ", ".join(error.allowed).encode()))
+    if isinstance(error, errors.Overloaded | errors.Unavailable):
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    return json_response({"error": text}, status, headers)
+
+
+def render_event(error: ServingError) -> bytes:
+    """An error after a stream's head."""
+    return event({"error": told(error)[2]})

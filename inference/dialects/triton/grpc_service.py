@@ -1,0 +1,249 @@
+"""GRPCInferenceService: the same inferences over gRPC, unary and in streams of requests and responses."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import structlog
+
+from inference.dialects.triton import repository
+from inference.dialects.triton.errors import told
+from inference.dialects.triton.grpc_messages import inference_of, response_of
+from inference.dialects.triton.infer import embed, embeds, prepare
+from inference.dialects.triton.model import EXTENSIONS, SERVER, configuration, find, metadata
+from inference.dialects.triton.protocol import grpc_service_pb2 as pb
+from inference.dialects.triton.queries import model_ready, server_ready
+from inference.dialects.triton.statistics import statistics_of
+from inference.errors import InternalError, InvalidRequest, ModelNotFound, ServingError
+from inference.generate import Caller
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+
+    from inference.services import Services
+
+    Context = Any  # grpc.aio.ServicerContext, which has no types
+    Unary = Callable[[Any, Caller], Awaitable[Any]]
+
+SERVICE = "inference.GRPCInferenceService"
+MAX_IN_STREAM = 256
+"""Requests of one stream that may run at once."""
+logger = structlog.get_logger(__name__)
+
+
+class GrpcInferenceService:
+    """The methods by name; what each is asked and answers is `protocol/grpc_service.proto`'s."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """For `grpc.aio.Server.add_generic_rpc_handlers`."""
+        rows: tuple[tuple[str, Any, Any, Unary, str | None], ...] = (
+            ("ServerLive", pb.ServerLiveRequest, pb.ServerLiveResponse, self._live, None),
+            ("ServerReady", pb.ServerReadyRequest, pb.ServerReadyResponse, self._ready, None),
+            ("ModelReady", pb.ModelReadyRequest, pb.ModelReadyResponse, self._model_ready, "infer"),
+            ("ServerMetadata", pb.ServerMetadataRequest, pb.ServerMetadataResponse, self._server, "infer"),
+            ("ModelMetadata", pb.ModelMetadataRequest, pb.ModelMetadataResponse, self._metadata, "infer"),
+            ("ModelConfig", pb.ModelConfigRequest, pb.ModelConfigResponse, self._config, "infer"),
+            ("ModelStatistics", pb.ModelStatisticsRequest, pb.ModelStatisticsResponse, self._statistics, "infer"),
+            ("ModelInfer", pb.ModelInferRequest, pb.ModelInferResponse, self._infer, "infer"),
+            ("RepositoryIndex", pb.RepositoryIndexRequest, pb.RepositoryIndexResponse, self._index, "manage"),
+            ("RepositoryModelLoad", pb.RepositoryModelLoadRequest, pb.RepositoryModelLoadResponse, self._load, "manage"),
+            ("RepositoryModelUnload", pb.RepositoryModelUnloadRequest, pb.RepositoryModelUnloadResponse, self._unload,
+             "manage"),
+        )  # fmt: skip
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._guarded(method, scope), asked.FromString, answered.SerializeToString
+            )
+            for name, asked, answered, method, scope in rows
+        }
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream, pb.ModelInferRequest.FromString, pb.ModelStreamInferResponse.SerializeToString
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _guarded(self, method: Unary, scope: str | None) -> Callable[[Any, Context], Awaitable[Any]]:
+        """Check the key, run, and turn errors into statuses."""
+
+        async def run(request: Any, context: Context) -> Any:
+            try:
+                return await method(request, self._caller(context, scope))
+            except ServingError as error:
+                _, code, text = told(error)
+                await context.abort(grpc.StatusCode[code], text)
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception:  # one of the edges: what nobody foresaw is logged here and told without details
+                logger.exception("unhandled error", method=method.__name__)
+                await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+
+        return run
+
+    def _caller(self, context: Context, scope: str | None) -> Caller:
+        services = self._services
+        sent = dict(context.invocation_metadata() or ())
+        given = str(sent.get("x-request-id", ""))
+        request_id = given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else ""
+        request_id = request_id or secrets.token_hex(16)
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        if scope is None:
+            return Caller(request_id)
+        header = sent.get("authorization")
+        key = services.authenticator.check(None if header is None else str(header), scope, services.holder.current)
+        return Caller(request_id, key.prefix if key else "")
+
+    async def _live(self, request: Any, caller: Caller) -> Any:
+        return pb.ServerLiveResponse(live=True)
+
+    async def _ready(self, request: Any, caller: Caller) -> Any:
+        return pb.ServerReadyResponse(ready=server_ready(self._services))
+
+    async def _model_ready(self, request: Any, caller: Caller) -> Any:
+        try:
+            ready = model_ready(self._services, request.name, request.version)
+        except ModelNotFound:
+            ready = False
+        return pb.ModelReadyResponse(ready=ready)
+
+    async def _server(self, request: Any, caller: Caller) -> Any:
+        return pb.ServerMetadataResponse(name=SERVER, version=self._services.version, extensions=EXTENSIONS)
+
+    async def _metadata(self, request: Any, caller: Caller) -> Any:
+        target = find(self._services.router, request.name, request.version)
+        return pb.ModelMetadataResponse(**metadata(target, request.name))
+
+    async def _config(self, request: Any, caller: Caller) -> Any:
+        value = configuration(find(self._services.router, request.name, request.version), request.name)
+        config = pb.ModelConfig(
+            name=value["name"],
+            platform=value["platform"],
+            backend=value["backend"],
+            input=[
+                pb.ModelInput(
+                    name=i["name"], data_type=i["data_type"], dims=map(int, i["dims"]), optional=i["optional"]
+                )
+                for i in value["input"]
+            ],
+            output=[
+                pb.ModelOutput(name=o["name"], data_type=o["data_type"], dims=map(int, o["dims"]))
+                for o in value["output"]
+            ],
+            model_transaction_policy=pb.ModelTransactionPolicy(**value["model_transaction_policy"]),
+            parameters={k: pb.ModelParameter(**v) for k, v in value["parameters"].items()},
+        )
+        return pb.ModelConfigResponse(config=config)
+
+    async def _statistics(self, request: Any, caller: Caller) -> Any:
+        router = self._services.router
+        targets = [find(router, request.name, request.version)] if request.name else router.targets
+        rows = []
+        for target in targets:
+            entry = target.entry
+            value = statistics_of(self._services).of(entry.name, request.name or entry.name, str(entry.version))
+            kinds = {kind: pb.StatisticDuration(**told_) for kind, told_ in value["inference_stats"].items()}
+            plain = {key: value[key] for key in ("name", "version", "last_inference", "inference_count",
+                                                 "execution_count")}  # fmt: skip
+            rows.append(pb.ModelStatistics(**plain, inference_stats=pb.InferStatistics(**kinds)))
+        return pb.ModelStatisticsResponse(model_stats=rows)
+
+    async def _index(self, request: Any, caller: Caller) -> Any:
+        rows = await repository.index(self._services, request.ready)
+        return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**row) for row in rows])
+
+    async def _load(self, request: Any, caller: Caller) -> Any:
+        name = request.model_name or request.repository_name  # KServe's older form has the name in the first field
+        await repository.load(self._services, name, dict(request.parameters), caller.tenant)
+        return pb.RepositoryModelLoadResponse(model_name=name, is_loaded=True)
+
+    async def _unload(self, request: Any, caller: Caller) -> Any:
+        name = request.model_name or request.repository_name
+        await repository.unload(self._services, name, caller.tenant)
+        return pb.RepositoryModelUnloadResponse(model_name=name, is_unloaded=True)
+
+    async def _infer(self, request: Any, caller: Caller) -> Any:
+        services = self._services
+        with services.admission.place():
+            inference = inference_of(request)
+            if (target := embeds(inference, services)) is not None:
+                tensors = await embed(inference, services, caller)
+                return response_of(inference, str(target.entry.version), tensors)
+            prepared = await prepare(inference, services, caller)
+            if prepared.streams:
+                raise InvalidRequest("ModelInfer answers once: use ModelStreamInfer for a stream", "stream")
+            version = str(prepared.generation.target.entry.version)
+            return response_of(inference, version, await prepared.whole())
+
+    async def _stream(self, requests: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
+        """Responses in the order in which they come; a request that fails is told in the stream, which goes on."""
+        try:
+            caller = self._caller(context, "infer")
+        except ServingError as error:
+            _, code, text = told(error)
+            await context.abort(grpc.StatusCode[code], text)
+        answers: asyncio.Queue[Any] = asyncio.Queue(maxsize=MAX_IN_STREAM)
+        reader = asyncio.ensure_future(self._read(requests, caller, answers))
+        try:
+            while (answer := await answers.get()) is not None:
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _read(self, requests: AsyncIterator[Any], caller: Caller, answers: asyncio.Queue[Any]) -> None:
+        """Run every request of a stream at once; None ends the stream behind the last answer."""
+        running: set[asyncio.Task[None]] = set()
+        places = asyncio.Semaphore(MAX_IN_STREAM)
+        try:
+            async for request in requests:
+                await places.acquire()
+                task = asyncio.ensure_future(self._answer(request, caller, answers))
+                running.add(task)
+                task.add_done_callback(running.discard)
+                task.add_done_callback(lambda _: places.release())
+            await asyncio.gather(*running)
+            await answers.put(None)
+        except Exception as error:  # carried to the one who answers, whose stream it ends
+            await answers.put(error)
+        finally:  # also where nobody reads the answers any more
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _answer(self, request: Any, caller: Caller, answers: asyncio.Queue[Any]) -> None:
+        try:
+            async with aclosing(self._responses(request, caller)) as responses:
+                async for response in responses:
+                    await answers.put(pb.ModelStreamInferResponse(infer_response=response))
+        except ServingError as error:
+            failed = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+            await answers.put(pb.ModelStreamInferResponse(error_message=told(error)[2], infer_response=failed))
+        except Exception:  # one of the edges: the stream's other requests go on
+            logger.exception("unhandled error", method="ModelStreamInfer")
+            text = told(InternalError("internal error"))[2]
+            await answers.put(pb.ModelStreamInferResponse(error_message=text))
+
+    async def _responses(self, request: Any, caller: Caller) -> AsyncGenerator[Any, None]:
+        """One for each step where the request asks for a stream, else one; the last is marked."""
+        services = self._services
+        with services.admission.place():
+            inference = inference_of(request)
+            if (target := embeds(inference, services)) is not None:
+                tensors = await embed(inference, services, caller)
+                yield response_of(inference, str(target.entry.version), tensors, final=True)
+                return
+            prepared = await prepare(inference, services, caller)
+            version = str(prepared.generation.target.entry.version)
+            if not prepared.streams:
+                yield response_of(inference, version, await prepared.whole(), final=True)
+                return
+            async with aclosing(prepared.steps()) as steps:
+                async for tensors, last in steps:
+                    yield response_of(inference, version, tensors, final=last)

@@ -1,0 +1,89 @@
+"""Health, metadata, configuration and statistics over HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inference.asgi import json_response
+from inference.dialects.triton.model import EXTENSIONS, SERVER, configuration, find, metadata
+from inference.dialects.triton.statistics import statistics_of
+from inference.errors import ModelNotFound, NotServed, Unavailable
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.services import Services
+
+
+def server_ready(services: Services) -> bool:
+    """Whether some model can take a request."""
+    return services.router.ready and not services.admission.draining
+
+
+def model_ready(services: Services, name: str, version: str) -> bool:
+    """Whether this one can; raises ModelNotFound."""
+    try:
+        target = find(services.router, name, version)
+    except Unavailable:
+        return False
+    return any(client.usable for client in target.clients.values())
+
+
+async def live(exchange: Exchange, services: Services) -> None:
+    """GET /v2/health/live."""
+    await exchange.respond(json_response({"live": True}))
+
+
+async def ready(exchange: Exchange, services: Services) -> None:
+    """GET /v2/health/ready."""
+    is_ready = server_ready(services)
+    await exchange.respond(json_response({"ready": is_ready}, 200 if is_ready else 400))
+
+
+async def ready_model(exchange: Exchange, services: Services) -> None:
+    """GET /v2/models/{model}/ready; an unknown model is not ready."""
+    name = exchange.parameters["model"]
+    try:
+        is_ready = model_ready(services, name, exchange.parameters.get("version", ""))
+    except ModelNotFound:
+        is_ready = False
+    if is_ready:
+        await exchange.respond(json_response({"name": name, "ready": True}))
+    else:
+        await exchange.respond(json_response({"error": "Model version not ready"}, 400))
+
+
+async def server(exchange: Exchange, services: Services) -> None:
+    """GET /v2."""
+    await exchange.respond(json_response({"name": SERVER, "version": services.version, "extensions": EXTENSIONS}))
+
+
+async def model(exchange: Exchange, services: Services) -> None:
+    """GET /v2/models/{model}."""
+    name, version = exchange.parameters["model"], exchange.parameters.get("version", "")
+    await exchange.respond(json_response(metadata(find(services.router, name, version), name)))
+
+
+async def config(exchange: Exchange, services: Services) -> None:
+    """GET /v2/models/{model}/config."""
+    name, version = exchange.parameters["model"], exchange.parameters.get("version", "")
+    await exchange.respond(json_response(configuration(find(services.router, name, version), name)))
+
+
+async def statistics(exchange: Exchange, services: Services) -> None:
+    """GET /v2/models/{model}/stats."""
+    name, version = exchange.parameters["model"], exchange.parameters.get("version", "")
+    target = find(services.router, name, version)
+    told = statistics_of(services).of(target.entry.name, name, str(target.entry.version))
+    await exchange.respond(json_response({"model_stats": [told]}))
+
+
+async def all_statistics(exchange: Exchange, services: Services) -> None:
+    """GET /v2/models/stats."""
+    entries = [target.entry for target in services.router.targets]
+    told = [statistics_of(services).of(entry.name, entry.name, str(entry.version)) for entry in entries]
+    await exchange.respond(json_response({"model_stats": told}))
+
+
+async def refuse_shared_memory(exchange: Exchange, services: Services) -> None:
+    """Every route of the two shared-memory extensions."""
+    raise NotServed("shared memory is not supported by this server")

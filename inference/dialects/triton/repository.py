@@ -1,0 +1,83 @@
+"""The model repository: which deployments there are, starting them and stopping them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from inference.asgi import Response, json_response, parse_json
+from inference.errors import InvalidRequest, NotServed
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.registry import DeploymentState
+    from inference.services import Services
+
+STATES = {"ready": "READY", "starting": "LOADING", "stopping": "UNLOADING"}
+POLL_S = 0.2
+LOAD_TIMEOUT_S = 600.0
+
+
+async def http_index(exchange: Exchange, services: Services) -> None:
+    """POST /v2/repository/index."""
+    body = await _body(exchange)
+    ready = body.get("ready", False)
+    if not isinstance(ready, bool):
+        raise InvalidRequest("ready must be a boolean", "ready")
+    await exchange.respond(json_response(await index(services, ready)))
+
+
+async def http_load(exchange: Exchange, services: Services) -> None:
+    """POST /v2/repository/models/{model}/load: answered when the model is ready."""
+    body = await _body(exchange)
+    await exchange.unless_gone(load(services, exchange.parameters["model"], body.get("parameters"), exchange.tenant))
+    await exchange.respond(Response(200, b""))
+
+
+async def http_unload(exchange: Exchange, services: Services) -> None:
+    """POST /v2/repository/models/{model}/unload: answered at once; running requests end first."""
+    await _body(exchange)
+    await unload(services, exchange.parameters["model"], exchange.tenant)
+    await exchange.respond(Response(200, b""))
+
+
+async def index(services: Services, ready_only: bool) -> list[dict[str, str]]:
+    """Every deployment and what it is in."""
+    rows = [_row(state) for state in await services.registry.deployments()]
+    return [row for row in rows if row["state"] == "READY" or not ready_only]
+
+
+async def load(services: Services, name: str, parameters: Any, actor: str) -> None:
+    """Start a deployment and wait for it; raises InvalidRequest with its reason when it fails."""
+    if parameters:
+        raise NotServed("load parameters are not supported by this server: a deployment has its own options")
+    if not await services.registry.start_deployment(name, actor or "triton"):
+        raise InvalidRequest(f"failed to load '{name[:200]}', no deployment has this name", "model")
+    for _ in range(int(LOAD_TIMEOUT_S / POLL_S)):
+        states = {state.name: state for state in await services.registry.deployments()}
+        connected = any(t.entry.name == name and t.clients for t in services.router.targets)
+        if name not in states or states[name].state == "failed":
+            reason = states[name].reason if name in states else "it was removed"
+            raise InvalidRequest(f"failed to load '{name[:200]}', {reason}", "model")
+        if states[name].state == "ready" and connected:
+            return
+        await asyncio.sleep(POLL_S)
+    raise InvalidRequest(f"failed to load '{name[:200]}', it did not become ready in {LOAD_TIMEOUT_S:.0f} s", "model")
+
+
+async def unload(services: Services, name: str, actor: str) -> None:
+    """Stop a deployment."""
+    if not await services.registry.stop_deployment(name, actor or "triton"):
+        raise InvalidRequest(f"failed to unload '{name[:200]}', no deployment has this name", "model")
+
+
+def _row(state: DeploymentState) -> dict[str, str]:
+    told = STATES.get(state.state, "UNAVAILABLE")
+    reason = "" if told == "READY" else state.reason or state.state
+    return {"name": state.name, "version": str(state.version), "state": told, "reason": reason}
+
+
+async def _body(exchange: Exchange) -> dict[str, Any]:
+    """These bodies may be empty."""
+    body = await exchange.body()
+    return parse_json(body) if body.strip() else {}

@@ -1,0 +1,57 @@
+"""The routes of this dialect. Model names may hold slashes, so every path is anchored at its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inference.dialects.triton import generate, http_infer, queries, repository
+from inference.dialects.triton.errors import STATUSES, render
+from inference.dialects.triton.schema import GenerateBody, IndexBody, InferBody, LoadBody
+from inference.dialects.triton.statistics import observe
+from inference.routing import Dialect, Route
+
+if TYPE_CHECKING:
+    from inference.routing import Handler
+
+
+def _of_model(method: str, suffix: str, handler: Handler, summary: str, body: type | None = None) -> tuple[Route, ...]:
+    """With a version and without; the version's first, because a model's name may hold anything."""
+    forms = (f"/v2/models/{{model:path}}/versions/{{version}}{suffix}", f"/v2/models/{{model:path}}{suffix}")
+    return tuple(Route(method, path, handler, render, summary, body=body) for path in forms)
+
+
+def _repository(path: str, handler: Handler, summary: str, body: type) -> tuple[Route, ...]:
+    """With the repository's name and without; there is one repository."""
+    forms = (f"/v2/repository{path}", f"/v2/repository/{{repository}}{path}")
+    return tuple(Route("POST", form, handler, render, summary, scope="manage", body=body) for form in forms)
+
+
+_memory = ("/v2/systemsharedmemory/{rest:path}", "/v2/cudasharedmemory/{rest:path}")
+
+DIALECT = Dialect(
+    (
+        Route("GET", "/v2/health/live", queries.live, render, "Whether the server lives", scope=None),
+        Route("GET", "/v2/health/ready", queries.ready, render, "Whether the server is ready", scope=None),
+        Route("GET", "/v2", queries.server, render, "The server"),
+        Route("GET", "/v2/models/stats", queries.all_statistics, render, "Statistics of all models"),
+        *_repository("/index", repository.http_index, "The deployments", IndexBody),
+        *_repository("/models/{model:path}/load", repository.http_load, "Start a deployment", LoadBody),
+        *_repository("/models/{model:path}/unload", repository.http_unload, "Stop a deployment", LoadBody),
+        *(
+            Route(method, path, queries.refuse_shared_memory, render, "Not served")
+            for path in _memory
+            for method in ("GET", "POST")
+        ),
+        *_of_model("GET", "/ready", queries.ready_model, "Whether a model is ready"),
+        *_of_model("GET", "/config", queries.config, "A model's configuration"),
+        *_of_model("GET", "/stats", queries.statistics, "A model's statistics"),
+        *_of_model("POST", "/infer", http_infer.infer, "Infer with tensors", InferBody),
+        *_of_model("POST", "/generate", generate.generate, "Generate text", GenerateBody),
+        *_of_model("POST", "/generate_stream", generate.generate_stream, "Stream text", GenerateBody),
+        *_of_model("GET", "", queries.model, "A model's metadata"),
+    ),
+    render,
+    STATUSES,
+    prefixes=("/v2",),
+    start=observe,
+)

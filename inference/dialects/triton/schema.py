@@ -1,0 +1,54 @@
+"""The bodies of this dialect, for the documentation; what they may hold is checked where it is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class InputTensor(msgspec.Struct):
+    """One input: `data` flat or nested, or `parameters.binary_data_size` bytes behind the JSON."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class OutputTensor(msgspec.Struct):
+    """An output that is asked for."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class InferBody(msgspec.Struct):
+    """POST .../infer."""
+
+    inputs: list[InputTensor]
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
+    outputs: list[OutputTensor] | None = None
+
+
+class GenerateBody(msgspec.Struct):
+    """POST .../generate and .../generate_stream; parameters may stand at the top level too."""
+
+    text_input: str
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
+    stream: bool | None = None
+
+
+class IndexBody(msgspec.Struct):
+    """POST /v2/repository/index."""
+
+    ready: bool | None = None
+
+
+class LoadBody(msgspec.Struct):
+    """POST /v2/repository/models/{model}/load and .../unload."""
+
+    parameters: dict[str, Any] | None = None

@@ -1,0 +1,84 @@
+"""Counts and times of the inferences of this dialect, by deployment, as Triton's statistics extension tells them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inference.generate import Generation
+    from inference.services import Services
+
+NANOSECONDS = 1_000_000_000
+KINDS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+
+
+@dataclass(slots=True)
+class ModelStatistics:
+    """One deployment's."""
+
+    last_inference_ms: int = 0
+    inferences: int = 0
+    kinds: dict[str, list[int]] = field(default_factory=lambda: {kind: [0, 0] for kind in KINDS})
+    """By kind: how often, and how many nanoseconds together."""
+
+    def add(self, kind: str, seconds: float) -> None:
+        """One more."""
+        self.kinds[kind][0] += 1
+        self.kinds[kind][1] += int(max(0.0, seconds) * NANOSECONDS)
+
+
+def statistics_of(services: Services) -> TritonStatistics:
+    """The server's own, which `observe` put there."""
+    return next(each for each in services.generator.observers if isinstance(each, TritonStatistics))
+
+
+def observe(services: Services) -> None:
+    """Begin to count."""
+    services.generator.observers.append(TritonStatistics())
+
+
+class TritonStatistics:
+    """An observer of generations."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, ModelStatistics] = defaultdict(ModelStatistics)
+
+    def started(self, generation: Generation) -> None:
+        """Counted when it ends."""
+
+    def finished(self, generation: Generation, finish: str, token_times: list[float], preemptions: int) -> None:
+        """A generation ended; one that the client gave up counts as failed."""
+        if generation.dialect != "triton":
+            return
+        timings, model = generation.timings, self._models[generation.target.entry.name]
+        good = finish in ("stop", "length")
+        model.add("success" if good else "fail", timings.finished - timings.arrived)
+        if not good:
+            return
+        model.inferences += 1
+        model.last_inference_ms = int(time.time() * 1e3)
+        model.add("queue", timings.queue_s)
+        model.add("compute_input", timings.submitted - timings.arrived)
+        model.add("compute_infer", timings.last_token - timings.submitted - timings.queue_s)
+        model.add("compute_output", timings.finished - timings.last_token)
+        hit = "cache_hit" if generation.usage.cached_tokens else "cache_miss"
+        model.add(hit, 0.0)
+
+    def of(self, deployment: str, name: str, version: str) -> dict[str, Any]:
+        """One entry of `model_stats`."""
+        model = self._models[deployment]
+        kinds = {kind: {"count": count, "ns": ns} for kind, (count, ns) in model.kinds.items()}
+        return {
+            "name": name,
+            "version": version,
+            "last_inference": model.last_inference_ms,
+            "inference_count": model.inferences,
+            "execution_count": model.inferences,
+            "inference_stats": kinds,
+            "response_stats": {},
+            "batch_stats": [],
+            "memory_usage": [],
+        }
