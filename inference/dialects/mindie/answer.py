@@ -1,0 +1,247 @@
+"""The life of one inference request, whatever its row: place, parse, generate, and frames or one body.
+
+A row is a module that makes a `Job` of a body, with a `Reply` from deltas to bytes. Everything that fails before the
+first token is an ordinary answer even when a stream was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from inference.asgi import ClientGone, parse_json
+from inference.beam_search import check_beams
+from inference.dialects.mindie.errors import ENQUEUE, CallbackTimeout, MindieError, render_late
+from inference.errors import MalformedBody, ServingError
+from inference.requests import GenerationRequest, Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+
+    from inference.asgi import Exchange, Headers, Response
+    from inference.dialects.mindie.parameters import Sampling
+    from inference.dialects.mindie.state import MindieState
+    from inference.events import Delta
+    from inference.generate import Generation
+    from inference.router import Target
+    from inference.services import Services
+
+STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream")]
+LAST_PRIORITY = 5
+UNPARSED = "Failed to parse request context to json"
+
+
+class Reply(Protocol):
+    """One row's answer as it grows."""
+
+    def frames(self, delta: Delta) -> list[bytes]:
+        """The frames of a stream for what a step brought, each sent as one chunk."""
+        ...
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta into the whole answer."""
+        ...
+
+    def whole(self) -> Response:
+        """The complete answer."""
+        ...
+
+
+@dataclass(slots=True)
+class Job:
+    """What a row made of a body."""
+
+    target: Target
+    prompt: Prompt
+    sampling: Sampling
+    max_tokens: int | None
+    reply: Callable[[Generation, Clock], Reply]
+    stream: bool = False
+    sequences: int = 1
+    logprobs: int | None = None
+    truncate: int | None = None
+    extra: dict[str, object] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    """Ids beside the internal one under which the request can be stopped."""
+    timeout_s: int | None = None
+    priority: int | None = None
+    """1 goes first; absent is 5, the last, which is what other dialects' requests have."""
+    end: bytes = b""
+    beams: bool = False
+
+
+class Clock:
+    """When tokens came: milliseconds as the frames tell them."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation, self._last = generation, 0.0
+        self.prefill_ms: int | None = None
+        self.decode_ms: int | None = None
+        self.decodes: list[int] = []
+        self.batch_sizes: list[int] = []
+        self.waits_us: list[int] = []
+
+    def tick(self) -> None:
+        """A step brought something."""
+        now = time.monotonic()
+        if self.prefill_ms is None and not self.batch_sizes:
+            self.prefill_ms = round((now - self._generation.timings.submitted) * 1e3)
+            self.waits_us.append(round(self._generation.timings.queue_s * 1e6))
+        else:
+            self.prefill_ms, self.decode_ms = None, round((now - self._last) * 1e3)
+            self.decodes.append(self.decode_ms)
+            self.waits_us.append(0)  # a running sequence waits for nothing
+        self.batch_sizes.append(self._generation.batch_size)
+        self._last = now
+
+
+async def body_of(exchange: Exchange, state: MindieState, wrong: str = UNPARSED) -> dict[str, object]:
+    """The body as an object; `wrong` is the row's refusal of anything else."""
+    try:
+        return parse_json(await exchange.body(), state.settings.max_json_depth)
+    except MalformedBody as error:
+        raise MindieError(422, wrong) from error
+
+
+@contextmanager
+def counted(services: Services, state: MindieState) -> Iterator[None]:
+    """A place for an inference request, and its counters."""
+    state.metrics.received()
+    try:
+        with services.admission.place():
+            yield
+    except ClientGone:
+        raise
+    except ServingError:
+        state.metrics.failed()
+        raise
+
+
+async def answer(exchange: Exchange, services: Services, state: MindieState, job: Job, internal_id: str) -> None:
+    """Generate and answer."""
+    names = {internal_id, *job.names}
+    request = _request(job, state)
+    generation = await services.generator.prepare(request, exchange, "mindie")
+    if any(state.running.knows(exchange.tenant, name) for name in names):
+        raise MindieError(500, ENQUEUE + "Runtime request has been used before.")
+    clock = Clock(generation)
+    reply = job.reply(generation, clock)
+    with state.running.entry(exchange.tenant, names, generation):
+        watch = Watch(generation, job, state)
+        if job.stream:
+            await exchange.stream(
+                _frames(generation, reply, clock, watch),
+                headers=STREAM_HEADERS,
+                render_error=lambda error: _failed_late(error, state),
+                keep_alive=None,
+                end=job.end,
+                end_after_error=False,
+            )
+        else:
+            await exchange.unless_gone(_collect(generation, reply, clock, watch))
+            await exchange.respond(reply.whole())
+
+
+def _request(job: Job, state: MindieState) -> GenerationRequest:
+    capacity, settings, sampling = state.capacity(job.target), state.settings, job.sampling
+    longest = capacity.max_input_token_len
+    left, right = job.truncate, None
+    if settings.truncation == 1:
+        left = min(left or longest, longest)
+    elif settings.truncation == -1:
+        right = longest
+    fields = sampling.engine_fields(job.sequences, job.target.info.vocab_size)
+    if job.logprobs is not None or job.sequences > 1:
+        fields["logprobs"] = job.logprobs or 0
+    wanted = capacity.max_iter_times if job.max_tokens is None else job.max_tokens
+    adapter = job.target.adapter
+    request = GenerationRequest(
+        model=job.target.entry.name if adapter is None else f"{job.target.entry.name}:{adapter.name}",
+        prompt=job.prompt,
+        sampling={**fields, **job.extra},
+        max_tokens=min(wanted, capacity.max_iter_times),
+        seed=sampling.seed,
+        n=job.sequences,
+        stop=sampling.stop,
+        include_stop=sampling.include_stop,
+        skip_special_tokens=sampling.skip_special_tokens,
+        truncate_left=left,
+        truncate_right=right,
+        max_prompt_tokens=longest,
+        use_model_defaults=False,
+        priority=(job.priority or LAST_PRIORITY) - LAST_PRIORITY,
+        beams=job.beams,
+        longest_s=settings.e2e_timeout_s,
+    )
+    if job.beams:
+        check_beams(request)
+    return request
+
+
+class Watch:
+    """MindIE's three timers over one generation: one handle on the loop, and nothing but a clock's reading for a token."""
+
+    def __init__(self, generation: Generation, job: Job, state: MindieState) -> None:
+        self._generation, self._loop = generation, asyncio.get_running_loop()
+        now = self._loop.time()
+        settings = state.settings
+        self._end = (now + settings.e2e_timeout_s, "server e2eTimeout")
+        self._between = (float(settings.token_timeout_s), "server tokenTimeout")
+        if job.timeout_s is not None:
+            self._between = min(self._between, (float(job.timeout_s), "client timeout"))
+        self._last = now
+        self._expired: str | None = None
+        self._handle = self._loop.call_at(self._next[0], self._look)
+
+    def token(self) -> None:
+        """Something came; raises CallbackTimeout where that is only the end that a timer made."""
+        self._last = self._loop.time()
+        if self._expired is not None:
+            raise CallbackTimeout(self._expired)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._handle.cancel()
+
+    @property
+    def _next(self) -> tuple[float, str]:
+        return min(self._end, (self._last + self._between[0], self._between[1]))
+
+    def _look(self) -> None:
+        at, which = self._next
+        if self._loop.time() < at:
+            self._handle = self._loop.call_at(at, self._look)
+            return
+        self._expired = which
+        self._generation.stop()
+
+
+async def _frames(generation: Generation, reply: Reply, clock: Clock, watch: Watch) -> AsyncGenerator[bytes, None]:
+    try:
+        async with aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                watch.token()
+                clock.tick()
+                for frame in reply.frames(delta):
+                    yield frame
+    finally:
+        watch.close()
+
+
+async def _collect(generation: Generation, reply: Reply, clock: Clock, watch: Watch) -> None:
+    try:
+        async with aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                watch.token()
+                clock.tick()
+                reply.add(delta)
+    finally:
+        watch.close()
+
+
+def _failed_late(error: ServingError, state: MindieState) -> bytes:
+    state.metrics.failed()
+    return render_late(error)

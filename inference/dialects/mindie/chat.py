@@ -1,0 +1,136 @@
+"""MindIE's POST /v1/chat/completions, in the flavour that `openAiSupport` chooses."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from inference.conversation import parse_messages
+from inference.dialects.mindie.answer import Job, answer, body_of, counted
+from inference.dialects.mindie.chat_reply import ChatReply
+from inference.dialects.mindie.errors import invalid
+from inference.dialects.mindie.fields import INT32_MAX, Fields
+from inference.dialects.mindie.openai_parameters import parse_model, parse_parameters, response_format
+from inference.dialects.mindie.parameters import part_text
+from inference.requests import ChatPrompt
+from inference.sse import DONE
+from inference.tools import check_tools, may_call, tool_grammar
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.dialects.mindie.state import MindieState
+    from inference.services import Services
+
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_\u4e00-\u9fa5-]{1,64}")
+TOOL_ROLES = ("system", "assistant", "user", "tool")
+UNKNOWN = "Model not found"
+UNKNOWN_TO_OPENAI = "Got model {name}, but not found in server"
+
+
+async def create(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """The route's handler."""
+    with counted(services, state):
+        body = await body_of(exchange, state)
+        state.check_accepting(services)
+        job = _job(Fields(body), state, request_id := state.new_id(exchange))
+        await answer(exchange, services, state, job, request_id)
+
+
+def _job(body: Fields, state: MindieState, request_id: str) -> Job:
+    vllm = state.settings.vllm_flavour
+    target, model = parse_model(body, state, UNKNOWN if vllm else UNKNOWN_TO_OPENAI)
+    tools, choice = _tools(body)
+    messages = _messages(body.get("messages"), bool(tools))
+    common = parse_parameters(body, state, target, model, vllm)
+    top_logprobs = _top_logprobs(body)
+    extra = response_format(body) if vllm else {}
+    forced = tool_grammar(tools, choice)
+    if forced is not None:
+        extra["grammar"] = forced
+    arguments = _template_arguments(body, vllm)
+    if tools:
+        arguments["tools"] = tools
+    if may_call(tools, choice) and target.tokenizer.tool_mark_is_special:
+        common.sampling.skip_special_tokens = False  # else the mark of a call would be lost
+    return Job(
+        target=target,
+        prompt=ChatPrompt(messages, template_arguments=arguments),
+        sampling=common.sampling,
+        max_tokens=common.max_tokens,
+        reply=lambda generation, clock: ChatReply(
+            generation, clock, request_id, model, state.settings, tools, choice, top_logprobs
+        ),
+        stream=common.stream,
+        sequences=common.sequences,
+        beams=common.beams,
+        logprobs=top_logprobs,
+        extra=extra,
+        end=DONE,
+    )
+
+
+def _messages(given: Any, with_tools: bool) -> list[dict[str, Any]]:
+    """Messages by MindIE's rules; the texts of a list of parts are joined with nothing between them."""
+    if given is None:
+        raise invalid("Not found messages.")
+    if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
+        raise invalid("messages must be array type.")
+    if not given:
+        raise invalid("Messages arr is empty")
+    return parse_messages([_message(message, with_tools) for message in given])
+
+
+def _message(message: dict[str, Any], with_tools: bool) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise invalid("role must be string type.")
+    if with_tools and role not in TOOL_ROLES:
+        raise invalid(f"Parameter role must be in [{', '.join(TOOL_ROLES)}], got {role[:40]}.")
+    if role == "tool" and not (isinstance(message.get("tool_call_id"), str) and message["tool_call_id"]):
+        raise invalid("tool_call_id must be a non-empty string in a message of the role tool.")
+    if isinstance(content, list):
+        if not content:
+            raise invalid("Content arr is empty")
+        content = "".join(part_text(part, "content") for part in content)
+    calls = role == "assistant" and bool(message.get("tool_calls"))
+    if content is None and calls:
+        return message
+    if not isinstance(content, str) or (role == "assistant" and not content and not calls):
+        raise invalid("content must be string type." if not isinstance(content, str) else "content must not be empty.")
+    return {**message, "content": content}
+
+
+def _tools(body: Fields) -> tuple[list[dict[str, Any]] | None, str | dict[str, Any] | None]:
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if tools is not None and (not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools)):
+        raise invalid("tools must be array type.")
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise invalid("Parameter tool_choice string not in [none, auto, required]")
+    if choice is not None and not isinstance(choice, str | dict):
+        raise invalid("tool_choice must be string or object type.")
+    if not tools:
+        return None, None
+    check_tools(tools, choice)
+    for tool in tools:
+        if not TOOL_NAME.fullmatch(tool["function"]["name"]):
+            raise invalid(f"The format of the function name is invalid, it should match ^{TOOL_NAME.pattern}$.")
+    return tools, choice
+
+
+def _top_logprobs(body: Fields) -> int | None:
+    """How many alternatives; None where no log-probabilities are asked for."""
+    asked, top = body.boolean("logprobs"), body.unsigned("top_logprobs", 0, 20)
+    if top is not None and asked is False:
+        raise invalid("top_logprobs needs logprobs to be true.")
+    return None if not asked and top is None else top or 0
+
+
+def _template_arguments(body: Fields, vllm: bool) -> dict[str, Any]:
+    if body.string("chat_template"):
+        raise invalid("chat_template is not supported by this endpoint")
+    given = body.object("chat_template_kwargs")
+    thinking = given.boolean("enable_thinking")
+    budget = given.integer("thinking_budget", 1, INT32_MAX) if vllm else None
+    if thinking and budget is not None:
+        raise invalid("thinking_budget is not supported by this endpoint")
+    return {} if thinking is None else {"enable_thinking": thinking}

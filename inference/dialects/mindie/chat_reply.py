@@ -1,0 +1,180 @@
+"""The answer to a chat: one object, or chunks of one choice each, with `usage` in every choice's last."""
+
+from __future__ import annotations
+
+import secrets
+import string
+import time
+from typing import TYPE_CHECKING, Any
+
+from inference.answers import AnswerParser
+from inference.asgi import Response, json_response
+from inference.dialects.mindie.openai_parameters import usage
+from inference.logprob_texts import LogprobTexts
+from inference.sse import event
+
+if TYPE_CHECKING:
+    from engine.messages import TokenLogprob
+    from inference.dialects.mindie.answer import Clock
+    from inference.dialects.mindie.settings import MindieSettings
+    from inference.events import Delta
+    from inference.generate import Generation
+    from inference.tool_calls import CallPart
+    from inference.tools import Choice, Tools
+
+ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+class ChatChoice:
+    """One sequence."""
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self.parser = parser
+        self.thoughts, self.content = "", ""
+        self.calls: list[dict[str, Any]] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.unsent: list[TokenLogprob] = []
+        self.tokens = self.reasoning_tokens = 0
+        self.finish: str | None = None
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """What choices are sorted by."""
+        return sum(token.logprob for token in self.logprobs)
+
+    def add(self, delta: Delta) -> list[dict[str, Any]]:
+        """Take a delta in; returns the keys of the chunks that it makes."""
+        ended = delta.finish_reason is not None
+        part = self.parser.feed(delta.text, ended)
+        self.tokens += len(delta.token_ids)
+        self.logprobs += delta.logprobs or []
+        self.thoughts += part.thoughts
+        self.reasoning_tokens += len(delta.token_ids) if part.thoughts else 0
+        self.content += part.content
+        keys: dict[str, Any] = {}
+        if part.thoughts:
+            keys["reasoning_content"] = part.thoughts
+        if part.content:
+            keys["content"] = part.content
+        entries = [entry for call in part.calls for entry in self._call(call)]
+        chunks = [keys] if keys else []
+        chunks += [{"tool_calls": [entry]} for entry in entries]
+        if ended:
+            self.finish = "tool_calls" if self.calls and delta.finish_reason == "stop" else delta.finish_reason
+        return chunks
+
+    def _call(self, part: CallPart) -> list[dict[str, Any]]:
+        """A call's deltas: first its name, then its arguments."""
+        entries: list[dict[str, Any]] = []
+        if part.name is not None:
+            call_id = "call_" + "".join(secrets.choice(ALPHANUMERIC) for _ in range(8))
+            self.calls.append({"type": "function", "id": call_id, "function": {"name": part.name, "arguments": ""}})
+            name = {"name": part.name}
+            entries.append({"id": call_id, "type": "function", "index": part.index, "function": name})
+        if part.arguments:
+            self.calls[part.index]["function"]["arguments"] += part.arguments
+            entries.append({"index": part.index, "function": {"arguments": part.arguments}})
+        return entries
+
+
+class ChatReply:
+    """All sequences of a conversation."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        clock: Clock,
+        request_id: str,
+        model: str,
+        settings: MindieSettings,
+        tools: Tools,
+        choice: Choice,
+        top_logprobs: int | None,
+    ) -> None:
+        self._generation, self._clock, self._settings = generation, clock, settings
+        self._id, self._model, self._top_logprobs = request_id, model, top_logprobs
+        tokenizer = generation.target.tokenizer
+        self._texts = LogprobTexts(tokenizer, as_ids=False)
+        prompt = generation.prompt_token_ids
+        self._choices = [
+            ChatChoice(AnswerParser(tokenizer, prompt, tools, choice)) for _ in range(generation.request.n)
+        ]
+        self._begun = False
+
+    def frames(self, delta: Delta) -> list[bytes]:
+        """An empty chunk of every choice first; then what is certain, and at the end of a choice its usage."""
+        frames = []
+        if not self._begun:
+            self._begun = True
+            frames += [self._chunk(i, {}, None) for i in range(len(self._choices))]
+        choice = self._choices[delta.index]
+        chunks = choice.add(delta)
+        if self._settings.full_text_enabled and chunks and "content" in chunks[0]:
+            chunks[0]["content"] = choice.content
+        choice.unsent += delta.logprobs or []
+        if delta.finish_reason is None and not chunks:
+            return frames
+        logprobs, choice.unsent = self._logprobs(choice.unsent), []
+        last = chunks.pop() if chunks else {}
+        frames += [self._chunk(delta.index, keys, None) for keys in chunks]
+        return [*frames, self._chunk(delta.index, last, logprobs, None if delta.finish_reason is None else choice)]
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self._choices[delta.index].add(delta)
+
+    def whole(self) -> Response:
+        """The likeliest choice first."""
+        order = self._choices
+        if len(order) > 1:
+            order = sorted(order, key=lambda choice: choice.cumulative_logprob, reverse=True)
+        tokens = sum(choice.tokens for choice in order)
+        reasoning = sum(choice.reasoning_tokens for choice in order)
+        value = {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": self._model,
+            "choices": [self._choice(index, choice) for index, choice in enumerate(order)],
+            "usage": usage(self._generation, tokens, self._clock, self._settings.benchmark_enabled, reasoning),
+        }
+        if self._settings.benchmark_enabled:
+            timings = self._generation.timings
+            value["prefill_time"] = round((timings.first_token - timings.submitted) * 1e3)
+            value["decode_time_arr"] = self._clock.decodes
+        return json_response(value)
+
+    def _choice(self, index: int, choice: ChatChoice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.content}
+        if choice.thoughts:
+            message["reasoning_content"] = choice.thoughts
+        message["tool_calls"] = choice.calls
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(choice.logprobs),
+            "finish_reason": choice.finish,
+        }
+
+    def _chunk(self, index: int, keys: dict[str, Any], logprobs: Any, ended: ChatChoice | None = None) -> bytes:
+        delta = {"role": "assistant", **(keys or {"content": ""})}
+        chunk: dict[str, Any] = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": self._model,
+        }
+        if ended is not None:
+            if self._settings.full_text_enabled:
+                chunk["full_text"] = ended.content
+            chunk["usage"] = usage(
+                self._generation, ended.tokens, self._clock, self._settings.benchmark_enabled, ended.reasoning_tokens
+            )
+        finish = None if ended is None else ended.finish
+        chunk["choices"] = [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]
+        return event(chunk)
+
+    def _logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
+        if self._top_logprobs is None:
+            return None
+        return self._texts.chat(logprobs, self._top_logprobs)

@@ -1,0 +1,190 @@
+"""MindIE's POST /v1/completions: vLLM's ranges, one prompt as a text or as one list of token ids."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from inference.asgi import Response, json_response
+from inference.dialects.mindie.answer import Job, answer, body_of, counted
+from inference.dialects.mindie.errors import invalid
+from inference.dialects.mindie.fields import Fields
+from inference.dialects.mindie.openai_parameters import parse_model, parse_parameters, response_format, usage
+from inference.dialects.mindie.parameters import text_of
+from inference.logprob_texts import LogprobTexts, floor
+from inference.requests import Prompt, TextPrompt, TokenPrompt
+from inference.sse import DONE, event
+
+if TYPE_CHECKING:
+    from engine.messages import TokenLogprob
+    from inference.asgi import Exchange
+    from inference.dialects.mindie.answer import Clock
+    from inference.dialects.mindie.settings import MindieSettings
+    from inference.dialects.mindie.state import MindieState
+    from inference.events import Delta
+    from inference.generate import Generation
+    from inference.services import Services
+
+UNKNOWN = "Not found given model, please check modelName in config file."
+NO_PROMPT = "Contains not prompt or prompt null"
+STRANGE = "The type of prompt is abnormal,prompt must be str or integer list."
+MAX_TOKENS = 1 << 20
+
+
+async def create(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """The route's handler."""
+    with counted(services, state):
+        body = await body_of(exchange, state)
+        state.check_accepting(services)
+        job = _job(Fields(body), state, request_id := state.new_id(exchange))
+        await answer(exchange, services, state, job, request_id)
+
+
+def _job(body: Fields, state: MindieState, request_id: str) -> Job:
+    target, model = parse_model(body, state, UNKNOWN)
+    prompt = _prompt(body.get("prompt"), state.settings)
+    common = parse_parameters(body, state, target, model)
+    logprobs = _logprobs(body)
+    return Job(
+        target=target,
+        prompt=prompt,
+        sampling=common.sampling,
+        max_tokens=common.max_tokens,
+        reply=lambda generation, clock: CompletionReply(
+            generation, clock, request_id, model, state.settings, logprobs, common.returned
+        ),
+        stream=common.stream,
+        sequences=common.sequences,
+        beams=common.beams,
+        logprobs=logprobs,
+        extra=response_format(body),
+        end=DONE,
+    )  # fmt: skip
+
+
+def _prompt(given: Any, settings: MindieSettings) -> Prompt:
+    if given is None:
+        raise invalid(NO_PROMPT)
+    if isinstance(given, str):
+        return TextPrompt(text_of(given, "prompt", settings, STRANGE, STRANGE))
+    if not isinstance(given, list):
+        raise invalid(STRANGE)
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in given):
+        raise invalid("All elements of the prompt array must be integers.")
+    if not 1 <= len(given) <= MAX_TOKENS:
+        raise invalid(f"Parameter prompt length must be in [1,{MAX_TOKENS}], got {len(given)}.")
+    return TokenPrompt(given)
+
+
+def _logprobs(body: Fields) -> int | None:
+    value = body.get("logprobs")
+    if isinstance(value, int) and not isinstance(value, bool) and value > 5:
+        raise invalid(f"logprobs should be in range [0, 5], got {value}")
+    return body.unsigned("logprobs", 0, 5)
+
+
+class CompletionChoice:
+    """One sequence."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.entries: list[TokenLogprob] = []
+        self.unsent: list[TokenLogprob] = []
+        self.tokens = 0
+        self.finish: str | None = None
+        self.stop_reason: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self.text += delta.text
+        self.entries += delta.logprobs or []
+        self.tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self.finish, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """What choices are sorted by."""
+        return sum(token.logprob for token in self.entries)
+
+
+class CompletionReply:
+    """All sequences of a prompt."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        clock: Clock,
+        request_id: str,
+        model: str,
+        settings: MindieSettings,
+        logprobs: int | None,
+        returned: int,
+    ) -> None:
+        self._generation, self._clock, self._settings = generation, clock, settings
+        self._id, self._model, self._logprobs, self._returned = request_id, model, logprobs, returned
+        self._texts = LogprobTexts(generation.target.tokenizer, as_ids=False)
+        self._choices = [CompletionChoice() for _ in range(generation.request.n)]
+        self._offset = 0
+
+    def frames(self, delta: Delta) -> list[bytes]:
+        """A chunk of one choice; its last has the usage, behind the choices here."""
+        choice = self._choices[delta.index]
+        choice.add(delta)
+        if self._generation.request.beams and len(self._choices) > 1:  # one frame, the whole answer
+            return [b"data: " + self.whole().body + b"\n\n"] if all(c.finish for c in self._choices) else []
+        ended = delta.finish_reason is not None
+        choice.unsent += delta.logprobs or []
+        if not delta.text and not ended:
+            return []
+        entries, choice.unsent = choice.unsent, []
+        text = choice.text if self._settings.full_text_enabled else delta.text
+        chunk = self._head()
+        chunk["choices"] = [self._told(delta.index, text, entries, choice)]
+        if ended:
+            chunk["usage"] = usage(
+                self._generation, choice.tokens, self._clock, self._settings.benchmark_enabled
+            )  # fmt: skip
+        return [event(chunk)]
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self._choices[delta.index].add(delta)
+
+    def whole(self) -> Response:
+        """The likeliest choice first."""
+        order = self._choices
+        if len(order) > 1:
+            order = sorted(order, key=lambda choice: choice.cumulative_logprob, reverse=True)[: self._returned]
+        value = self._head()
+        value["choices"] = [self._told(i, choice.text, choice.entries, choice) for i, choice in enumerate(order)]
+        tokens = sum(choice.tokens for choice in order)
+        value["usage"] = usage(self._generation, tokens, self._clock, self._settings.benchmark_enabled)
+        return json_response(value)
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self._id, "object": "text_completion", "created": int(time.time()), "model": self._model}
+
+    def _told(self, index: int, text: str, entries: list[TokenLogprob], choice: CompletionChoice) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": None if self._logprobs is None else self._lists(entries),
+            "stop_reason": choice.stop_reason,
+            "finish_reason": choice.finish,
+        }
+
+    def _lists(self, entries: list[TokenLogprob]) -> dict[str, list[Any]]:
+        """`text_offset` counts UTF-8 bytes and goes on across choices, as MindIE's does."""
+        lists: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        for entry in entries:
+            text = self._texts.text(entry.token_id)
+            top = {text: floor(entry.logprob)}
+            for token_id, value in entry.top[: self._logprobs]:
+                top.setdefault(self._texts.text(token_id), floor(value))
+            lists["text_offset"].append(self._offset)
+            lists["token_logprobs"].append(floor(entry.logprob))
+            lists["tokens"].append(text)
+            lists["top_logprobs"].append(top)
+            self._offset += len(text.encode())
+        return lists

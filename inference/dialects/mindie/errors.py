@@ -1,0 +1,98 @@
+"""MindIE's one error body for every dialect, {"error", "error_type"}, and which status each failure has."""
+
+from __future__ import annotations
+
+from inference import errors
+from inference.asgi import Headers, Response, json_response
+from inference.dialects.mindie.settings import MEBIBYTE
+from inference.errors import ServingError
+
+TYPES = {
+    400: "Bad Request",
+    404: "NotFoundError",
+    422: "Input Validation Error",
+    424: "Generation Error",
+    500: "Incomplete Generation",
+    503: "Service Unavailable",
+}
+ENQUEUE = "Failed to enqueue inferRequest. "
+STOPPED = "The service has been stopped"
+
+
+class MindieError(ServingError):
+    """A failure in MindIE's own words."""
+
+    def __init__(self, status: int, message: str, error_type: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.error_type = status, error_type or TYPES[status]
+
+
+class CallbackTimeout(errors.DeadlineExceeded):
+    """A timer ran out; `which` is "client timeout", "server tokenTimeout" or "server e2eTimeout"."""
+
+    def __init__(self, which: str) -> None:
+        super().__init__(f"Engine callback timeout: {which}")
+
+
+def invalid(message: str) -> MindieError:
+    """422."""
+    return MindieError(422, message)
+
+
+def model_not_found(name: str) -> MindieError:
+    """404 of the rows with a model in the path."""
+    return MindieError(404, f"Model {name[:256]} not found.")
+
+
+def translated(error: ServingError) -> MindieError:
+    """Any failure as MindIE tells it."""
+    if isinstance(error, MindieError):
+        return error
+    if isinstance(error, errors.PromptTooLong):
+        limit, length = error.limit, error.length
+        text = f"This model's maximum input ids length cannot be greater than {limit},the input ids length is {length}"
+        return MindieError(424, ENQUEUE + text)
+    if isinstance(error, errors.OutOfVocabulary):
+        return MindieError(424, ENQUEUE + "Invalid Input Ids")
+    if isinstance(error, errors.MalformedBody):
+        return invalid("Failed to parse request context to json")
+    if isinstance(error, errors.InvalidRequest | errors.NotServed | errors.TemplateError | errors.ModelNotFound):
+        return invalid(error.message)
+    if isinstance(error, errors.ShuttingDown):
+        return MindieError(503, STOPPED)
+    if isinstance(error, errors.Overloaded):
+        return MindieError(503, "Too many requests")
+    if isinstance(error, errors.Unavailable):
+        return MindieError(500, ENQUEUE + "No available LlmManager.")
+    if isinstance(error, CallbackTimeout):
+        return MindieError(500, error.message)
+    if isinstance(error, errors.DeadlineExceeded):
+        return MindieError(500, "Engine callback timeout: server e2eTimeout")
+    if isinstance(error, errors.Unauthorized):
+        return MindieError(401, error.message, "Unauthorized")
+    if isinstance(error, errors.Forbidden):
+        return MindieError(403, error.message, "Forbidden")
+    return MindieError(500, "Failed to get engine response.")
+
+
+def render(error: ServingError) -> Response:
+    """A complete answer."""
+    if isinstance(error, errors.RouteNotFound | errors.MethodNotAllowed):
+        return Response(404, b"", b"")
+    if isinstance(error, errors.InternalError):
+        return Response(500, b"Server internal error")
+    if isinstance(error, errors.BodyTooLarge):
+        most = error.limit // MEBIBYTE
+        return json_response({"message": f"Request body too large. Maximum allowed size is {most}MB."}, 413)
+    told = translated(error)
+    headers: Headers = []
+    if isinstance(error, errors.Overloaded | errors.Unavailable):
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    return json_response({"error": told.message, "error_type": told.error_type}, told.status, headers)
+
+
+def render_late(error: ServingError) -> bytes:
+    """A failure after the stream's head: bare text, and then the stream ends."""
+    if isinstance(error, errors.DeadlineExceeded):
+        return translated(error).message.encode()
+    return b"Failed to get engine response"

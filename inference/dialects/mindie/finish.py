@@ -1,0 +1,15 @@
+"""How a sequence ended, in MindIE's words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inference.events import Delta
+
+
+def finish_reason(delta: Delta) -> str:
+    """TGI's, Triton's and the native rows'."""
+    if delta.finish_reason == "length":
+        return "length"
+    return "eos_token" if delta.ended_by_eos else "stop_sequence"

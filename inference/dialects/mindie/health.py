@@ -1,0 +1,98 @@
+"""The health rows of the management plane, and the check that most of its other rows begin with."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from inference.asgi import Response, json_response
+from inference.dialects.mindie.errors import MindieError
+from inference.errors import RouteNotFound, ServingError
+from inference.requests import GenerationRequest, TokenPrompt
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.dialects.mindie.state import MindieState
+    from inference.services import Services
+
+DEFAULT_WAIT_S, MAX_WAIT_S = 10, 600
+TIMED = re.compile(r"(?:-([0-9]+))?")
+HEALTHY = b'{"status":"healthy"}'
+ABNORMAL = {"message": "Service is abnormal"}
+
+
+class NotHealthy(ServingError):
+    """No worker can take a request: 503 with an empty body."""
+
+
+def check(services: Services, state: MindieState) -> None:
+    """Refuse while the service stops, and while no worker is there."""
+    if state.stopping or services.admission.draining:
+        raise MindieError(503, "The service has been stopped.")
+    if not any(target.clients for target in state.router.targets):
+        raise NotHealthy("")
+
+
+async def live(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """GET /v2/health/live, and /v2/health/ready: workers that were not heard of lately are abnormal."""
+    check(services, state)
+    answer = Response(200, b"", b"") if services.router.ready else json_response(ABNORMAL, 500)
+    await exchange.respond(answer)
+
+
+async def health(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """GET /health."""
+    check(services, state)
+    if not services.router.ready:
+        raise MindieError(500, "Failed to get health status.")
+    await exchange.respond(Response(200, b"", b""))
+
+
+async def model_ready(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """GET /v2/models/{model}/ready."""
+    check(services, state)
+    name = exchange.parameters["model"]
+    target = state.named(name)
+    if target is None:
+        raise MindieError(404, f"Model {name} not found.")
+    if not any(client.usable and not client.suspect for client in target.clients.values()):
+        raise MindieError(500, "Failed to get health status.")
+    await exchange.respond(Response(200, b"", b""))
+
+
+async def timed(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """GET /health/timed and /health/timed-{N}: a real inference of one token within N seconds."""
+    match = TIMED.fullmatch(exchange.parameters.get("wait", ""))
+    if match is None:
+        raise RouteNotFound("Not Found")
+    if state.stopping or services.admission.draining:  # so that nobody kills a service that drains
+        return await exchange.respond(Response(200, HEALTHY))
+    if not any(target.clients for target in state.router.targets):
+        raise NotHealthy("")
+    digits = match[1]
+    if digits is not None and len(digits) > 3:
+        raise MindieError(404, f"Max wait time is {MAX_WAIT_S}, input is invalid or too long")
+    wait_s = DEFAULT_WAIT_S if digits is None else int(digits)
+    if not 1 <= wait_s <= MAX_WAIT_S:
+        raise MindieError(404, f"Wait time should be in range of [1, {MAX_WAIT_S}], input is not valid")
+    try:
+        async with asyncio.timeout(wait_s):
+            await exchange.unless_gone(_one_token(exchange, services))
+    except TimeoutError as error:
+        raise MindieError(500, "Engine callback timeout") from error
+    except ServingError as error:
+        raise MindieError(500, "Failed to get engine response.") from error
+    await exchange.respond(Response(200, HEALTHY))
+
+
+async def _one_token(exchange: Exchange, services: Services) -> None:
+    """Ahead of everything that waits."""
+    request = GenerationRequest(
+        model=None, prompt=TokenPrompt([1]), sampling={"temperature": 0.0}, max_tokens=1, priority=-100
+    )
+    generation = await services.generator.prepare(request, exchange, "probe")
+    async with aclosing(generation.deltas()) as deltas:
+        async for _ in deltas:
+            pass

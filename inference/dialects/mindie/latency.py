@@ -1,0 +1,43 @@
+"""Means over the last completed requests, for GET /metrics-json: the time to the first token, and between tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inference.generate import Generation
+
+
+class LatencyWindow:
+    """An observer of generations. A request counts when it has completed; its clock starts when an engine gets it."""
+
+    def __init__(self, size: int) -> None:
+        self._first_ms: deque[int] = deque(maxlen=size)
+        self._between_ms: deque[int] = deque(maxlen=size)
+
+    def started(self, generation: Generation) -> None:
+        """Nothing is known yet."""
+
+    def finished(self, generation: Generation, finish: str, token_times: list[float], preemptions: int) -> None:
+        """A request with one token has no time between tokens."""
+        if generation.dialect != "mindie" or finish not in ("stop", "length") or not token_times:
+            return
+        self._first_ms.append(int((token_times[0] - generation.timings.submitted) * 1e3))
+        if len(token_times) > 1:
+            mean = (token_times[-1] - token_times[0]) / (len(token_times) - 1)
+            self._between_ms.append(int(mean * 1e3))
+
+    @property
+    def first_ms(self) -> int:
+        """Mean milliseconds to the first token."""
+        return _mean(self._first_ms)
+
+    @property
+    def between_ms(self) -> int:
+        """Mean milliseconds of a decode step."""
+        return _mean(self._between_ms)
+
+
+def _mean(values: deque[int]) -> int:
+    return sum(values) // len(values) if values else 0

@@ -1,0 +1,126 @@
+"""MindIE's own dialect: POST /infer and POST /infer_token, which take a text or token ids alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from inference.asgi import Response, json_response
+from inference.dialects.mindie.answer import Job, answer, body_of, counted
+from inference.dialects.mindie.errors import invalid
+from inference.dialects.mindie.fields import Fields
+from inference.dialects.mindie.finish import finish_reason
+from inference.dialects.mindie.parameters import Sampling, text_of
+from inference.dialects.mindie.tgi import DEFAULT_MAX_NEW_TOKENS
+from inference.requests import Prompt, TextPrompt, TokenPrompt
+from inference.sse import event
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.dialects.mindie.answer import Clock
+    from inference.dialects.mindie.state import MindieState
+    from inference.events import Delta
+    from inference.generate import Generation
+    from inference.services import Services
+
+MAX_TOKENS = 1 << 20
+NO_INPUTS = "Not found inputs."
+NO_LIST = "Inputs arr is empty"
+
+
+async def infer(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """Both routes."""
+    with counted(services, state):
+        body = await body_of(exchange, state)
+        state.check_accepting(services)
+        prompt = _prompt(body, state)
+        job = _job(Fields(body), prompt, state)
+        await answer(exchange, services, state, job, state.new_id(exchange))
+
+
+def _prompt(body: dict[str, Any], state: MindieState) -> Prompt:
+    text, ids = body.get("inputs"), body.get("input_id")
+    if text is not None and ids is not None:
+        raise invalid("Input conflict.")
+    if ids is None:
+        return TextPrompt(text_of(text, "inputs", state.settings, NO_INPUTS, NO_LIST))
+    if not isinstance(ids, list):
+        raise invalid("Parameter input_id must be an array")
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise invalid("Parameter input_id must be integer")
+    if not 1 <= len(ids) <= MAX_TOKENS or not all(0 <= i <= MAX_TOKENS for i in ids):
+        raise invalid("Data element in param input_id is invalid")
+    return TokenPrompt(ids)
+
+
+def _job(body: Fields, prompt: Prompt, state: MindieState) -> Job:
+    """The parameters in the order in which MindIE looks at them."""
+    stream = bool(body.boolean("stream"))
+    given = body.object("parameters")
+    sampling = Sampling(temperature=given.positive_temperature())
+    sampling.top_k = given.integer("top_k", 1)
+    sampling.top_p = given.top_p(open_high=True)
+    given.typical_p()
+    sampling.do_sample = given.boolean("do_sample")
+    sampling.seed = given.seed()
+    sampling.repetition_penalty = given.repetition_penalty()
+    given.boolean("watermark")
+    priority = given.priority()
+    max_new_tokens = given.integer("max_new_tokens", 1)
+    timeout_s = given.timeout_s()
+    details = bool(given.boolean("details"))
+    return Job(
+        target=state.router.resolve(None),
+        prompt=prompt,
+        sampling=sampling,
+        max_tokens=DEFAULT_MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
+        reply=lambda generation, clock: NativeReply(generation, clock, details, state.settings.full_text_enabled),
+        stream=stream,
+        timeout_s=timeout_s,
+        priority=priority,
+    )
+
+
+class NativeReply:
+    """One sequence in this dialect's terms."""
+
+    def __init__(self, generation: Generation, clock: Clock, details: bool, cumulative: bool) -> None:
+        self._generation, self._clock, self._details, self._cumulative = generation, clock, details, cumulative
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._finish = ""
+
+    def frames(self, delta: Delta) -> list[bytes]:
+        """One frame; the last one's token has no text, which is how the client knows it."""
+        self.add(delta)
+        frame: dict[str, Any] = {"prefill_time": self._clock.prefill_ms, "decode_time": self._clock.decode_ms}
+        ended = delta.finish_reason is not None
+        text: str | None = "".join(self._texts) if self._cumulative else delta.text
+        if ended:
+            text = None
+            frame["generated_text"] = "".join(self._texts)
+            frame["details"] = self._told() if self._details else None
+        frame["token"] = {"id": delta.token_ids, "text": text}
+        return [event(frame)]
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self._texts.append(delta.text)
+        self._ids += delta.token_ids
+        if delta.finish_reason is not None:
+            self._finish = finish_reason(delta)
+
+    def whole(self) -> Response:
+        """`generated_text`, and details with the ids."""
+        value: dict[str, Any] = {"generated_text": "".join(self._texts)}
+        if self._details:
+            details = self._told()
+            seed = details.pop("seed")
+            value["details"] = {**details, "generated_token_ids": self._ids, "seed": seed}
+        return json_response(value)
+
+    def _told(self) -> dict[str, Any]:
+        return {
+            "finish_reason": self._finish,
+            "generated_tokens": len(self._ids),
+            "seed": self._generation.params.seed,
+        }

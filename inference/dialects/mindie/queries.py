@@ -1,0 +1,134 @@
+"""The model and service queries of the service plane; they look at no health and always answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from inference.asgi import Response, json_response
+from inference.dialects.mindie.answer import body_of
+from inference.dialects.mindie.errors import MindieError, invalid, model_not_found
+from inference.dialects.mindie.parameters import utf16_length
+from inference.requests import TextPrompt
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.dialects.mindie.state import MindieState
+    from inference.router import Target
+    from inference.services import Services
+
+OWNER = "MindIE Server"
+VERSION = "1.0.0"
+TENSOR = {"shape": [-1], "datatype": "UINT32"}
+NOT_UTF16 = "Failed to check the input text.Can't convert string to UTF-16."
+
+
+async def list_models(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """GET /v1/models: the one page that is indented, its keys in alphabetical order."""
+    data = []
+    for target in state.router.targets:
+        name = target.entry.name
+        data.append(_card(name, "null", target.entry.model))
+        data += [_card(adapter.name, name, adapter.name) for adapter in target.entry.adapters]
+    text = json.dumps({"data": data, "object": "list"}, indent=4, sort_keys=True, ensure_ascii=False)
+    await exchange.respond(Response(200, text.encode()))
+
+
+def _card(name: str, parent: str, root: str) -> dict[str, Any]:
+    """`root` is a registered name, never a path of the server."""
+    return {"id": name, "object": "model", "owned_by": OWNER, "parent": parent, "root": root}
+
+
+async def retrieve(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """GET /v1/models/{model}."""
+    name = exchange.parameters["model"]
+    for target in state.router.targets:
+        created = target.entry.created
+        if name in (target.entry.name, target.entry.model):
+            return await exchange.respond(json_response(_one(name, created)))
+        if target.entry.adapter(name) is not None:
+            return await exchange.respond(json_response({**_one(name, created), "parent": target.entry.name}))
+    raise model_not_found(name)
+
+
+def _one(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": OWNER}
+
+
+async def server(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """GET /v2."""
+    capacity = state.capacity(state.router.resolve(None))
+    extensions = {
+        "max_iter_times": capacity.max_iter_times,
+        "prefill_policy_type": state.settings.prefill_policy_type,
+        "decode_policy_type": state.settings.decode_policy_type,
+        "max_prefill_batch_size": capacity.max_prefill_batch_size,
+        "max_prefill_tokens": capacity.max_prefill_tokens,
+    }
+    await exchange.respond(json_response({"name": OWNER, "version": VERSION, "extensions": extensions}))
+
+
+async def metadata(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """GET /v2/models/{model}."""
+    target = path_target(exchange, state)
+    value = {
+        "name": target.entry.name,
+        "platform": OWNER,
+        "inputs": [{"name": "input0", **TENSOR}],
+        "outputs": [{"name": "output0", **TENSOR}],
+    }
+    await exchange.respond(json_response(value))
+
+
+async def config(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """GET /v2/models/{model}/config."""
+    target, settings = path_target(exchange, state), state.settings
+    value = {
+        "model_name": target.entry.name,
+        "input_datatype": "INT64",
+        "output_datatype": "INT64",
+        "max_seq_len": target.info.max_model_len,
+        "npu_mem_size": settings.npu_mem_size or -1,
+        "cpu_mem_size": settings.cpu_mem_size,
+        "world_size": settings.world_size,
+        "model_weight_path": target.entry.model.rsplit("/", 1)[-1],
+        "model_instance_type": "Standard",
+    }
+    await exchange.respond(json_response(value))
+
+
+async def tokenizer(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """POST /v1/tokenizer: how many tokens a text has, and their texts; neither stopping nor health matters."""
+    body = await body_of(exchange, state, "Req body converts to json fail.")
+    text = body.get("inputs")
+    if not isinstance(text, str) or not text:
+        raise invalid("Inputs in request body is invalid.")
+    length = utf16_length(text)
+    if length > state.settings.max_request_bytes:
+        limit = state.settings.max_request_bytes
+        raise invalid(f"Inputs data length in [0, {limit}], but the length of inputs is {length}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid(NOT_UTF16) from error
+    model = state.router.resolve(None).tokenizer
+    # A server that drains still counts tokens.
+    with nullcontext() if services.admission.draining else services.admission.place():
+        ids = await model.encode(TextPrompt(text))
+        pieces = [] if body.get("do_decode") is False else await asyncio.to_thread(model.pieces, ids)
+    await exchange.respond(json_response({"token_number": len(ids), "tokens": pieces}))
+
+
+async def decode_results(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """GET /dresult: a decode node's stream of results; this server is none."""
+    raise MindieError(400, "Non DMI does not support dresult request")
+
+
+def path_target(exchange: Exchange, state: MindieState) -> Target:
+    """The deployment that the path names."""
+    target = state.named(exchange.parameters["model"])
+    if target is None:
+        raise model_not_found(exchange.parameters["model"])
+    return target

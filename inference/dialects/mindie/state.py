@@ -1,0 +1,67 @@
+"""What the rows of the three planes share while the server runs: the settings, what is running, what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from inference.dialects.mindie.errors import STOPPED, MindieError
+from inference.dialects.mindie.latency import LatencyWindow
+from inference.dialects.mindie.prometheus import MindieMetrics
+from inference.dialects.mindie.settings import Capacity, MindieSettings
+from inference.running import RunningRequests
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from inference.asgi import Exchange
+    from inference.router import EngineRouter, Target
+    from inference.services import Services
+
+
+@dataclass(slots=True)
+class MindieState:
+    """`terminate(force_after_s)` ends the server: None drains it, a number kills it after so many seconds."""
+
+    settings: MindieSettings
+    router: EngineRouter
+    terminate: Callable[[float | None], None]
+    running: RunningRequests = field(default_factory=RunningRequests)
+    stopping: bool = False
+    drain: asyncio.Task[None] | None = None
+    """What waits for the last request and then ends the server."""
+    latency: LatencyWindow = field(init=False)
+    metrics: MindieMetrics = field(init=False)
+    _count: int = 0
+
+    def __post_init__(self) -> None:
+        self.latency = LatencyWindow(self.settings.average_window)
+        self.metrics = MindieMetrics(self.router)
+
+    def capacity(self, target: Target) -> Capacity:
+        """The numbers of one deployment."""
+        return Capacity.of(self.settings, target.info)
+
+    def new_id(self, exchange: Exchange) -> str:
+        """A request's internal id: the caller's `req-id`, else the next number."""
+        given = (exchange.header("req-id") or "")[:1024]
+        if given and given.isprintable():
+            return given
+        self._count += 1
+        return f"endpoint_common_{self._count}"
+
+    def check_accepting(self, services: Services) -> None:
+        """Refuse inference while the service stops."""
+        if self.stopping or services.admission.draining:
+            raise MindieError(503, STOPPED)
+
+    def named(self, name: str) -> Target | None:
+        """The deployment whose name, or whose model's name, this is exactly."""
+        return next((t for t in self.router.targets if name in (t.entry.name, t.entry.model)), None)
+
+    def lenient(self, adapter: str | None) -> Target:
+        """The default deployment with this adapter; without one where it has none of that name, as MindIE does."""
+        target = self.router.resolve(None)
+        found = None if adapter is None else target.entry.adapter(adapter)
+        return target if found is None else replace(target, adapter=found)

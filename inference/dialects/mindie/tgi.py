@@ -1,0 +1,161 @@
+"""MindIE's TGI dialect: POST /generate with `inputs`, POST /generate_stream, POST /."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from inference.asgi import Response, json_response
+from inference.dialects.mindie.answer import Job, answer, body_of, counted
+from inference.dialects.mindie.errors import invalid
+from inference.dialects.mindie.fields import Fields
+from inference.dialects.mindie.finish import finish_reason
+from inference.dialects.mindie.parameters import Sampling, stop_strings, text_of
+from inference.requests import TextPrompt
+from inference.sse import event
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.dialects.mindie.answer import Clock
+    from inference.dialects.mindie.state import MindieState
+    from inference.events import Delta
+    from inference.generate import Generation
+    from inference.services import Services
+
+DEFAULT_MAX_NEW_TOKENS = 20
+ADAPTER_ID = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
+NO_INPUTS = "Request should contain 'inputs' and the type should be string."
+NO_LIST = "Inputs arr is empty"
+
+
+async def generate_stream(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """POST /generate_stream: always a stream."""
+    with counted(services, state):
+        await _run(exchange, services, state, await body_of(exchange, state), stream=True, as_list=False)
+
+
+async def compat(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """POST /: a stream if asked for, else a list of one answer."""
+    with counted(services, state):
+        body = await body_of(exchange, state, "Failed to parse context to json body")
+        stream = body.get("stream")
+        if stream is not None and not isinstance(stream, bool):
+            raise invalid("Stream must be boolean type.")
+        await _run(exchange, services, state, body, stream=bool(stream), as_list=True)
+
+
+async def generate(exchange: Exchange, services: Services, state: MindieState, body: dict[str, Any]) -> None:
+    """POST /generate, told apart from vLLM's by its body: never a stream."""
+    await _run(exchange, services, state, body, stream=False, as_list=False)
+
+
+async def _run(
+    exchange: Exchange, services: Services, state: MindieState, body: dict[str, Any], *, stream: bool, as_list: bool
+) -> None:
+    state.check_accepting(services)
+    prompt = text_of(body.get("inputs"), "inputs", state.settings, NO_INPUTS, NO_LIST)
+    job = _job(Fields(body), prompt, state, stream, as_list)
+    await answer(exchange, services, state, job, state.new_id(exchange))
+
+
+def _job(body: Fields, prompt: str, state: MindieState, stream: bool, as_list: bool) -> Job:
+    """The parameters in the order in which MindIE looks at them."""
+    given = body.object("parameters")
+    sampling = Sampling(stop=stop_strings(given))
+    sampling.temperature = given.positive_temperature()
+    sampling.top_k = given.integer("top_k", 1)
+    sampling.top_p = given.top_p(open_high=True)
+    given.typical_p()
+    sampling.do_sample = given.boolean("do_sample")
+    sampling.seed = given.seed()
+    sampling.repetition_penalty = given.repetition_penalty()
+    given.boolean("watermark")
+    adapter_id = given.string("adapter_id")
+    if adapter_id is not None and not ADAPTER_ID.fullmatch(adapter_id):
+        raise invalid("The format of adapter_id is invalid.")
+    max_new_tokens = given.integer("max_new_tokens", 1)
+    details = bool(given.boolean("details"))
+    prefill = bool(given.boolean("decoder_input_details"))
+    if prefill and stream:
+        raise invalid("The decoder_input_details must not be true when stream is true.")
+    full_text = bool(given.boolean("return_full_text"))
+    truncate = given.integer("truncate", 1)
+
+    def reply(generation: Generation, clock: Clock) -> TgiReply:
+        before = f"{prompt} " if full_text else ""
+        return TgiReply(
+            generation, before, details=details, prefill=prefill, as_list=as_list, cumulative=state.settings.full_text_enabled
+        )  # fmt: skip
+
+    return Job(
+        target=state.lenient(adapter_id),
+        prompt=TextPrompt(prompt),
+        sampling=sampling,
+        max_tokens=DEFAULT_MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
+        reply=reply,
+        stream=stream,
+        truncate=truncate,
+    )
+
+
+class TgiReply:
+    """One sequence in this dialect's terms: ids without texts or log-probabilities."""
+
+    def __init__(
+        self, generation: Generation, before: str, *, details: bool, prefill: bool, as_list: bool, cumulative: bool
+    ) -> None:
+        self._generation, self._before = generation, before
+        self._details, self._prefill, self._as_list, self._cumulative = details, prefill, as_list, cumulative
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._finish = ""
+
+    def frames(self, delta: Delta) -> list[bytes]:
+        """One frame; the last has the whole text."""
+        self.add(delta)
+        ended = delta.finish_reason is not None
+        text = "".join(self._texts) if self._cumulative else delta.text
+        return [
+            event(
+                {
+                    "token": {"id": delta.token_ids, "text": text, "logprob": None, "special": None},
+                    "generated_text": self._text if ended else None,
+                    "details": self._stream_details() if ended and self._details else None,
+                }
+            )
+        ]
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self._texts.append(delta.text)
+        self._ids += delta.token_ids
+        if delta.finish_reason is not None:
+            self._finish = finish_reason(delta)
+
+    def whole(self) -> Response:
+        """`generated_text`, behind its details where those are asked for."""
+        value: dict[str, Any] = {}
+        if self._details or self._prefill:
+            details = self._stream_details()
+            seed = details.pop("seed")
+            prompt = self._generation.prompt_token_ids if self._prefill else []
+            details.update(prefill=_tokens(prompt), seed=seed, tokens=_tokens(self._ids))
+            value["details"] = details
+        value["generated_text"] = self._text
+        return json_response([value] if self._as_list else value)
+
+    @property
+    def _text(self) -> str:
+        return self._before + "".join(self._texts)
+
+    def _stream_details(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self._generation.usage.prompt_tokens,
+            "finish_reason": self._finish,
+            "generated_tokens": len(self._ids),
+            "seed": self._generation.params.seed,
+        }
+
+
+def _tokens(ids: list[int]) -> list[dict[str, Any]]:
+    return [{"id": i, "logprob": None, "special": None, "text": None} for i in ids]

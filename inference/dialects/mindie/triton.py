@@ -1,0 +1,260 @@
+"""MindIE's Triton dialect: .../infer on tokens, .../generate and .../generate_stream on texts, .../stopInfer."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from inference.asgi import Response, json_response
+from inference.dialects.mindie.answer import Job, answer, body_of, counted
+from inference.dialects.mindie.errors import MindieError, invalid, model_not_found
+from inference.dialects.mindie.fields import Fields
+from inference.dialects.mindie.finish import finish_reason
+from inference.dialects.mindie.parameters import Sampling, text_of
+from inference.dialects.mindie.tgi import DEFAULT_MAX_NEW_TOKENS
+from inference.requests import Prompt, TextPrompt, TokenPrompt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from inference.asgi import Exchange
+    from inference.dialects.mindie.answer import Clock, Reply
+    from inference.dialects.mindie.state import MindieState
+    from inference.events import Delta
+    from inference.generate import Generation
+    from inference.router import Target
+    from inference.services import Services
+
+MAX_TOKENS = 1 << 20
+ID = re.compile(r"[a-zA-Z0-9_-]{1,256}")
+BAD_ID = "The format of id is invalid, it should match ^[a-zA-Z0-9_-]{1,256}$."
+BAD_SHAPE = f"Shape must be at most two-dimensional, and the last element's value must be in (0,{MAX_TOKENS}]."
+NO_TEXT = "The text_input not found"
+NO_LIST = "Parameter text_input arr is empty"
+
+
+async def infer(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """Token ids in a tensor, token ids back."""
+    with counted(services, state):
+        target, body = await _begin(exchange, services, state)
+        request_id = _request_id(body)
+        ids, nested = _tensor(body)
+        output = _output_name(body)
+        merged = {**Fields(body).object("parameters").values, **nested}
+        internal_id = state.new_id(exchange)
+
+        def reply(generation: Generation, clock: Clock) -> TokenReply:
+            return TokenReply(request_id or internal_id, output)
+
+        job = _job(Fields(merged), target, TokenPrompt(ids), lambda _: reply, False, request_id, typical=False)
+        await answer(exchange, services, state, job, internal_id)
+
+
+async def generate(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """Text in, text out."""
+    await _text(exchange, services, state, stream=False)
+
+
+async def generate_stream(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """Text in, frames out."""
+    await _text(exchange, services, state, stream=True)
+
+
+async def stop(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """End a running request, which is then answered with what it has; the answer here is the body itself."""
+    _target(exchange, state)
+    body = await body_of(exchange, state, "Failed to parse context to json body.")
+    given = body.get("id")
+    if given is None:
+        raise invalid("Not found id.")
+    if not isinstance(given, str) or not ID.fullmatch(given):
+        raise invalid(BAD_ID)
+    if not state.running.stop(exchange.tenant, given):
+        raise MindieError(404, f"RequestId is {given} not found.")
+    await exchange.respond(json_response(body))
+
+
+async def _text(exchange: Exchange, services: Services, state: MindieState, stream: bool) -> None:
+    with counted(services, state):
+        target, body = await _begin(exchange, services, state)
+        request_id = _request_id(body)
+        prompt = text_of(body.get("text_input"), "text_input", state.settings, NO_TEXT, NO_LIST)
+        internal_id = state.new_id(exchange)
+        cumulative = state.settings.full_text_enabled
+
+        def reply_of(details: bool) -> Callable[[Generation, Clock], Reply]:
+            return lambda generation, clock: TextReply(
+                clock, request_id or internal_id, target.entry.name, details, cumulative
+            )
+
+        job = _job(Fields(body).object("parameters"), target, TextPrompt(prompt), reply_of, stream, request_id)
+        await answer(exchange, services, state, job, internal_id)
+
+
+async def _begin(exchange: Exchange, services: Services, state: MindieState) -> tuple[Target, dict[str, Any]]:
+    """The model comes first, then the body, then whether the service still accepts anything."""
+    target = _target(exchange, state)
+    body = await body_of(exchange, state)
+    state.check_accepting(services)
+    return target, body
+
+
+def _target(exchange: Exchange, state: MindieState) -> Target:
+    target = state.named(exchange.parameters["model"])
+    if target is None:
+        raise model_not_found(exchange.parameters["model"])
+    return target
+
+
+def _request_id(body: dict[str, Any]) -> str | None:
+    given = body.get("id")
+    if given is not None and (not isinstance(given, str) or not ID.fullmatch(given)):
+        raise invalid(BAD_ID)
+    return given
+
+
+def _tensor(body: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    """The token ids of the one input, and the parameters that stand with it."""
+    inputs = body.get("inputs")
+    if not isinstance(inputs, list):
+        raise invalid("Req should contain 'inputs' and the type should be array.")
+    if len(inputs) != 1:
+        raise invalid("Inputs count must be 1.")
+    tensor = Fields(inputs[0] if isinstance(inputs[0], dict) else {})
+    name = tensor.string("name")
+    if name is None or not len(name) <= 256:
+        raise invalid("Input name must be a string of at most 256 characters.")
+    shape = tensor.get("shape")
+    whole = isinstance(shape, list) and all(isinstance(d, int) and not isinstance(d, bool) for d in shape)
+    if not whole or not 1 <= len(shape) <= 2 or (len(shape) == 2 and shape[0] != 1) or not 1 <= shape[-1] <= MAX_TOKENS:
+        raise invalid(BAD_SHAPE)
+    datatype = tensor.get("datatype")
+    if datatype != "UINT32":
+        raise invalid(f"Unsupported datatype, got {str(datatype)[:40]}.")
+    data = tensor.get("data")
+    if not isinstance(data, list):
+        raise invalid("data must be array type.")
+    if len(data) != shape[-1]:
+        raise invalid(f"Data size should be {shape[-1]}, got {len(data)}.")
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in data):
+        raise invalid("data must be unsigned type.")
+    return data, tensor.object("parameters").values
+
+
+def _output_name(body: dict[str, Any]) -> str:
+    outputs = body.get("outputs")
+    if not isinstance(outputs, list):
+        raise invalid("Req should contain 'outputs' and the type should be array.")
+    if len(outputs) != 1:
+        raise invalid(f"Outputs size should be 1, got {len(outputs)}.")
+    name = outputs[0].get("name") if isinstance(outputs[0], dict) else None
+    if not isinstance(name, str):
+        raise invalid("Not found name.")
+    return name or "output0"
+
+
+def _job(
+    given: Fields,
+    target: Target,
+    prompt: Prompt,
+    reply_of: Callable[[bool], Callable[[Generation, Clock], Reply]],
+    stream: bool,
+    request_id: str | None,
+    typical: bool = True,
+) -> Job:
+    """The parameters in the order in which MindIE looks at them; `reply_of` takes `details`."""
+    sampling = Sampling(temperature=given.positive_temperature())
+    sampling.top_k = given.integer("top_k", 0)
+    sampling.top_p = given.top_p(open_high=False)
+    if typical:
+        given.typical_p()
+    sampling.do_sample = given.boolean("do_sample")
+    sampling.seed = given.seed()
+    sampling.repetition_penalty = given.repetition_penalty()
+    given.boolean("watermark")
+    priority = given.priority()
+    max_new_tokens = given.integer("max_new_tokens", 1)
+    details = bool(given.boolean("details"))
+    given.integer("batch_size", 1)
+    timeout_s = given.timeout_s()
+    return Job(
+        target=target,
+        prompt=prompt,
+        sampling=sampling,
+        max_tokens=DEFAULT_MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
+        reply=reply_of(details),
+        stream=stream,
+        names=set() if request_id is None else {request_id},
+        timeout_s=timeout_s,
+        priority=priority,
+    )
+
+
+class TokenReply:
+    """The generated ids, the end token included, as one tensor."""
+
+    def __init__(self, request_id: str, output: str) -> None:
+        self._request_id, self._output = request_id, output
+        self._ids: list[int] = []
+
+    def frames(self, delta: Delta) -> list[bytes]:
+        """Never: the row is not streamed."""
+        return []
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self._ids += delta.token_ids
+
+    def whole(self) -> Response:
+        """The one output."""
+        tensor = {"name": self._output, "shape": [1, len(self._ids)], "datatype": "UINT32", "data": self._ids}
+        return json_response({"id": self._request_id, "outputs": [tensor]})
+
+
+class TextReply:
+    """One sequence as text; the prompt is never part of it."""
+
+    def __init__(self, clock: Clock, request_id: str, model: str, details: bool, cumulative: bool) -> None:
+        self._clock, self._details, self._cumulative = clock, details, cumulative
+        self._head = {"id": request_id, "model_name": model, "model_version": None}
+        self._texts: list[str] = []
+        self._count = 0
+        self._finish: str | None = None
+
+    def frames(self, delta: Delta) -> list[bytes]:
+        """One frame, without a space behind `data:`."""
+        self.add(delta)
+        text = "".join(self._texts) if self._cumulative else delta.text
+        frame: dict[str, Any] = {**self._head, "text_output": text}
+        if self._details:
+            clock = self._clock
+            frame["details"] = self._told(clock.batch_sizes[-1], clock.waits_us[-1])
+            frame["prefill_time"], frame["decode_time"] = clock.prefill_ms, clock.decode_ms
+        return [b"data:" + msgspec.json.encode(frame) + b"\n\n"]
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self._texts.append(delta.text)
+        self._count += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self._finish = finish_reason(delta)
+
+    def whole(self) -> Response:
+        """The text, and details with one entry for each step."""
+        value: dict[str, Any] = {**self._head, "text_output": "".join(self._texts)}
+        if self._details:
+            value["details"] = self._told(self._clock.batch_sizes, self._clock.waits_us)
+        return json_response(value)
+
+    def _told(self, batch_size: Any, wait_us: Any) -> dict[str, Any]:
+        finish = {} if self._finish is None else {"finish_reason": self._finish}
+        return {
+            **finish,
+            "generated_tokens": self._count,
+            "first_token_cost": None,
+            "decode_cost": None,
+            "batch_size": batch_size,
+            "queue_wait_time": wait_us,
+        }

@@ -1,0 +1,124 @@
+"""MindIE's vLLM dialect, POST /generate with `prompt`; and which dialect a POST /generate is in at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from inference.asgi import Response, json_response
+from inference.dialects.mindie import tgi
+from inference.dialects.mindie.answer import Job, answer, body_of, counted
+from inference.dialects.mindie.errors import MindieError, invalid
+from inference.dialects.mindie.fields import Fields
+from inference.dialects.mindie.parameters import Sampling, sequences_of, stop_strings, stop_token_ids, text_of
+from inference.requests import TextPrompt
+
+if TYPE_CHECKING:
+    from inference.asgi import Exchange
+    from inference.dialects.mindie.answer import Clock
+    from inference.dialects.mindie.state import MindieState
+    from inference.events import Delta
+    from inference.generate import Generation
+    from inference.services import Services
+
+NEITHER = (
+    '{"Error": "`inputs` or `prompt` must be necessary and data type must be string. Additionally, the request body '
+    'must be valid json", "error_type": "validation"}'
+)
+NO_PROMPT = "Contains not prompt or prompt null"
+NO_LIST = "Prompt arr is empty"
+
+
+async def generate(exchange: Exchange, services: Services, state: MindieState) -> None:
+    """POST /generate: `prompt` is vLLM's, `inputs` TGI's, in this order."""
+    with counted(services, state):
+        body = await body_of(exchange, state, NEITHER)
+        if body.get("prompt") is not None:
+            await _run(exchange, services, state, body)
+        elif body.get("inputs") is not None:
+            await tgi.generate(exchange, services, state, body)
+        else:
+            raise MindieError(422, NEITHER)
+
+
+async def _run(exchange: Exchange, services: Services, state: MindieState, body: dict[str, Any]) -> None:
+    state.check_accepting(services)
+    prompt = text_of(body["prompt"], "prompt", state.settings, NO_PROMPT, NO_LIST)
+    job = _job(Fields(body), prompt, state)
+    await answer(exchange, services, state, job, state.new_id(exchange))
+
+
+def _job(body: Fields, prompt: str, state: MindieState) -> Job:
+    """The parameters in the order in which MindIE looks at them."""
+    sampling = Sampling(ignore_eos=bool(body.boolean("ignore_eos")))
+    sampling.stop = stop_strings(body, longest=None)
+    sampling.stop_token_ids = stop_token_ids(body)
+    if sampling.stop or sampling.stop_token_ids:
+        sampling.include_stop = bool(body.boolean("include_stop_str_in_output"))
+    sampling.temperature = body.temperature()
+    sampling.top_k = body.minus_one_top_k()
+    sampling.top_p = body.top_p(open_high=False)
+    sampling.seed = body.seed()
+    sampling.repetition_penalty = body.repetition_penalty()
+    sampling.frequency_penalty = body.penalty("frequency_penalty")
+    sampling.presence_penalty = body.penalty("presence_penalty")
+    sampling.skip_special_tokens = body.boolean("skip_special_tokens") is not False
+    best_of = body.unsigned("best_of", 1, 128)
+    n = body.unsigned("n", 1, 8192)
+    model = body.string("model")
+    if model is not None and not 1 <= len(model) <= 256:
+        raise invalid(f"Parameter model length must be in [1,256], got {len(model)}.")
+    max_tokens = body.integer("max_tokens", 1)
+    stream = bool(body.boolean("stream"))
+    target = state.lenient(model)
+    capacity = state.capacity(target)
+    sequences = sequences_of(
+        n, best_of, sampling, state.settings, capacity.max_batch_size, capacity.max_prefill_batch_size
+    )
+
+    def reply(generation: Generation, clock: Clock) -> VllmReply:
+        return VllmReply(generation, _prefix(body.get("prompt")), state.settings.full_text_enabled)
+
+    return Job(
+        target=target,
+        prompt=TextPrompt(prompt),
+        sampling=sampling,
+        max_tokens=max_tokens,
+        reply=reply,
+        stream=stream,
+        sequences=sequences,
+    )
+
+
+def _prefix(prompt: Any) -> str:
+    """What stands before every completion: the prompt, or the first text of a list, and one space."""
+    if isinstance(prompt, list):
+        prompt = next((part["text"] for part in prompt if isinstance(part, dict) and part.get("type") == "text"), "")
+    return f"{prompt} "
+
+
+class VllmReply:
+    """All sequences of a prompt."""
+
+    def __init__(self, generation: Generation, prefix: str, cumulative: bool) -> None:
+        self._prefix, self._cumulative = prefix, cumulative
+        self._texts = [""] * generation.request.n
+        self._logprobs = [0.0] * generation.request.n
+
+    def frames(self, delta: Delta) -> list[bytes]:
+        """One object and a NUL, with a slot for each sequence."""
+        self.add(delta)
+        slots = ["" for _ in self._texts]
+        slots[delta.index] = delta.text
+        return [msgspec.json.encode({"text": self._texts if self._cumulative else slots}) + b"\0"]
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self._texts[delta.index] += delta.text
+        self._logprobs[delta.index] += sum(token.logprob for token in delta.logprobs or [])
+
+    def whole(self) -> Response:
+        """Prompts with completions, the likeliest first."""
+        order = sorted(range(len(self._texts)), key=lambda i: self._logprobs[i], reverse=True)
+        return json_response({"text": [self._prefix + self._texts[i] for i in order]})
