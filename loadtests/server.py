@@ -21,13 +21,15 @@ START_TIMEOUT_S = 300
 @contextlib.contextmanager
 def running_server(settings: dict[str, str]) -> Iterator[str]:
     """The front plane's URL of a server with these DRAGOMAN_ settings; it is stopped at the end."""
-    front, control = _free_port(), _free_port()
+    front, control = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="dragoman-load-") as folder:
         environment = {
             **os.environ,
             "DRAGOMAN_DATA_DIR": folder,
             "DRAGOMAN_FRONT_PORT": str(front),
             "DRAGOMAN_CONTROL_PORT": str(control),
+            "DRAGOMAN_MINDIE_PORT": "0",
+            "DRAGOMAN_GRPC_PORT": "0",
             "DRAGOMAN_LOG_FORMAT": "json",
             **{f"DRAGOMAN_{name}": value for name, value in settings.items()},
         }
@@ -57,7 +59,8 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise RuntimeError(f"the server did not become ready:\n{log.read_text()[-2000:]}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -36,6 +36,10 @@ class LiveServer:
     environment: dict[str, str] = field(default_factory=dict)
     front_port: int = field(default_factory=free_port)
     control_port: int = field(default_factory=free_port)
+    mindie_port: int = field(default_factory=free_port)
+    management_port: int = field(default_factory=free_port)
+    metrics_port: int = field(default_factory=free_port)
+    grpc_port: int = field(default_factory=free_port)
     process: subprocess.Popen | None = None
 
     @property
@@ -45,6 +49,18 @@ class LiveServer:
     @property
     def admin_url(self) -> str:
         return f"http://127.0.0.1:{self.control_port}"
+
+    @property
+    def mindie_url(self) -> str:
+        return f"http://127.0.0.1:{self.mindie_port}"
+
+    @property
+    def management_url(self) -> str:
+        return f"http://127.0.0.1:{self.management_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://127.0.0.1:{self.metrics_port}"
 
     @property
     def log(self) -> str:
@@ -57,6 +73,10 @@ class LiveServer:
             "DRAGOMAN_DATA_DIR": str(self.data_dir),
             "DRAGOMAN_FRONT_PORT": str(self.front_port),
             "DRAGOMAN_CONTROL_PORT": str(self.control_port),
+            "DRAGOMAN_MINDIE_PORT": str(self.mindie_port),
+            "DRAGOMAN_MINDIE_MANAGEMENT_PORT": str(self.management_port),
+            "DRAGOMAN_MINDIE_METRICS_PORT": str(self.metrics_port),
+            "DRAGOMAN_GRPC_PORT": str(self.grpc_port),
             "DRAGOMAN_THREADS": "1",
             "DRAGOMAN_MODEL": self.model,
             **self.environment,

@@ -22,9 +22,17 @@ def test_every_setting_is_documented_and_every_documented_setting_exists():
 
 
 def test_every_route_of_the_front_plane_is_documented(server):
-    own = ("/docs", "/docs/{name}", "/openapi.json", "/metrics")
+    own = ("/docs", "/docs/", "/docs/{name}", "/openapi.json", "/api-doc/openapi.json", "/metrics")
     for path in server.get("/openapi.json").json()["paths"]:
-        assert f"`{path}" in DIALECTS or f" {path}`" in DIALECTS or path in own, path
+        assert f"`{path}`" in DIALECTS or f" {path}`" in DIALECTS or path in own, path
+
+
+def test_every_row_of_mindie_is_documented():
+    from inference.dialects.mindie.routes import MANAGEMENT, METRICS, SERVICE
+
+    page = (ROOT / "docs" / "mindie.md").read_text()
+    for method, path, _, _ in (*SERVICE, *MANAGEMENT, *METRICS):
+        assert f"`{method} {path.replace(':name', '')}`" in page, path
 
 
 def test_every_refused_field_is_documented():

@@ -7,6 +7,7 @@ import struct
 
 import pytest
 import torch
+from huggingface_hub import InferenceClient
 from transformers import AutoModel
 
 from tests.engine.test_embeddings import VOCABULARY, encoder
@@ -39,6 +40,25 @@ def test_vectors_are_those_of_the_model(embeddings, directory):
         hidden = AutoModel.from_pretrained(directory)(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
     expected = torch.nn.functional.normalize(hidden.mean(0), dim=0).tolist()
     assert answer["data"][0]["embedding"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_feature_extraction(embeddings, monkeypatch):
+    """POST / as huggingface_hub sends it; the released client itself."""
+    texts = ["Hello, world!", "the cat"]
+    expected = [embeddings.post("/v1/embeddings", {"input": text}).json()["data"][0]["embedding"] for text in texts]
+    rows = embeddings.post("/", {"inputs": texts}).json()
+    assert rows == [pytest.approx(row, abs=1e-6) for row in expected]
+    assert embeddings.post("/", {"inputs": texts[0]}).json() == [pytest.approx(expected[0], abs=1e-6)]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # which refuses even loopback
+    array = InferenceClient(embeddings.url).feature_extraction(texts[0], normalize=True)
+    assert array.shape == (1, 32)
+    assert array[0].tolist() == pytest.approx(expected[0], abs=1e-6)
+    for body in ({}, {"inputs": []}, {"inputs": ""}, {"inputs": 5}, {"inputs": "a", "truncation_direction": "up"},
+                 {"inputs": "a", "prompt_name": "query"}, {"inputs": "the " * 2000}):  # fmt: skip
+        answer = embeddings.post("/", body)
+        assert answer.status_code == 422, body
+        assert set(answer.json()) == {"error", "error_type"}
+    assert embeddings.post("/", {"inputs": "the " * 2000, "truncate": True}).status_code == 200
 
 
 def vector(server, **body):

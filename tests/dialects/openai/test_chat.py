@@ -150,7 +150,6 @@ def test_tools_go_to_the_template_when_they_must_not_be_called(server):
         ({"structured_outputs": {"regex": "a", "json": {}}}, 400, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "{}"}}, 400, "structured_outputs"),
         ({"structured_outputs": {"json": {"type": "nonsense"}}}, 400, "structured_outputs"),
-        ({"use_beam_search": True}, 400, "use_beam_search"),
         ({"chat_template": "{{ x }}"}, 400, "chat_template"),
         ({"modalities": ["audio"]}, 400, "modalities"),
         ({"add_generation_prompt": True, "continue_final_message": True}, 400, "add_generation_prompt"),
@@ -188,8 +187,8 @@ def test_malformed_bodies(server, body):
     assert answer.json()["error"]["type"] == "Bad Request"
 
 
-def test_any_content_type_is_read(server):
-    for headers in ({}, {"content-type": "application/octet-stream"}, {"accept": "text/plain"}):
+def test_what_the_client_accepts_makes_no_difference(server):
+    for headers in ({}, {"accept": "text/plain"}):
         assert server.post(PATH, ASK, headers=headers).status_code == 200
 
 

@@ -149,7 +149,9 @@ def test_truncation(server):
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"suffix": "x"}, "suffix"),
-        ({"best_of": 3}, "best_of"),
+        ({"best_of": 1, "n": 2, "temperature": 1}, "best_of"),
+        ({"best_of": 3, "temperature": 1, "stream": True}, "best_of"),
+        ({"best_of": 200, "temperature": 1}, "best_of"),
         ({"prompt_embeds": "x"}, "prompt_embeds"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": 2049}, "truncate_prompt_tokens"),
@@ -179,3 +181,25 @@ def test_models(server):
     assert card["max_model_len"] == 2048
     assert server.get("/v1/models/demo").json() == card
     assert server.get("/v1/models/org%2Fnobody").status_code == 404
+
+
+def test_the_best_of_several(server):
+    """n of best_of: the likeliest per token among what the same seeds give one by one."""
+    body = {
+        "prompt": "Once upon a time",
+        "max_tokens": 12,
+        "temperature": 1.5,
+        "seed": 7,
+        "logprobs": 0,
+        "ignore_eos": True,
+    }
+    made = server.post("/v1/completions", {**body, "n": 5}).json()
+    shown = server.post("/v1/completions", {**body, "n": 2, "best_of": 5}).json()
+    mean = lambda choice: sum(choice["logprobs"]["token_logprobs"]) / 12  # noqa: E731
+    expected = sorted(made["choices"], key=mean, reverse=True)[:2]
+    assert [c["text"] for c in shown["choices"]] == [c["text"] for c in expected]
+    assert [c["index"] for c in shown["choices"]] == [0, 1]
+    assert shown["usage"] == made["usage"]
+    plain = {**body, "best_of": 3}
+    del plain["logprobs"]
+    assert server.post("/v1/completions", plain).json()["choices"][0]["logprobs"] is None

@@ -136,7 +136,6 @@ REFUSALS = [
     ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
     ({"truncate": 0}, "`truncate` must be strictly positive and less than 2047. Given: 0"),
     ({"grammar": {"type": "regex", "value": 1}}, "grammar is not supported"),
-    ({"watermark": True}, "`watermark` is not supported"),
     ({"adapter_id": "x"}, "`adapter_id`: the adapter 'x' was not found"),
 ]
 

@@ -1,0 +1,128 @@
+"""`use_beam_search`, beside transformers' own beam search in float32."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.conftest import DEMO
+from tests.live import LiveServer, events, wait_until
+
+PROMPTS = ["Once upon a time there was", "Question: What is", "My name is"]
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory):
+    server = LiveServer(tmp_path_factory.mktemp("beams") / "var", environment={"DRAGOMAN_DTYPE": "float32"}).start()
+    yield server
+    assert server.stop() == 0
+
+
+def ask(prompt, **fields):
+    return {
+        "prompt": prompt,
+        "use_beam_search": True,
+        "n": 3,
+        "max_tokens": 10,
+        "ignore_eos": True,
+        "temperature": 0,
+        **fields,
+    }
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_beams_of_transformers(exact, prompt):
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    inputs = tokenizer(prompt, return_tensors="pt")
+    expected = model.generate(
+        **inputs, num_beams=3, num_return_sequences=3, max_new_tokens=10, min_new_tokens=10, do_sample=False,
+        length_penalty=1.0, pad_token_id=0,
+    )[:, inputs["input_ids"].shape[1] :].tolist()  # fmt: skip
+    choices = exact.post("/v1/completions", ask(prompt, return_token_ids=True)).json()["choices"]
+    assert [choice["token_ids"] for choice in choices] == expected
+
+
+def test_streams_and_chats(exact):
+    choices = exact.post("/v1/completions", ask(PROMPTS[0])).json()["choices"]
+    assert len({choice["text"] for choice in choices}) == 3
+    frames = [e for e in events(exact.post("/v1/completions", ask(PROMPTS[0], stream=True))) if e != "[DONE]"]
+    assert [f["choices"][0]["text"] for f in frames] == [choice["text"] for choice in choices]
+    chat = {"messages": [{"role": "user", "content": "What is the capital of Spain?"}], "use_beam_search": True, "n": 2}
+    answer = exact.post("/v1/chat/completions", {**chat, "max_tokens": 30}).json()
+    assert answer["choices"][0]["message"]["content"] == "The capital of Spain is Madrid."
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"stop": "x"}, {"repetition_penalty": 1.1}, {"min_tokens": 2}, {"bad_words": ["x"]}, {"n": 65},
+     {"response_format": {"type": "json_object"}}, {"length_penalty": 11}],
+)  # fmt: skip
+def test_refused(exact, fields):
+    answer = exact.post("/v1/completions", ask("a", **fields))
+    assert answer.status_code == 400
+    assert next(iter(fields)).split("_")[0] in answer.text or "grammar" in answer.text
+
+
+def test_mindie(exact):
+    import httpx
+
+    body = {"model": "demo", "prompt": PROMPTS[0], "use_beam_search": True, "n": 2, "max_tokens": 5}
+    whole = httpx.post(f"{exact.mindie_url}/v1/completions", json=body, timeout=60).json()
+    assert len(whole["choices"]) == 2
+    stream = httpx.post(f"{exact.mindie_url}/v1/completions", json={**body, "stream": True}, timeout=60)
+    frame = events(stream)[0]
+    assert [c["text"] for c in frame["choices"]] == [c["text"] for c in whole["choices"]]
+    assert stream.text.endswith("}\n\ndata: [DONE]\n\n")
+    refused = httpx.post(f"{exact.mindie_url}/v1/completions", json={**body, "max_tokens": 129}, timeout=60)
+    assert refused.json()["error"] == (
+        "Please set the max_tokens to be not larger than 128 when the use_beam_search is on."
+    )
+
+
+def test_a_client_that_hangs_up_ends_the_search(exact):
+    with exact.raw("/v1/completions", ask("Once", n=4, max_tokens=1500)):
+        pass
+    exact.wait_idle()
+
+
+def test_biases_hold_for_beams(exact):
+    for fields in ({"allowed_token_ids": [300, 301]}, {"logit_bias": {"300": 100, "301": 100}}):
+        choices = exact.post("/v1/completions", ask("a", n=2, return_token_ids=True, **fields)).json()["choices"]
+        assert {token for choice in choices for token in choice["token_ids"]} <= {300, 301}
+
+
+def test_the_deadline_is_the_whole_searchs(tmp_path):
+    environment = {"DRAGOMAN_REQUEST_TIMEOUT_S": "1"}
+    server = LiveServer(tmp_path / "var", environment=environment).start()
+    begun = time.monotonic()
+    answer = server.post("/v1/completions", ask("Once", n=16, max_tokens=1500))
+    assert answer.status_code == 504
+    assert time.monotonic() - begun < 5
+    server.wait_idle()
+    assert server.stop() == 0
+
+
+def test_stopping_keeps_the_beams_so_far(exact):
+    import httpx
+
+    answers = []
+    body = {"model": "demo", "prompt": "Once", "use_beam_search": True, "n": 4, "max_tokens": 128, "ignore_eos": True}
+
+    def run():
+        url = f"{exact.mindie_url}/v1/completions"
+        answers.append(httpx.post(url, json=body, headers={"req-id": "beams"}, timeout=60))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    stop = f"{exact.mindie_url}/v2/models/demo/stopInfer"
+    wait_until(lambda: httpx.post(stop, json={"id": "beams"}).status_code == 200, 10)
+    thread.join(30)
+    assert answers[0].status_code == 200
+    assert len(answers[0].json()["choices"]) <= 4
+    exact.wait_idle()

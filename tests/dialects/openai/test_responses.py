@@ -1,0 +1,137 @@
+"""POST /v1/responses, and the types of bodies on /v1."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+QUESTION = "What is the capital of Spain?"
+ANSWER = "The capital of Spain is Madrid."
+
+
+def stream(answer):
+    """(event name, data) of every event."""
+    parts = [part.split("\n", 1) for part in answer.text.split("\n\n") if part]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [QUESTION, [{"role": "user", "content": QUESTION}],
+     [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]}]],
+)  # fmt: skip
+def test_whole(server, given):
+    answer = server.post("/v1/responses", {"model": "demo", "input": given, "temperature": 0}).json()
+    assert answer["status"] == "completed"
+    assert answer["output"][0]["content"][0]["text"] == ANSWER
+    assert answer["usage"]["total_tokens"] == answer["usage"]["input_tokens"] + answer["usage"]["output_tokens"]
+
+
+def test_stream(server):
+    answer = server.post("/v1/responses", {"input": QUESTION, "temperature": 0, "stream": True})
+    events = stream(answer)
+    names = [name for name, _ in events]
+    deltas = names.count("response.output_text.delta")
+    assert names == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        *["response.output_text.delta"] * deltas, "response.output_text.done", "response.content_part.done",
+        "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+    assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
+    assert all(data["type"] == name for name, data in events)
+    assert "".join(d["delta"] for name, d in events if name == "response.output_text.delta") == ANSWER
+    assert events[-1][1]["response"]["output"][0]["content"][0]["text"] == ANSWER
+    assert "[DONE]" not in answer.text
+
+
+def test_cut_short(server):
+    answer = server.post("/v1/responses", {"input": QUESTION, "temperature": 0, "max_output_tokens": 3}).json()
+    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    events = stream(server.post("/v1/responses", {"input": QUESTION, "max_output_tokens": 3, "stream": True}))
+    assert events[-1][0] == "response.incomplete"
+
+
+def test_function_calls(server):
+    tool = {"type": "function", "name": "weather", "parameters": {
+        "type": "object", "properties": {"town": {"enum": ["Rome", "Oslo"]}}, "required": ["town"]}}  # fmt: skip
+    body = {
+        "input": QUESTION,
+        "tools": [tool],
+        "tool_choice": {"type": "function", "name": "weather"},
+        "temperature": 0,
+    }
+    call = server.post("/v1/responses", body).json()["output"][0]
+    assert (call["type"], call["name"]) == ("function_call", "weather")
+    events = stream(server.post("/v1/responses", {**body, "stream": True}))
+    done = next(d for name, d in events if name == "response.function_call_arguments.done")
+    assert done["arguments"] == call["arguments"]
+    history = [{"role": "user", "content": QUESTION}, call,
+               {"type": "function_call_output", "call_id": call["call_id"], "output": "fine"}]  # fmt: skip
+    assert server.post("/v1/responses", {"input": history, "max_output_tokens": 4}).status_code == 200
+
+
+def test_structured_text(server):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    body = {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}
+    text = server.post("/v1/responses", body).json()["output"][0]["content"][0]["text"]
+    assert list(json.loads(text)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"input": None}, 400, "input"),
+        ({"input": []}, 400, "input"),
+        ({"input": [{"type": "item_reference"}]}, 400, "input[0]"),
+        ({"previous_response_id": "x"}, 400, "previous_response_id"),
+        ({"background": True}, 400, "background"),
+        ({"tools": [{"type": "web_search"}]}, 400, "tools"),
+        ({"truncation": "auto"}, 400, "truncation"),
+        ({"model": "none"}, 404, "model"),
+        ({"temperature": 3}, 400, "temperature"),
+    ],
+)
+def test_refused(server, fields, status, param):
+    answer = server.post("/v1/responses", {"input": "a", **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+
+
+def test_nothing_is_kept(server):
+    for answer in (server.get("/v1/responses/resp_1"), server.post("/v1/responses/resp_1/cancel", {})):
+        assert answer.status_code == 404
+        assert "resp_1" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"])
+def test_bodies_that_say_they_are_no_json(server, path):
+    for kind in ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x"):
+        answer = server.post(path, {"prompt": "a", "max_tokens": 1}, headers={"content-type": kind})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "Unsupported Media Type: Only 'application/json' is allowed"
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "application/vnd.x+json", ""])
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream", "image/png"])
+def test_other_types_are_taken(server, kind, accept):
+    headers = {"accept": accept, **({"content-type": kind} if kind else {})}
+    assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers=headers).status_code == 200
+
+
+def test_named_logprobs(server):
+    ids = [5, 6, 7]
+    body = {
+        "prompt": "a",
+        "max_tokens": 2,
+        "temperature": 0,
+        "logprob_token_ids": ids,
+        "return_tokens_as_token_ids": True,
+    }
+    logprobs = server.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+    for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
+        assert set(top) == {token, *(f"token_id:{i}" for i in ids)}

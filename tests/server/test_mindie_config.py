@@ -1,0 +1,98 @@
+"""MindIE's config.json: its ranges, and the refusals that name the key."""
+
+from __future__ import annotations
+
+import pytest
+
+from config.mindie import MindieConfigError, read_config, wire_settings
+from tests.server.mindie_config import write
+
+
+def test_the_shipped_form_is_read(tmp_path):
+    config = read_config(write(tmp_path))
+    settings = wire_settings(config, "127.0.0.1:1026")
+    assert (settings.max_iter_times, settings.max_batch_size, settings.max_input_token_len) == (64, 16, 400)
+    assert (settings.max_n, settings.max_loras, settings.truncation) == (16, 0, 0)
+    assert config.engine_options == {
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 400,
+        "block_size": 128,
+    }
+
+
+def test_environment_variables(monkeypatch):
+    monkeypatch.setenv("MIES_SERVICE_MONITOR_MODE", "1")
+    monkeypatch.setenv("MINDIE_LLM_BENCHMARK_ENABLE", "2")
+    monkeypatch.setenv("DYNAMIC_AVERAGE_WINDOW_SIZE", "10")
+    settings = wire_settings(None, "x")
+    assert (settings.metrics_enabled, settings.benchmark_enabled, settings.average_window) == (True, True, 10)
+
+
+BAD = [
+    ({"server": {"port": 1023}}, "ServerConfig.port"),
+    ({"server": {"port": 65536}}, "ServerConfig.port"),
+    ({"server": {"port": None}}, "ServerConfig.port"),
+    ({"server": {"port": "1025"}}, "ServerConfig.port"),
+    ({"server": {"ipAddress": "host"}}, "ServerConfig.ipAddress"),
+    ({"server": {"ipAddress": "0.0.0.0"}}, "allowAllZeroIpListening"),
+    ({"server": {"maxLinkNum": 0}}, "ServerConfig.maxLinkNum"),
+    ({"server": {"maxLinkNum": 4097}}, "ServerConfig.maxLinkNum"),
+    ({"server": {"tokenTimeout": 3601}}, "ServerConfig.tokenTimeout"),
+    ({"server": {"e2eTimeout": 0}}, "ServerConfig.e2eTimeout"),
+    ({"server": {"maxRequestLength": 101}}, "ServerConfig.maxRequestLength"),
+    ({"server": {"maxJsonDepth": 9}}, "ServerConfig.maxJsonDepth"),
+    ({"server": {"inferMode": "dmi"}}, "inferMode"),
+    ({"server": {"tlsCaFile": []}}, "tlsCaFile"),
+    ({"backend": {"backendName": "x"}}, "BackendConfig.backendName"),
+    ({"backend": {"npuDeviceIds": [[0, 1]]}}, "worldSize"),
+    ({"deploy": {"maxSeqLen": 0}}, "maxSeqLen"),
+    ({"deploy": {"maxInputTokenLen": 401}}, "maxPrefillTokens"),
+    ({"deploy": {"truncation": 2}}, "truncation"),
+    ({"deploy": {"ModelConfig": []}}, "ModelConfig"),
+    ({"model": {"modelName": "-x"}}, "modelName"),
+    ({"model": {"trustRemoteCode": True}}, "trustRemoteCode"),
+    ({"schedule": {"maxIterTimes": 513}}, "maxIterTimes"),
+    ({"schedule": {"maxPrefillBatchSize": 17}}, "maxPrefillBatchSize"),
+    ({"schedule": {"cacheBlockSize": 100}}, "cacheBlockSize"),
+    ({"schedule": {"maxN": 17}}, "maxN"),
+    ({"schedule": {"prefillPolicyType": 1}}, "prefillPolicyType"),
+    ({"schedule": {"maxQueueDelayMicroseconds": 499}}, "maxQueueDelayMicroseconds"),
+]
+
+
+@pytest.mark.parametrize(("changes", "named"), BAD)
+def test_out_of_range(tmp_path, changes, named):
+    with pytest.raises(MindieConfigError, match=named):
+        read_config(write(tmp_path, **changes))
+
+
+def test_addresses_from_the_environment(tmp_path, monkeypatch):
+    from config.listeners import mindie_addresses
+    from config.options import Options
+
+    config = read_config(write(tmp_path))
+    monkeypatch.setenv("MIES_CONTAINER_IP", "127.0.0.5")
+    assert mindie_addresses(Options(), config)["service"] == ("127.0.0.5", 1025)
+    assert mindie_addresses(Options(), None)["metrics"][0] == "127.0.0.5"
+    for address in ("0.0.0.0", "::", "host"):
+        monkeypatch.setenv("MIES_CONTAINER_MANAGEMENT_IP", address)
+        with pytest.raises(MindieConfigError, match="MIES_CONTAINER_MANAGEMENT_IP"):
+            mindie_addresses(Options(), config)
+
+
+def test_adapters_lie_anywhere_only_where_every_plane_is_on_loopback(tmp_path):
+    from config.options import Options
+
+    assert Options().allowed_adapter_roots(["127.0.0.1", "::1"]) is None
+    assert Options().allowed_adapter_roots(["127.0.0.1", "10.0.0.1"]) == []
+    assert Options(adapter_roots=[tmp_path]).allowed_adapter_roots(["10.0.0.1"]) == [tmp_path]
+
+
+def test_no_file_and_no_json(tmp_path):
+    for content in (None, "", "{", "[]"):
+        path = tmp_path / "config.json"
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(MindieConfigError):
+            read_config(path)
