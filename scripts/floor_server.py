@@ -6,7 +6,7 @@ import asyncio
 import sys
 from typing import Any
 
-from inference.server.plane_server import PlaneServer  # first: installs the asyncio reactor
+from inference.server.plane_server import Listener, PlaneServer  # first: installs the asyncio reactor
 
 # isort: split
 import msgspec
@@ -41,14 +41,14 @@ async def nothing() -> None:
 if __name__ == "__main__":
     PlaneServer(
         application,
-        [f"tcp:{sys.argv[1]}:interface=127.0.0.1"],
-        refuse=lambda port, path, status: (b"text/plain", b""),
-        max_body_bytes=1 << 20,
+        [Listener("127.0.0.1", int(sys.argv[1]))],
+        refuse=lambda host, port, path, status: (b"text/plain", b""),
+        max_body_bytes=lambda host, port: 1 << 20,
         drain_s=1.0,
         slow_client_timeout_s=30.0,
         headers_timeout_s=10.0,
         body_timeout_s=60.0,
         on_ready=lambda: None,
-        on_drain=lambda: None,
+        on_drain=list,
         on_deadline=nothing,
     ).run()

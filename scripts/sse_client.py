@@ -17,8 +17,8 @@ class Stream:
     events: int = 0
 
 
-async def post(port: int, path: str, body: object) -> Stream:
-    """POST on a connection of its own and read the answer to its end; raises on any status but 200."""
+async def post(port: int, path: str, body: object, mark: bytes = b"data: {") -> Stream:
+    """POST on a connection of its own and read the answer to its end; raises on any status but 200. `mark` is in each event."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     content = json.dumps(body).encode()
     start = time.perf_counter()
@@ -29,7 +29,7 @@ async def post(port: int, path: str, body: object) -> Stream:
     if b" 200 " not in status:
         raise RuntimeError((status + await reader.read()).decode())
     while chunk := await reader.read(65536):
-        events = chunk.count(b"data: {")
+        events = chunk.count(mark)
         if events:
             now = time.perf_counter()
             if stream.events == 0:
