@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from engine.attention import Context, PagedAttention, attend_with
+from engine.batch import fill_in
 from engine.fused import FusedDecoder
 from engine.kernels.int8 import has_int8_dot
 from engine.kv_cache import KVCache, block_bytes, default_num_blocks
@@ -111,7 +112,7 @@ class CpuBackend:
         with attend_with(context), adapters_of(batch.runs, batch.input_ids.shape[1]):
             # A step of partial chunks samples nothing; one row of logits is the least that the models compute.
             rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
-            return forward(batch.input_ids, batch.positions, rows)
+            return forward(fill_in(batch.input_ids, batch.chosen), batch.positions, rows)
 
     def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: KVCache, max_model_len: int) -> None:
         """The probe has run every kernel."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.block_pool import TRASH_BLOCK
+from engine.request import PENDING
 
 if TYPE_CHECKING:
     from engine.lora import Runs
@@ -26,6 +27,14 @@ class SequenceSlice:
     count: int
     length: int
     blocks: list[int]
+
+
+@dataclass(slots=True)
+class Chosen:
+    """What a launched step chose, before the host has read it: tokens [N] int64 on the device, and whose each is."""
+
+    tokens: torch.Tensor
+    rows: dict[Request, int]
 
 
 @dataclass(slots=True)
@@ -48,10 +57,14 @@ class ForwardBatch:
     """(request, first prompt position, count): further logits rows, for prompt log-probabilities."""
     runs: Runs = ()
     """Rows that have an adapter."""
+    chosen: torch.Tensor | None = None
+    """[N] int64, on the device: what the step before chose; an id of -1 - n stands for its n-th token."""
 
 
-def build_batch(scheduled: ScheduledBatch, block_size: int) -> ForwardBatch:
-    """Lay the batch out row by row: in the scheduler's order, but with the rows of each adapter together."""
+def build_batch(scheduled: ScheduledBatch, block_size: int, chosen: Chosen | None = None) -> ForwardBatch:
+    """Lay the batch out row by row: in the scheduler's order, but with the rows of each adapter together. `chosen` is
+    where tokens that are PENDING come from.
+    """
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -69,6 +82,9 @@ def build_batch(scheduled: ScheduledBatch, block_size: int) -> ForwardBatch:
         end = start + count
         drafts = scheduled.drafts.get(request, [])
         ids += request.token_ids[start:end]
+        if ids[-1] == PENDING:
+            assert chosen is not None
+            ids[-1] = -1 - chosen.rows[request]
         ids += drafts
         positions += range(start, end)
         table = request.block_table
@@ -100,7 +116,13 @@ def build_batch(scheduled: ScheduledBatch, block_size: int) -> ForwardBatch:
         drafts=scheduled.drafts,
         prompt_rows=prompt_rows,
         runs=tuple(runs),
+        chosen=chosen.tokens if chosen is not None and min(ids) < 0 else None,
     )
+
+
+def fill_in(ids: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
+    """The ids with the tokens that some of them stand for (`ForwardBatch.chosen`), on the device of both."""
+    return ids if chosen is None else torch.where(ids < 0, chosen[(-1 - ids).clamp_min(0)], ids)
 
 
 def _extend_runs(runs: list[tuple[int, int, str]], row: int, count: int, digest: str) -> None:

@@ -49,7 +49,7 @@ class BlockPool:
         if not self.prefix_caching:
             return
         hashes, tokens, size = request.block_hashes, request.token_ids, self.block_size
-        while (len(hashes) + 1) * size <= len(tokens):
+        while (len(hashes) + 1) * size <= request.num_known_tokens:
             start = len(hashes) * size
             parent = hashes[-1] if hashes else blake2b(request.cache_key.encode(), digest_size=16).digest()
             hashes.append(hash_block(parent, tokens[start : start + size]))
@@ -89,12 +89,12 @@ class BlockPool:
             request.block_table.append(block)
         return True
 
-    def cache(self, request: Request) -> None:
-        """Make the request's full, computed blocks findable by their hashes."""
+    def cache(self, request: Request, num_tokens: int) -> None:
+        """Make the full blocks of the request's first `num_tokens`, which are computed, findable by their hashes."""
         if not self.prefix_caching:
             return
         self.extend_hashes(request)
-        for i in range(request.num_computed_tokens // self.block_size - 1, -1, -1):
+        for i in range(num_tokens // self.block_size - 1, -1, -1):
             block, digest = request.block_table[i], request.block_hashes[i]
             if block in self._hash_of:
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +16,7 @@ from engine.block_pool import BlockPool
 from engine.grammar import GrammarCompiler
 from engine.messages import AdapterCommand, Embed, ModelInfo, RequestOutput, Stats, StepHistograms, Submit
 from engine.model import load_model
-from engine.model_runner import ModelRunner, StepResult
+from engine.model_runner import LaunchedStep, ModelRunner, StepResult
 from engine.request import Request, RequestStatus
 from engine.scheduler import ScheduledBatch, Scheduler
 
@@ -29,6 +30,15 @@ MAX_FAILED_STEPS = 2
 """So many failed steps in a row mean that the engine itself is broken."""
 
 ClientOutputs = dict[int, list[RequestOutput]]
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that was launched at `begin`, in monotonic seconds."""
+
+    batch: ScheduledBatch
+    result: StepResult | LaunchedStep
+    begin: float
 
 
 class EngineBroken(Exception):
@@ -63,6 +73,9 @@ class EngineCore:
         self.requests: dict[tuple[int, int], Request] = {}
         self.stats = Stats(blocks_total=pool.num_usable)
         self.histograms = StepHistograms()
+        self._running: Step | None = None
+        """The launched step whose tokens have not been read."""
+        self._last_read = 0.0
         self.failed_steps = 0
         self.blocked = False
         """Whether the last step could do nothing, because all that wait do so for adapters or grammars."""
@@ -142,20 +155,28 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._running is not None
 
     def step(self) -> ClientOutputs:
-        """One iteration: schedule, execute, update, publish."""
-        dropped = self.scheduler.expire(time.monotonic())
+        """One iteration: schedule, launch, read, update, publish.
+
+        Where a device can go on without the host, what is read are the tokens of the step before: the host schedules
+        and publishes while the device computes. A sequence that ends there has one row too many in the step that runs;
+        its token is thrown away.
+        """
+        outputs: ClientOutputs = {}
+        self._publish_dropped(self.scheduler.expire(time.monotonic()), outputs)
         batch = self.scheduler.schedule()
-        self.blocked = not batch.requests and self.scheduler.has_work
-        result = self._execute(batch)
-        if result is None:
-            finished = self._fail(batch)
-        else:
-            finished = self.scheduler.update(batch, result.tokens)
-            self.stats.generation_tokens += sum(map(len, result.tokens.values()))
-        return self._publish(batch, result or StepResult(), finished, dropped)
+        before, self._running = self._running, None
+        self.blocked = not batch.requests and before is None and self.scheduler.has_work
+        launched = self._launch(batch, outputs) if batch.requests else None
+        if before is not None:
+            self._read(before, outputs)
+        if launched is not None and isinstance(launched.result, LaunchedStep):
+            self._running = launched
+        elif launched is not None:
+            self._read(launched, outputs)
+        return outputs
 
     def check_integrity(self) -> None:
         """Called when idle: no request is known and every block is free."""
@@ -186,47 +207,61 @@ class EngineCore:
             return f"token ids must be between 0 and {self.info.vocab_size - 1}"
         return self.scheduler.add(request)
 
-    def _execute(self, batch: ScheduledBatch) -> StepResult | None:
-        """The step's results, or None after a failure that may be the fault of these requests alone."""
-        if not batch.requests:
-            return StepResult()
+    def _launch(self, batch: ScheduledBatch, outputs: ClientOutputs) -> Step | None:
+        """The step as it was begun, or None after a failure that may be the fault of these requests alone."""
         begin = time.monotonic()
         try:
-            result: StepResult = self.runner.execute(batch)
+            result = self.runner.launch(batch)
         except Exception:  # the step loop is one of the edges: the batch fails, the engine goes on
-            self.failed_steps += 1
-            self.histograms.failed += 1
-            logger.exception("step failed", extra={"requests": len(batch.requests)})
+            self._fail(batch, outputs)
             return None
+        self.scheduler.launched(batch, result.requests if isinstance(result, LaunchedStep) else ())
+        return Step(batch, result, begin)
+
+    def _read(self, step: Step, outputs: ClientOutputs) -> None:
+        """Take in what a step computed."""
+        result = step.result
+        if isinstance(result, LaunchedStep):
+            try:
+                result = result.result()
+            except Exception:  # as above: a device reports its failures late
+                self._fail(step.batch, outputs)
+                return
         self.failed_steps = 0
-        elapsed, stats = time.monotonic() - begin, self.stats
+        now, stats = time.monotonic(), self.stats
+        elapsed, self._last_read = now - max(step.begin, self._last_read), now
         stats.steps += 1
-        self.histograms.add_step(elapsed, batch.is_decode)
-        if batch.is_decode:
+        self.histograms.add_step(elapsed, step.batch.is_decode)
+        if step.batch.is_decode:
             stats.decode_steps, stats.decode_s = stats.decode_steps + 1, stats.decode_s + elapsed
         else:
             stats.prefill_steps, stats.prefill_s = stats.prefill_steps + 1, stats.prefill_s + elapsed
-        return result
+        finished = self.scheduler.update(step.batch, result.tokens)
+        stats.generation_tokens += sum(map(len, result.tokens.values()))
+        self._publish(step.batch, result, finished, outputs)
 
-    def _fail(self, batch: ScheduledBatch) -> dict[Request, str]:
-        for request in batch.requests:
+    def _fail(self, batch: ScheduledBatch, outputs: ClientOutputs) -> None:
+        self.failed_steps += 1
+        self.histograms.failed += 1
+        logger.exception("step failed", extra={"requests": len(batch.requests)})
+        failed = [request for request in batch.requests if request.status is not RequestStatus.FINISHED]
+        for request in failed:
             self.scheduler.finish(request)
-        return dict.fromkeys(batch.requests, "error")
+        self._publish(batch, StepResult(), dict.fromkeys(failed, "error"), outputs)
 
-    def _publish(
-        self,
-        batch: ScheduledBatch,
-        result: StepResult,
-        finished: dict[Request, str],
-        dropped: list[tuple[Request, str]],
-    ) -> ClientOutputs:
-        """The step's outputs by client, and the end of the requests that are done."""
-        outputs: ClientOutputs = {}
-        tokens_of_step = sum(map(len, result.tokens.values()))
+    def _publish_dropped(self, dropped: list[tuple[Request, str]], outputs: ClientOutputs) -> None:
+        """The end of requests that are in no step any more."""
         for request, reason in dropped:
             output = RequestOutput(request.key[1], finish_reason=reason)
             output.error = request.failure
             outputs.setdefault(request.key[0], []).append(output)
+            del self.requests[request.key]
+
+    def _publish(
+        self, batch: ScheduledBatch, result: StepResult, finished: dict[Request, str], outputs: ClientOutputs
+    ) -> None:
+        """The step's outputs by client, and the end of the requests that are done."""
+        tokens_of_step = sum(map(len, result.tokens.values()))
         for request in batch.requests:
             finish_reason = finished.get(request)
             tokens = result.tokens.get(request, [])
@@ -245,7 +280,8 @@ class EngineCore:
                     output.stop_token_id = tokens[-1]
                 if request in result.logprobs:
                     output.logprobs = result.logprobs[request][: len(tokens)]
-                if request.num_output_tokens == len(tokens) and request.first_scheduled is not None:
+                first = request.num_known_tokens == request.num_prompt_tokens + len(tokens)
+                if first and request.first_scheduled is not None:
                     output.cached_tokens = request.num_cached_tokens
                     output.queue_s = request.first_scheduled - request.arrival
                     self.stats.prompt_tokens += request.num_prompt_tokens
@@ -254,7 +290,5 @@ class EngineCore:
                 output.error = "the step that computed this request failed"
             outputs.setdefault(request.key[0], []).append(output)
         self.histograms.add_tokens(tokens_of_step)
-        for request in [*finished, *(request for request, _ in dropped)]:
-            if request.status is RequestStatus.FINISHED:
-                del self.requests[request.key]
-        return outputs
+        for request in finished:
+            del self.requests[request.key]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.batch import build_batch
+from engine.batch import Chosen, build_batch
 from engine.sampler import token_logprobs
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from engine.messages import TokenLogprob
     from engine.model import LoadedModel
     from engine.request import Request
+    from engine.sampler import ChosenTokens
     from engine.scheduler import ScheduledBatch
 
 
@@ -27,6 +28,19 @@ class StepResult:
     prompt_logprobs: dict[Request, list[TokenLogprob]] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step whose tokens the device is still choosing, a row for each of `requests`."""
+
+    requests: list[Request]
+    chosen: ChosenTokens
+
+    def result(self) -> StepResult:
+        """Wait for the device."""
+        tokens = self.chosen.read()
+        return StepResult({request: [token] for request, token in zip(self.requests, tokens, strict=True)})
+
+
 class ModelRunner:
     """Runs scheduled batches through the model, the KV cache and the sampler."""
 
@@ -34,20 +48,31 @@ class ModelRunner:
         """`cache` is one that the backend made."""
         self.backend, self.forward, self.cache = backend, loaded.forward, cache
         self.sampler = backend.sampler(loaded.eos_token_ids)
+        self._chosen: Chosen | None = None
+        """Of the step before, where it was left running."""
 
     @torch.inference_mode()
-    def execute(self, scheduled: ScheduledBatch) -> StepResult:
-        """One forward pass and one token for every request that reached the end of its tokens."""
-        batch = build_batch(scheduled, self.cache.block_size)
+    def launch(self, scheduled: ScheduledBatch) -> StepResult | LaunchedStep:
+        """One forward pass and one token for every request that reached the end of its tokens. Where a device chooses
+        them, and nothing else is asked for, the step is left running.
+        """
+        batch = build_batch(scheduled, self.cache.block_size, self._chosen)
+        self._chosen = None
         logits = self.backend.run(self.forward, self.cache, batch)
+        if batch.sampled and not batch.drafts and not batch.prompt_rows:
+            chosen = self.sampler.choose_later(batch.sampled, logits)
+            if chosen is not None:
+                requests = [request for request, _ in batch.sampled]
+                self._chosen = Chosen(chosen.tokens, {request: row for row, request in enumerate(requests)})
+                return LaunchedStep(requests, chosen)
         result = StepResult()
         if batch.sampled:
             tokens, logprobs = self.sampler.sample(batch.sampled, logits[: len(batch.sampled)])
             for (request, number), token, logprob in zip(batch.sampled, tokens, logprobs, strict=True):
-                chosen = result.tokens.setdefault(request, [])
-                if chosen[:number] != batch.drafts.get(request, [])[:number]:
+                sampled = result.tokens.setdefault(request, [])
+                if sampled[:number] != batch.drafts.get(request, [])[:number]:
                     continue  # it was computed behind a guess that was wrong
-                chosen.append(token)
+                sampled.append(token)
                 if logprob is not None:
                     result.logprobs.setdefault(request, []).append(logprob)
         row = len(batch.sampled)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from engine.speculation import PromptLookup
 
 
+PENDING = -1
+"""Stands in `token_ids` for a token that a launched step is choosing, and that the host has not read yet."""
+
+
 class RequestStatus(Enum):
     """Where a request stands."""
 
@@ -27,8 +31,8 @@ class RequestStatus(Enum):
 class Request:
     """A prompt, what was generated after it, and how far the KV cache has got.
 
-    `token_ids` is prompt and output and never shrinks; `num_computed_tokens` chases its length. `block_hashes` has
-    one entry per full block, extended lazily. Times are monotonic seconds.
+    `token_ids` is prompt and output and never shrinks; `num_computed_tokens` chases its length, and counts what a
+    launched step computes. `block_hashes` has one entry per full block, extended lazily. Times are monotonic seconds.
     """
 
     key: tuple[int, int]  # (client, request id)
@@ -43,6 +47,8 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
+    num_pending_tokens: int = 0
+    """How many of the last tokens are PENDING."""
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0
@@ -66,6 +72,11 @@ class Request:
     def num_output_tokens(self) -> int:
         """How many tokens were generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output without what is PENDING."""
+        return len(self.token_ids) - self.num_pending_tokens
 
     @property
     def cache_key(self) -> str:

@@ -8,7 +8,7 @@ Order of the steps: grammar, logit bias and bans, minimum length, penalties, tem
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -32,6 +32,16 @@ def uniform(seed: int, position: int) -> float:
     for multiplier, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
         z = ((z ^ (z >> shift)) * multiplier) & _MASK64
     return ((z ^ (z >> 31)) >> 11) * 2.0**-53 + 2.0**-54
+
+
+class ChosenTokens(Protocol):
+    """A token per row that a device is choosing: tokens [N] int64, there."""
+
+    tokens: torch.Tensor
+
+    def read(self) -> list[int]:
+        """The tokens, once they are chosen."""
+        ...
 
 
 class Sampler:
@@ -68,6 +78,10 @@ class Sampler:
                 distribution[None], [chosen[row]], p.logprobs, p.logprobs_mode, p.logprob_token_ids
             )[0]
         return chosen, logprobs
+
+    def choose_later(self, rows: list[tuple[Request, int]], logits: torch.Tensor) -> ChosenTokens | None:
+        """As `sample` where no log-probabilities are asked for, without waiting; None where that cannot be."""
+        return None
 
     def _choose(
         self, logits: torch.Tensor, params: list[SamplingParams], temperatures: list[float], uniforms: list[float]

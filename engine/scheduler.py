@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.grammar import GrammarError
-from engine.request import Request, RequestStatus
+from engine.request import PENDING, Request, RequestStatus
 from engine.speculation import PromptLookup, allowance
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class ScheduledBatch:
     requests: list[Request] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
     """Guesses included."""
+    ends: list[int] = field(default_factory=list)
+    """How many tokens of each are computed after the step, guesses apart."""
     drafts: dict[Request, list[int]] = field(default_factory=dict)
     """Tokens that are guessed to follow; the last `num_new_tokens` of their requests."""
 
@@ -137,30 +139,44 @@ class Scheduler:
         budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens)
         if not preempted:
             self._admit_waiting(batch, budget)
+        for request, count in zip(batch.requests, batch.num_new_tokens, strict=True):
+            batch.ends.append(request.num_computed_tokens + count - len(batch.drafts.get(request, ())))
         return batch
 
+    def launched(self, batch: ScheduledBatch, sampled: Iterable[Request] = ()) -> None:
+        """Count what a launched step computes as computed; the tokens that it chooses for those in `sampled`, which
+        nobody has read yet, as PENDING. So the next step can be scheduled while this one runs.
+        """
+        for request, end in zip(batch.requests, batch.ends, strict=True):
+            request.num_computed_tokens = end
+        for request in sampled:
+            request.token_ids.append(PENDING)
+            request.num_pending_tokens += 1
+
     def update(self, batch: ScheduledBatch, sampled: dict[Request, list[int]]) -> dict[Request, str]:
-        """Account for a finished step, of whose tokens those behind a request's end are cut off; returns the requests
-        that ended with their finish reasons.
+        """Account for the tokens of a launched step, of which those behind a request's end are cut off; returns the
+        requests that ended with their finish reasons. What was dropped, or had ended, before the tokens were read gets
+        none of them.
         """
         finished = {}
-        for request, count in zip(batch.requests, batch.num_new_tokens, strict=True):
-            full_before = request.num_computed_tokens // self.config.block_size
+        for request, count, end in zip(batch.requests, batch.num_new_tokens, batch.ends, strict=True):
+            if request.status is RequestStatus.FINISHED:
+                sampled.pop(request, None)
+                continue
             tokens, drafts = sampled.get(request, []), batch.drafts.get(request, [])
-            request.num_computed_tokens += count - len(drafts)
+            full_before = (end + len(drafts) - count) // self.config.block_size
             reason = None
             for number, token in enumerate(tokens):
                 if number:  # a guess that was right has been computed already
-                    request.num_computed_tokens += 1
-                request.token_ids.append(token)
-                if request.matcher is not None:
-                    request.matcher.advance(token)
-                reason = self._stop_reason(request, token)
+                    end += 1
+                    request.num_computed_tokens = end
+                self._take(request, end, token)
+                reason = self._stop_reason(request, token, end + 1)
                 if reason is not None:
                     del tokens[number + 1 :]
                     break
-            if request.num_computed_tokens // self.config.block_size > full_before:
-                self.pool.cache(request)
+            if end // self.config.block_size > full_before and request.status is RequestStatus.RUNNING:
+                self.pool.cache(request, end)
             if drafts and request.lookup is not None:
                 request.lookup.learn(len(drafts), len(tokens) - 1, len(request.token_ids))
             if reason is not None:
@@ -168,12 +184,25 @@ class Scheduler:
                 finished[request] = reason
         return finished
 
+    def _take(self, request: Request, position: int, token: int) -> None:
+        """The token at `position` is known now."""
+        if request.num_pending_tokens:
+            request.token_ids[position] = token
+            request.num_pending_tokens -= 1
+        else:
+            request.token_ids.append(token)
+        if request.matcher is not None:
+            request.matcher.advance(token)
+
     def _schedule_running(self, batch: ScheduledBatch, budget: int) -> tuple[int, bool]:
         """Give every running request its next tokens, oldest first; preempt from the least urgent end."""
         preempted, i = False, 0
         most_drafts = allowance(len(self.running), self.config.speculative_tokens)
         while i < len(self.running) and budget > 0:
             request = self.running[i]
+            if request.num_pending_tokens and self._is_full(request, len(request.token_ids)):
+                i += 1  # it ends with the token that is being chosen
+                continue
             count = min(len(request.token_ids) - request.num_computed_tokens, budget)
             while not self.pool.allocate(request, request.num_computed_tokens + count):
                 victim = self.running[-1]  # the least urgent; never one that is in the batch already
@@ -199,6 +228,8 @@ class Scheduler:
         most = min(most, params.max_tokens - request.num_output_tokens - 1)
         last = len(request.token_ids) - 1
         if position != last or most < 1 or not params.independent or request.num_output_tokens < params.min_tokens:
+            return []
+        if request.num_pending_tokens:
             return []
         if request.lookup is None:
             request.lookup = PromptLookup()
@@ -307,13 +338,16 @@ class Scheduler:
         params = request.params
         return (token in self.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
 
-    def _stop_reason(self, request: Request, token: int) -> str | None:
-        """VLLM's order: end of sequence, stop ids, then length. `min_tokens` is the sampler's business."""
-        params = request.params
+    def _is_full(self, request: Request, length: int) -> bool:
+        """Whether nothing may follow the first `length` tokens."""
+        return length - request.num_prompt_tokens >= request.params.max_tokens or length >= self.max_model_len
+
+    def _stop_reason(self, request: Request, token: int, length: int) -> str | None:
+        """Whether the text ends with `token`, the last of the first `length`. VLLM's order: end of sequence, stop ids,
+        then length. `min_tokens` is the sampler's business.
+        """
         if request.matcher is not None and request.matcher.error is not None:
             return None  # the next step drops it with that error
         if self.is_stop_token(request, token) or (request.matcher is not None and request.matcher.complete):
             return "stop"
-        if request.num_output_tokens >= params.max_tokens or len(request.token_ids) >= self.max_model_len:
-            return "length"
-        return None
+        return "length" if self._is_full(request, length) else None

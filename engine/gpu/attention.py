@@ -18,6 +18,11 @@ FEW_QUERIES = 8
 """Longer chunks of a prompt have tiles enough without pieces, whose parts would take much memory."""
 
 
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of a host's tensor, through pinned memory, so that the host need not wait for what the device does before."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 class DeviceKVCache:
     """Per layer the keys [blocks, block size, heads, key dim] and the values, likewise. Block 0 is for padding rows."""
 
@@ -45,7 +50,7 @@ class DeviceAttention:
 
     def __init__(self, cache: DeviceKVCache, batch: ForwardBatch, device: torch.device) -> None:
         self.cache = cache
-        self.slots = batch.slot_mapping.to(device, non_blocking=True)
+        self.slots = to_device(batch.slot_mapping, device)
         self._device, self._sequences = device, batch.sequences
         self._plans: dict[int, Plan] = {}
 
@@ -90,7 +95,7 @@ class DeviceAttention:
         lengths = [s.length for s in self._sequences]
 
         def put(numbers: list[int] | list[list[int]]) -> torch.Tensor:
-            return torch.tensor(numbers, dtype=torch.int32).to(self._device, non_blocking=True)
+            return to_device(torch.tensor(numbers, dtype=torch.int32), self._device)
 
         splits = num_splits(max(lengths)) if max(counts) <= FEW_QUERIES else 1
         return Plan(put(sequence), put(start), rows, put(starts), put(lengths), put(tables), splits)

@@ -9,7 +9,8 @@ import torch
 
 from engine.attention import attend_with
 from engine.backend import Candidate, Forward, plain_forward
-from engine.gpu.attention import DeviceAttention, DeviceKVCache, block_bytes
+from engine.batch import fill_in
+from engine.gpu.attention import DeviceAttention, DeviceKVCache, block_bytes, to_device
 from engine.gpu.graphs import DecodeGraphs
 from engine.gpu.lora import SlotLinear, Slots, add_slots
 from engine.gpu.sampling import DeviceSampler
@@ -73,12 +74,12 @@ class DeviceBackend:
         """As `Backend`."""
         if self._graphs is not None and self._graphs.fits(batch):
             return self._graphs.run(batch)
-        ids, positions = (t.to(self.device, non_blocking=True) for t in (batch.input_ids, batch.positions))
+        ids, positions = (to_device(t, self.device) for t in (batch.input_ids, batch.positions))
         rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
         self._slots.begin_step(batch.runs, batch.input_ids.shape[1], cache.dtype)
         try:
             with attend_with(DeviceAttention(cache, batch, self.device)):
-                return forward(ids, positions, rows.to(self.device, non_blocking=True))
+                return forward(fill_in(ids, batch.chosen), positions, to_device(rows, self.device))
         finally:
             self._slots.end_step()
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.attention import attend_with
-from engine.gpu.attention import DeviceAttention, DeviceKVCache, num_splits
+from engine.batch import fill_in
+from engine.gpu.attention import DeviceAttention, DeviceKVCache, num_splits, to_device
 from engine.gpu.paged_attention import Plan, tile_rows
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class DecodeGraphs:
         lengths = [s.length for s in batch.sequences]
         ids, positions = batch.input_ids[0, :count].tolist(), batch.positions[0, :count].tolist()
         self._set(size, ids, positions, batch.slot_mapping[:count].tolist(), tables, lengths)
+        if batch.chosen is not None:
+            self._ids[0, :count] = fill_in(self._ids[0, :count], batch.chosen)
         needed = num_splits(max(lengths))
         replay, logits = self._graphs[size, next(n for n in self._splits if n >= needed)]
         replay()
@@ -104,8 +107,7 @@ class DecodeGraphs:
         count, rest = len(ids), [0] * (size - len(ids))
 
         def put(target: torch.Tensor, numbers: list[int]) -> None:
-            source = torch.tensor(numbers, dtype=target.dtype)
-            target.copy_(source.pin_memory() if self._device.type == "cuda" else source, non_blocking=True)
+            target.copy_(to_device(torch.tensor(numbers, dtype=target.dtype), self._device))
 
         put(self._ids[0, :size], ids + rest)
         put(self._positions[0, :size], positions + rest)
@@ -115,9 +117,7 @@ class DecodeGraphs:
         if count:
             widest = max(map(len, tables))
             rows = torch.tensor([table + [0] * (widest - len(table)) for table in tables], dtype=torch.int32)
-            self._tables[:count, :widest].copy_(
-                rows.pin_memory() if self._device.type == "cuda" else rows, non_blocking=True
-            )
+            self._tables[:count, :widest].copy_(to_device(rows, self._device))
 
     def _step(self, size: int, splits: int) -> torch.Tensor:
         plans = {

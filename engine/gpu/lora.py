@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from engine.gpu.attention import to_device
+
 if TYPE_CHECKING:
     from engine.adapter import Adapter
     from engine.lora import Runs
@@ -54,7 +56,7 @@ class Slots:
         of_row = torch.full((rows,), self.count)
         for first, number, digest in runs:
             of_row[first : first + number] = self.numbers[digest]
-        self.row_slots = of_row.to(self.device, non_blocking=True)
+        self.row_slots = to_device(of_row, self.device)
         slot_of_column = torch.arange(self.count, device=self.device).repeat_interleave(self.rank)
         self.mask = (self.row_slots[:, None] == slot_of_column).to(dtype)
 

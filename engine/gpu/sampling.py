@@ -10,12 +10,34 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.filters import draw
+from engine.gpu.attention import to_device
 from engine.sampler import Sampler, adjusts, uniform
 
 if TYPE_CHECKING:
     from engine.messages import TokenLogprob
     from engine.request import Request
     from engine.sampling_params import SamplingParams
+
+
+class DeviceTokens:
+    """As `engine.sampler.ChosenTokens`: on their way to pinned memory of the host while the device goes on."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self.tokens = tokens
+        self._read = tokens
+        self._copied: torch.cuda.Event | None = None
+        if tokens.device.type == "cuda":
+            self._read = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            self._read.copy_(tokens, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def read(self) -> list[int]:
+        """As `ChosenTokens.read`."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        tokens: list[int] = self._read.tolist()
+        return tokens
 
 
 class DeviceSampler(Sampler):
@@ -29,8 +51,20 @@ class DeviceSampler(Sampler):
         typical = any(p.typical_p < 1 and not p.greedy for p in params)
         if typical or any(p.logprobs is not None for p in params) or any(adjusts(request) for request, _ in rows):
             return super().sample(rows, logits.float().cpu())
-        uniforms = [uniform(request.params.seed, request.num_output_tokens + ahead) for request, ahead in rows]
-        return choose(logits, params, uniforms).tolist(), [None] * len(rows)
+        return choose(logits, params, _uniforms(rows)).tolist(), [None] * len(rows)
+
+    def choose_later(self, rows: list[tuple[Request, int]], logits: torch.Tensor) -> DeviceTokens | None:
+        """As `Sampler.choose_later`: not where filters have to see how much a row's best candidates weigh."""
+        params = [request.params for request, _ in rows]
+        if any(p.logprobs is not None or (p.filtered and not p.greedy) for p in params):
+            return None
+        if any(adjusts(request) for request, _ in rows):
+            return None
+        return DeviceTokens(choose(logits, params, _uniforms(rows)))
+
+
+def _uniforms(rows: list[tuple[Request, int]]) -> list[float]:
+    return [uniform(request.params.seed, request.num_output_tokens + ahead) for request, ahead in rows]
 
 
 def choose(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> torch.Tensor:
@@ -43,20 +77,25 @@ def choose(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[fl
     device, vocab = logits.device, logits.shape[1]
 
     def column(values: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)[:, None]
+        return to_device(torch.tensor(values, dtype=dtype), device)[:, None]
 
     greedy = column([float(p.greedy) for p in params], torch.bool)
     scaled = logits.float() / column([1.0 if p.greedy else p.temperature for p in params])
-    if not any(p.filtered and not p.greedy for p in params):
+    filtered = [row for row, p in enumerate(params) if p.filtered and not p.greedy]
+    chosen = best
+    if len(filtered) < len(params):
         cumulative = scaled.softmax(-1, dtype=torch.float64).cumsum(-1)
         u = column(uniforms, torch.float64)
         drawn = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp_(max=vocab - 1)[:, 0]
-    else:
-        normalised = scaled - scaled.amax(-1, keepdim=True)
+        chosen = torch.where(greedy[:, 0], best, drawn)
+    if filtered:  # by themselves: a row's way to its token must not depend on the other rows
+        of_filtered = scaled[filtered]
+        normalised = of_filtered - of_filtered.amax(-1, keepdim=True)
 
         def candidates(rows: list[int], count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             of_rows = normalised[rows]
             return (*of_rows.topk(count), of_rows.logsumexp(-1, keepdim=True))
 
-        drawn = torch.tensor(draw(candidates, params, uniforms, vocab)).to(device)
-    return torch.where(greedy[:, 0], best, drawn)
+        tokens = draw(candidates, [params[row] for row in filtered], [uniforms[row] for row in filtered], vocab)
+        chosen[filtered] = torch.tensor(tokens).to(device)
+    return chosen

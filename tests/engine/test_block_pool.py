@@ -19,7 +19,7 @@ def fill(pool, tokens, salt=""):
     pool.extend_hashes(made)
     assert pool.allocate(made, len(made.token_ids))
     made.num_computed_tokens = len(made.token_ids)
-    pool.cache(made)
+    pool.cache(made, made.num_computed_tokens)
     return made
 
 
@@ -72,7 +72,7 @@ def test_random_work_leaks_nothing(steps):
         made.block_table = hit
         assert pool.allocate(made, length)
         made.num_computed_tokens = length
-        pool.cache(made)
+        pool.cache(made, made.num_computed_tokens)
         alive.append(made)
         pool.check_integrity()
     for made in alive:

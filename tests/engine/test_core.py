@@ -97,13 +97,13 @@ def test_priorities_go_first():
 
 def test_a_failed_step_fails_its_requests_alone(driver, monkeypatch):
     driver.submit(1, PROMPT, max_tokens=5)
-    execute = driver.engine.runner.execute
-    monkeypatch.setattr(driver.engine.runner, "execute", lambda batch: 1 / 0)
+    launch = driver.engine.runner.launch
+    monkeypatch.setattr(driver.engine.runner, "launch", lambda batch: 1 / 0)
     driver.step()
     assert driver.finish_reason(1) == "error"
     assert driver.engine.failed_steps == 1
     driver.engine.check_integrity()
-    monkeypatch.setattr(driver.engine.runner, "execute", execute)
+    monkeypatch.setattr(driver.engine.runner, "launch", launch)
     driver.submit(2, PROMPT, max_tokens=2, ignore_eos=True)
     driver.run()
     assert driver.finish_reason(2) == "length"

@@ -88,6 +88,15 @@ def test_mixed_rows_choose_each_by_its_own_rules(device):
     assert (found[0], found[2]) == (best[0], best[2])
 
 
+def test_a_row_chooses_the_same_whatever_the_others_are(device):
+    logits = (torch.randn(40, 500, generator=torch.Generator().manual_seed(2)) * 2).to(device)
+    kinds = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 2.0}]
+    rules = [SamplingParams(1, **kinds[i % 4]) for i in range(40)]
+    uniforms = [(i + 0.5) / 40 for i in range(40)]
+    together = choose(logits, rules, uniforms).tolist()
+    assert together == [int(choose(logits[i : i + 1], [rules[i]], [uniforms[i]])) for i in range(40)]
+
+
 def test_graph_sizes():
     assert capture_sizes(1) == [1]
     assert capture_sizes(20) == [1, 2, 4, 8, 16, 20]
