@@ -39,6 +39,10 @@ class Backend(Protocol):
 
     device: torch.device
 
+    def pretrained_options(self) -> dict[str, Any]:
+        """What `from_pretrained` is told beside the directory and the dtype."""
+        ...
+
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
         """Ways to run the model, fastest first; one raises ValueError or AttributeError where it cannot."""
         ...
@@ -63,6 +67,14 @@ class Backend(Protocol):
         """What chooses tokens of this backend's logits."""
         ...
 
+    def serve(self) -> None:
+        """All is loaded: what runs from now on are requests."""
+        ...
+
+    def close(self) -> None:
+        """End what the backend started."""
+        ...
+
 
 def plain_forward(model: PreTrainedModel) -> Forward:
     """Transformers' own forward pass."""
@@ -82,6 +94,10 @@ class CpuBackend:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
+
+    def pretrained_options(self) -> dict[str, Any]:
+        """As `Backend`."""
+        return {}
 
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
         """The flat forward where the structure allows it, then transformers' own over packed layers."""
@@ -121,6 +137,12 @@ class CpuBackend:
         """As `Backend`."""
         return Sampler(eos_token_ids)
 
+    def serve(self) -> None:
+        """As `Backend`."""
+
+    def close(self) -> None:
+        """As `Backend`."""
+
 
 def backend_for(config: EngineConfig) -> Backend:
     """Where this worker computes; raises ModelError where that cannot be."""
@@ -128,6 +150,8 @@ def backend_for(config: EngineConfig) -> Backend:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
+        if config.tensor_parallel_size > 1:
+            raise ModelError("tensor_parallel_size is for CUDA devices; a CPU worker computes alone")
         if config.quantization == "int8" and not has_int8_dot():
             raise ModelError("quantization int8 needs a CPU with AVX512_VNNI")
         return CpuBackend(config)
@@ -137,6 +161,8 @@ def backend_for(config: EngineConfig) -> Backend:
         raise ModelError(
             f"quantization {config.quantization} is for CPUs; a CUDA device serves the weights as they are"
         )
+    if config.tensor_parallel_size > torch.cuda.device_count():
+        raise ModelError(f"tensor_parallel_size must be at most {torch.cuda.device_count()}, the CUDA devices here")
     from engine.gpu.backend import DeviceBackend  # Triton comes with torch's CUDA builds alone
 
     return DeviceBackend(config, torch.device("cuda"))

@@ -14,7 +14,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     AMX), else float32. `quantization` "int8" keeps the layers' weights in bytes, and takes no adapters. `max_model_len` 0 takes the model's own limit. `kv_cache_bytes` 0 sizes the cache from free memory.
     `task` "auto" goes by the model's files: sentence-transformers' and models without a head make embeddings.
     `speculative_tokens` is the most that is guessed ahead of a sequence in small batches; 0 guesses nothing.
-    `threads` 0 is one per usable core. `max_adapters` may compute at a time, `max_cached_adapters` stay in memory.
+    `tensor_parallel_size` CUDA devices compute one model together, and take no adapters. `threads` 0 is one per usable core. `max_adapters` may compute at a time, `max_cached_adapters` stay in memory.
     """
 
     model: str
@@ -36,6 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_adapters: int = 8
     max_cached_adapters: int = 32
     max_adapter_rank: int = 64
+    tensor_parallel_size: int = 1
     threads: int = 0
     client_timeout_s: float = 30.0
     cache_dir: str = ""
@@ -53,6 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "max_adapters": (self.max_adapters, 1, 256),
             "max_cached_adapters": (self.max_cached_adapters, 1, 4096),
             "max_adapter_rank": (self.max_adapter_rank, 1, 256),
+            "tensor_parallel_size": (self.tensor_parallel_size, 1, 64),
             "threads": (self.threads, 0, 1024),
         }
         for name, (value, low, high) in bounds.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -23,6 +23,7 @@ from engine.scheduler import ScheduledBatch, Scheduler
 if TYPE_CHECKING:
     from engine.backend import Backend
     from engine.config import EngineConfig
+    from engine.model import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,29 @@ class Step:
     begin: float
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that is ready to run: `limit` is the longest sequence that its cache can hold."""
+
+    loaded: LoadedModel
+    cache: Any
+    limit: int
+
+
+def prepare(config: EngineConfig, backend: Backend) -> Prepared:
+    """Load the model and make its cache, which every process that computes the model does alike; raises ModelError."""
+    loaded = load_model(config, backend)
+    most = config.max_num_seqs * -(-loaded.max_model_len // config.block_size)
+    num_blocks = backend.num_blocks(loaded.specs, loaded.dtype, most)
+    # A sequence that can never fit is refused on arrival, so the limit is what the cache can hold.
+    limit = min(loaded.max_model_len, (num_blocks - 1) * config.block_size)
+    cache = backend.new_cache(loaded.specs, num_blocks, config.block_size, loaded.dtype)
+    with torch.inference_mode():
+        backend.warm_up(loaded.forward, loaded.specs, cache, limit)
+    backend.serve()
+    return Prepared(loaded, cache, limit)
+
+
 class EngineBroken(Exception):
     """Steps keep failing; the worker should exit and be restarted."""
 
@@ -54,22 +78,16 @@ class EngineCore:
         backend = backend or backend_for(config)
         if backend.device.type == "cuda":  # a guess there leaves the captured graphs, which costs more than it saves
             config = msgspec.structs.replace(config, speculative_tokens=0)
-        loaded = load_model(config, backend)
-        self.config, self.specs = config, loaded.specs
-        most = config.max_num_seqs * -(-loaded.max_model_len // config.block_size)
-        num_blocks = backend.num_blocks(loaded.specs, loaded.dtype, most)
-        pool = BlockPool(num_blocks, config.block_size, config.prefix_caching)
-        # A sequence that can never fit is refused on arrival, so the limit is what the cache can hold.
-        limit = min(loaded.max_model_len, pool.num_usable * config.block_size)
+        prepared = prepare(config, backend)
+        loaded, limit = prepared.loaded, prepared.limit
+        self.config, self.specs, self.backend = config, loaded.specs, backend
+        pool = BlockPool(prepared.cache.num_blocks, config.block_size, config.prefix_caching)
         self.adapters = AdapterSlots(
             loaded.lora_layers, config.max_adapters, config.max_cached_adapters, config.max_adapter_rank
         )
         self.grammars = GrammarCompiler(loaded.tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
         self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, self.adapters)
-        cache = backend.new_cache(loaded.specs, num_blocks, config.block_size, loaded.dtype)
-        self.runner = ModelRunner(backend, loaded, cache)
-        with torch.inference_mode():
-            backend.warm_up(loaded.forward, loaded.specs, cache, limit)
+        self.runner = ModelRunner(backend, loaded, prepared.cache)
         self.requests: dict[tuple[int, int], Request] = {}
         self.stats = Stats(blocks_total=pool.num_usable)
         self.histograms = StepHistograms()
@@ -185,9 +203,10 @@ class EngineCore:
             raise EngineBroken(f"idle with {len(self.requests)} requests and blocks in use")
 
     def close(self) -> None:
-        """End the threads that load adapters and compile grammars."""
+        """End the threads that load adapters and compile grammars, and what the backend started."""
         self.adapters.close()
         self.grammars.close()
+        self.backend.close()
 
     def refresh_stats(self) -> Stats:
         """The gauges as of now, and the counters."""

@@ -72,7 +72,7 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
     hf_config = read_config(directory)
     check_weights(directory)
     dtype = _dtype(config.dtype, backend.device)
-    model = from_pretrained(AutoModelForCausalLM, directory, dtype)
+    model = from_pretrained(AutoModelForCausalLM, directory, dtype, **backend.pretrained_options())
     limit = max_model_len(hf_config, config.max_model_len)
     text_config = hf_config.get_text_config()
     vocab_size = int(text_config.vocab_size)
@@ -136,7 +136,9 @@ def _dtype(wanted: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_bf16_dot() or has_amx() else torch.float32
 
 
-def from_pretrained(auto: Any, directory: Path, dtype: torch.dtype, unused: str | None = None) -> PreTrainedModel:
+def from_pretrained(
+    auto: Any, directory: Path, dtype: torch.dtype, unused: str | None = None, **options: Any
+) -> PreTrainedModel:
     """The model by transformers' class `auto`, all its weights there but those whose names begin with `unused`."""
     try:
         model, report = auto.from_pretrained(
@@ -147,6 +149,7 @@ def from_pretrained(auto: Any, directory: Path, dtype: torch.dtype, unused: str 
             local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that the report below names them
+            **options,
         )
     except (ValueError, KeyError, TypeError, OSError, RuntimeError, SafetensorError, AttributeError) as error:
         raise ModelError(f"transformers cannot load the model: {error}") from error

@@ -41,7 +41,7 @@ def reference_logits(model: PreTrainedModel, vocab_size: int) -> list[torch.Tens
     """The last position's logits [V] for each probe prompt, by the model as transformers loaded it."""
     try:
         return [
-            model(input_ids=torch.tensor([prompt]), use_cache=False).logits[0, -1].float()
+            model(input_ids=torch.tensor([prompt], device=model.device), use_cache=False).logits[0, -1].float().cpu()
             for prompt in _prompts(vocab_size)
         ]
     except Exception as error:  # any family may fail in its own way; the reason goes to the operator
@@ -52,10 +52,10 @@ def reference_logits(model: PreTrainedModel, vocab_size: int) -> list[torch.Tens
 def record_layers(model: PreTrainedModel, num_layers: int) -> list[AttentionSpec]:
     """One recorded forward pass: every decoder layer must call the attention interface exactly as layer 0..n-1."""
     recorder = Recorder()
-    ids = torch.zeros(1, 8, dtype=torch.int64)
+    ids = torch.zeros(1, 8, dtype=torch.int64, device=model.device)
     try:
         with attend_with(recorder):
-            model(input_ids=ids, position_ids=torch.arange(8)[None], use_cache=False)
+            model(input_ids=ids, position_ids=torch.arange(8, device=model.device)[None], use_cache=False)
     except Exception as error:  # as above
         raise ProbeError(f"it does not run on the attention interface: {error}") from error
     if sorted(recorder.specs) != list(range(num_layers)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,7 @@ from engine.batch import fill_in
 from engine.gpu.attention import DeviceAttention, DeviceKVCache, block_bytes, to_device
 from engine.gpu.graphs import DecodeGraphs
 from engine.gpu.lora import SlotLinear, Slots, add_slots
+from engine.gpu.ranks import Leader, Ranks
 from engine.gpu.sampling import DeviceSampler
 
 if TYPE_CHECKING:
@@ -32,21 +33,30 @@ MEMORY_SHARE = 0.9
 class DeviceBackend:
     """As `engine.backend.Backend`. On a CPU device, for Triton's interpreter, it runs without graphs."""
 
-    def __init__(self, config: EngineConfig, device: torch.device) -> None:
-        self._config, self.device = config, device
+    def __init__(self, config: EngineConfig, device: torch.device, ranks: Ranks | None = None) -> None:
+        """With several devices the other ranks are started here; `ranks` is given to those alone."""
+        self._ranks = ranks or (Leader(config, device) if config.tensor_parallel_size > 1 else None)
+        self._config, self.device = config, self._ranks.device if self._ranks else device
         self._slots = Slots(config.max_adapters, config.max_adapter_rank, device)
         self._layers: list[SlotLinear] = []
         self._graphs: DecodeGraphs | None = None
 
+    def pretrained_options(self) -> dict[str, Any]:
+        """As `Backend`."""
+        return {} if self._ranks is None else self._ranks.pretrained_options()
+
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
         """Transformers' own forward pass, with slots for adapters around its linear layers."""
+
+        def split() -> tuple[Forward, list[AdapterLayer]]:
+            return plain_forward(model), []
 
         def slotted() -> tuple[Forward, list[AdapterLayer]]:
             model.to(self.device)
             self._layers = add_slots(model, self._slots, model.get_output_embeddings())
             return plain_forward(model), list(self._layers)
 
-        return [slotted]
+        return [slotted if self._ranks is None else split]
 
     def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, most: int) -> int:
         """As `Backend`: of the bytes that were asked for, or of what the model left free."""
@@ -54,7 +64,8 @@ class DeviceBackend:
         if not budget:
             free, total = torch.cuda.mem_get_info(self.device)
             budget = max(0, int(free - total * (1 - MEMORY_SHARE)) - self._later_bytes(dtype))
-        return max(2, min(budget // block_bytes(specs, self._config.block_size, dtype), most + 1))
+        count = max(2, min(budget // block_bytes(specs, self._config.block_size, dtype), most + 1))
+        return count if self._ranks is None else self._ranks.least(count)
 
     def _later_bytes(self, dtype: torch.dtype) -> int:
         """What is allocated only when it is needed: slots for adapters, and the activations of the largest step."""
@@ -72,6 +83,20 @@ class DeviceBackend:
 
     def run(self, forward: Forward, cache: DeviceKVCache, batch: ForwardBatch) -> torch.Tensor:
         """As `Backend`."""
+        if self._ranks is None or not self._ranks.serving:
+            return self._compute(forward, cache, batch)
+        if not isinstance(self._ranks, Leader):
+            self._ranks.share(batch.chosen)
+            return self._compute(forward, cache, batch)
+        try:
+            self._ranks.tell(batch)
+            self._ranks.share(batch.chosen)
+            return self._compute(forward, cache, batch)
+        except Exception:
+            self._ranks.give_up()
+            raise
+
+    def _compute(self, forward: Forward, cache: DeviceKVCache, batch: ForwardBatch) -> torch.Tensor:
         if self._graphs is not None and self._graphs.fits(batch):
             return self._graphs.run(batch)
         ids, positions = (to_device(t, self.device) for t in (batch.input_ids, batch.positions))
@@ -93,6 +118,16 @@ class DeviceBackend:
                 logger.warning("decode runs without graphs: %s", error)
                 return
             self._graphs = graphs
+
+    def serve(self) -> None:
+        """As `Backend`."""
+        if self._ranks is not None:
+            self._ranks.serving = True
+
+    def close(self) -> None:
+        """As `Backend`."""
+        if self._ranks is not None:
+            self._ranks.close()
 
     def sampler(self, eos_token_ids: list[int]) -> DeviceSampler:
         """As `Backend`."""

@@ -74,10 +74,9 @@ class DecodeGraphs:
 
     def fits(self, batch: ForwardBatch) -> bool:
         """Whether the batch is one token each of no more sequences than were captured, without adapters."""
-        plain = not batch.runs and not batch.prompt_rows
-        return plain and len(batch.sampled) == len(batch.sequences) <= self._sizes[-1] and all(
-            s.count == 1 for s in batch.sequences
-        )  # fmt: skip
+        count = len(batch.sequences)
+        alone = count <= self._sizes[-1] and not batch.runs and all(s.count == 1 for s in batch.sequences)
+        return alone and batch.logits_rows.tolist() == [*range(count)]
 
     def run(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits [sequences, V]; they stay valid until the next run."""

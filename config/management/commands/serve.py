@@ -32,7 +32,7 @@ from management.services.models import register_model
 ACTOR = "serve"
 ENGINE_FIELDS = (
     "device", "dtype", "quantization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes",
-    "speculative_tokens", "threads",
+    "speculative_tokens", "tensor_parallel_size", "threads",
 )  # fmt: skip
 DEMO_ADAPTERS = ROOT / "models" / "demo-adapters"
 

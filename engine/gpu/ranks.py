@@ -1,0 +1,213 @@
+"""Tensor parallelism: the processes of one worker, a device each, over weights that are split by transformers' own plan.
+
+Rank 0 is the worker itself: it schedules, and chooses the tokens. The others, `python -m engine.gpu.ranks`, are told
+each step through a pipe and compute their share of it. All of them load, probe and capture alike, so that their
+collectives meet. When one ends, all do: a pipe's end tells those that are told, a thread watches for rank 0.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from engine.batch import ForwardBatch, SequenceSlice
+from engine.config import EngineConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+logger = logging.getLogger("engine")
+
+GRACE_S = 5.0
+"""How long rank 0 may go on after another one has ended, to say what it knows."""
+BROKEN = 4
+"""The exit status of a worker that cannot go on; as `engine.__main__`."""
+
+_LENGTH = struct.Struct(">I")
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """What a rank is told first."""
+
+    config: EngineConfig
+    rank: int
+    rendezvous: str
+    """A file that does not exist yet; whoever can open its folder can join."""
+    device_type: str
+
+
+class StepMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A `ForwardBatch` without whom its rows belong to; `chosen` is the number of tokens that follow on the device."""
+
+    input_ids: list[int]
+    positions: list[int]
+    slot_mapping: list[int]
+    sequences: list[tuple[int, int, int, list[int]]]
+    logits_rows: list[int]
+    chosen: int
+
+
+class Ranks:
+    """A process among those of its worker."""
+
+    def __init__(self, membership: Membership) -> None:
+        """Join; waits for the others."""
+        self.rank, self.count = membership.rank, membership.config.tensor_parallel_size
+        self.device = torch.device(membership.device_type)
+        if self.device.type == "cuda":
+            self.device = torch.device("cuda", self.rank)
+            torch.cuda.set_device(self.device)
+        os.environ["LOCAL_RANK"] = str(self.rank)  # where transformers looks for its device
+        dist.init_process_group(
+            "nccl" if self.device.type == "cuda" else "gloo",
+            init_method=f"file://{membership.rendezvous}",
+            rank=self.rank,
+            world_size=self.count,
+            device_id=self.device if self.device.type == "cuda" else None,
+        )
+        self.serving = False
+        """Whether steps are told; until then every rank does the same of its own accord."""
+
+    def pretrained_options(self) -> dict[str, Any]:
+        """How `from_pretrained` splits the weights."""
+        from transformers.distributed import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_size=self.count, tp_plan="auto")}
+
+    def least(self, number: int) -> int:
+        """The least of all ranks' numbers."""
+        found = torch.tensor(number, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
+
+    def share(self, chosen: torch.Tensor | None) -> None:
+        """Rank 0's tokens for all, on the device."""
+        if chosen is not None:
+            dist.broadcast(chosen, src=0)
+
+    def close(self) -> None:
+        """Leave."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class Leader(Ranks):
+    """Rank 0, which starts the others and tells them the steps."""
+
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        rendezvous = os.path.join(self._folder.name, "store")
+        self._closing = False
+        self._others: list[subprocess.Popen[bytes]] = []
+        for rank in range(1, config.tensor_parallel_size):
+            other = subprocess.Popen([sys.executable, "-m", "engine.gpu.ranks"], stdin=subprocess.PIPE, stdout=2)
+            self._others.append(other)
+            self._write(other, msgspec.msgpack.encode(Membership(config, rank, rendezvous, device.type)))
+            threading.Thread(target=self._watch, args=(other,), daemon=True).start()
+        super().__init__(Membership(config, 0, rendezvous, device.type))
+
+    def tell(self, batch: ForwardBatch) -> None:
+        """The others compute this step too; raises OSError when one is gone."""
+        message = StepMessage(
+            batch.input_ids[0].tolist(),
+            batch.positions[0].tolist(),
+            batch.slot_mapping.tolist(),
+            [(s.row, s.count, s.length, s.blocks) for s in batch.sequences],
+            batch.logits_rows.tolist(),
+            0 if batch.chosen is None else len(batch.chosen),
+        )
+        body = msgspec.msgpack.encode(message)
+        for other in self._others:
+            self._write(other, body)
+
+    def close(self) -> None:
+        """End all."""
+        self._closing = True
+        for other in self._others:
+            if other.stdin is not None:
+                other.stdin.close()
+        super().close()
+        for other in self._others:
+            try:
+                other.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                other.kill()
+        self._folder.cleanup()
+
+    def give_up(self) -> None:
+        """A step failed here that the others may be in: they are out of step with this rank, and the worker must end."""
+        for other in self._others:
+            other.kill()
+
+    def _watch(self, other: subprocess.Popen[bytes]) -> None:
+        status = other.wait()
+        if self._closing:
+            return
+        logger.error("a process of this worker ended with status %d; so does the worker", status)
+        time.sleep(GRACE_S)
+        os._exit(BROKEN)  # the main thread may wait for the one that is gone, where nothing interrupts it
+
+    @staticmethod
+    def _write(other: subprocess.Popen[bytes], body: bytes) -> None:
+        assert other.stdin is not None
+        other.stdin.write(_LENGTH.pack(len(body)) + body)
+        other.stdin.flush()
+
+
+def received(pipe: BinaryIO) -> Iterator[bytes]:
+    """Message bodies until the pipe ends."""
+    while len(head := pipe.read(_LENGTH.size)) == _LENGTH.size:
+        yield pipe.read(_LENGTH.unpack(head)[0])
+
+
+def to_batch(message: StepMessage, device: torch.device) -> ForwardBatch:
+    """What the rank computes; the chosen tokens are yet to come."""
+    return ForwardBatch(
+        input_ids=torch.tensor([message.input_ids]),
+        positions=torch.tensor([message.positions]),
+        slot_mapping=torch.tensor(message.slot_mapping),
+        sequences=[SequenceSlice(*sequence) for sequence in message.sequences],
+        logits_rows=torch.tensor(message.logits_rows, dtype=torch.int64),
+        sampled=[],
+        drafts={},
+        prompt_rows=[],
+        chosen=torch.empty(message.chosen, dtype=torch.int64, device=device) if message.chosen else None,
+    )
+
+
+def main() -> int:
+    """Join, load, and compute what rank 0 says, until it ends."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine %(message)s")
+    bodies = received(sys.stdin.buffer)
+    membership = msgspec.msgpack.decode(next(bodies), type=Membership)
+    from engine.core import prepare
+    from engine.gpu.backend import DeviceBackend
+
+    ranks = Ranks(membership)
+    config = membership.config
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    backend = DeviceBackend(config, ranks.device, ranks)
+    prepared = prepare(config, backend)
+    decoder = msgspec.msgpack.Decoder(StepMessage)
+    with torch.inference_mode():
+        for body in bodies:
+            backend.run(prepared.loaded.forward, prepared.cache, to_batch(decoder.decode(body), ranks.device))
+    # Not through the interpreter's end: collectives that the others will never join may still be queued on the device.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
