@@ -157,10 +157,8 @@ def backend_for(config: EngineConfig) -> Backend:
         return CpuBackend(config)
     if not torch.cuda.is_available():
         raise ModelError("device cuda: torch finds no CUDA device here")
-    if config.quantization != "none":
-        raise ModelError(
-            f"quantization {config.quantization} is for CPUs; a CUDA device serves the weights as they are"
-        )
+    if config.quantization != "none" and config.tensor_parallel_size > 1:
+        raise ModelError(f"quantization {config.quantization} is for one device; split weights stay as they are")
     if config.tensor_parallel_size > torch.cuda.device_count():
         raise ModelError(f"tensor_parallel_size must be at most {torch.cuda.device_count()}, the CUDA devices here")
     from engine.gpu.backend import DeviceBackend  # Triton comes with torch's CUDA builds alone

@@ -2,7 +2,7 @@
 
     python -m scripts.bench_gpu [--models qwen2.5-0.5b qwen2.5-7b] [--batches 1 32] [--tokens 256] [--json FILE]
 
-The floor of a step is the time to read the weights and the batch's keys and values once, at the bandwidth that copying
+The floor of a step is the time to read the weights (as the model's files hold them) and the batch's keys and values once, at the bandwidth that copying
 a gigabyte shows in the same run. Needs nothing but what `engine/` needs.
 """
 
@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -83,38 +84,53 @@ def floor_seconds(core: EngineCore, directory: Path, batch: int, tokens: int, ra
     return (weights + batch * (PROMPT + tokens / 2) * cached) / rate
 
 
+def of_engine(
+    name: str, directory: Path, options: argparse.Namespace, rate: float, quantization: str
+) -> list[dict[str, Any]]:
+    """One row per batch; `waiting_s` is the step's time where the host reads every step's tokens before the next."""
+    config = EngineConfig(model=str(directory), device="cuda", max_num_seqs=max(options.batches), max_model_len=2048,
+                          max_num_batched_tokens=8192, speculative_tokens=0, quantization=quantization)  # fmt: skip
+    core, rows = EngineCore(config), []
+    for batch in options.batches:
+        ours(core, batch, 16, seed=1)
+        row = {"model": name, "weights": quantization, "batch": batch}
+        row["step_s"] = statistics.median(ours(core, batch, options.tokens, seed=2 + i) for i in range(3))
+        row["floor_s"] = floor_seconds(core, directory, batch, options.tokens, rate)
+        with mock.patch.object(core.runner.sampler, "choose_later", lambda rows, logits: None):
+            row["waiting_s"] = statistics.median(ours(core, batch, options.tokens, seed=5 + i) for i in range(3))
+        rows.append(row)
+    core.close()
+    return rows
+
+
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per model and batch."""
+    """One row per model, kind of weights and batch."""
     rate, rows = bandwidth(), []
     print(f"{torch.cuda.get_device_name()}: {rate / 1e12:.2f} TB/s measured")
-    print("| model | batch | ms a step | tok/s | share of the floor | transformers, tok/s | ratio |")
-    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    print(
+        "| model | weights | batch | ms a step | without overlap | tok/s | floor / step | transformers, tok/s | ratio |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for name in options.models:
         with tempfile.TemporaryDirectory() as folder:
             directory = make_model(Path(folder), name, dtype=torch.bfloat16)
-            config = EngineConfig(model=str(directory), device="cuda", max_num_seqs=max(options.batches),
-                                  max_model_len=2048, max_num_batched_tokens=8192, speculative_tokens=0)  # fmt: skip
-            core = EngineCore(config)
-            found = {}
-            for batch in options.batches:
-                ours(core, batch, 16, seed=1)
-                found[batch] = statistics.median(ours(core, batch, options.tokens, seed=2 + i) for i in range(3))
-                found_floor = floor_seconds(core, directory, batch, options.tokens, rate)
-                rows.append({"model": name, "batch": batch, "step_s": found[batch], "floor_s": found_floor})
-            core.close()
-            del core
-            torch.cuda.empty_cache()
+            found = []
+            for quantization in ("none", "int8"):
+                found += of_engine(name, directory, options, rate, quantization)
+                torch.cuda.empty_cache()
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).cuda()
-            for row in rows:
-                if row["model"] == name:
-                    theirs(model, row["batch"], 16, seed=1)
-                    row["transformers"] = theirs(model, row["batch"], options.tokens, seed=2)
-                    speed = row["batch"] / row["step_s"]
-                    print(f"| {name} | {row['batch']} | {row['step_s'] * 1e3:.2f} | {speed:.0f} | "
-                          f"{row['floor_s'] / row['step_s']:.2f} | {row['transformers']:.0f} | "
-                          f"{speed / row['transformers']:.2f} |", flush=True)  # fmt: skip
+            theirs_at = {}
+            for batch in options.batches:
+                theirs(model, batch, 16, seed=1)
+                theirs_at[batch] = theirs(model, batch, options.tokens, seed=2)
             del model
             torch.cuda.empty_cache()
+        for row in found:
+            speed, row["transformers"] = row["batch"] / row["step_s"], theirs_at[row["batch"]]
+            print(f"| {name} | {row['weights']} | {row['batch']} | {row['step_s'] * 1e3:.2f} | "
+                  f"{row['waiting_s'] * 1e3:.2f} | {speed:.0f} | {row['floor_s'] / row['step_s']:.2f} | "
+                  f"{row['transformers']:.0f} | {speed / row['transformers']:.2f} |", flush=True)  # fmt: skip
+        rows += found
     return rows
 
 

@@ -12,6 +12,7 @@ from engine.backend import Candidate, Forward, plain_forward
 from engine.batch import fill_in
 from engine.gpu.attention import DeviceAttention, DeviceKVCache, block_bytes, to_device
 from engine.gpu.graphs import DecodeGraphs
+from engine.gpu.int8 import quantise
 from engine.gpu.lora import SlotLinear, Slots, add_slots
 from engine.gpu.ranks import Leader, Ranks
 from engine.gpu.sampling import DeviceSampler
@@ -46,9 +47,14 @@ class DeviceBackend:
         return {} if self._ranks is None else self._ranks.pretrained_options()
 
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
-        """Transformers' own forward pass, with slots for adapters around its linear layers."""
+        """Transformers' own forward pass: with slots for adapters around its linear layers, split, or in bytes."""
 
         def split() -> tuple[Forward, list[AdapterLayer]]:
+            return plain_forward(model), []
+
+        def in_bytes() -> tuple[Forward, list[AdapterLayer]]:
+            quantise(model, model.get_output_embeddings(), self.device)
+            model.to(self.device)
             return plain_forward(model), []
 
         def slotted() -> tuple[Forward, list[AdapterLayer]]:
@@ -56,7 +62,9 @@ class DeviceBackend:
             self._layers = add_slots(model, self._slots, model.get_output_embeddings())
             return plain_forward(model), list(self._layers)
 
-        return [slotted if self._ranks is None else split]
+        if self._ranks is not None:
+            return [split]
+        return [in_bytes if self._config.quantization == "int8" else slotted]
 
     def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, most: int) -> int:
         """As `Backend`: of the bytes that were asked for, or of what the model left free."""

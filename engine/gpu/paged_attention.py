@@ -152,10 +152,11 @@ def attend(
     block_size, kv_heads, value_dim = keys.shape[1], keys.shape[2], values.shape[3]
     split = plan.splits > 1
     shape = (tokens, heads, plan.splits * value_dim)
-    out = torch.empty(shape, dtype=torch.float32 if split else query.dtype, device=query.device)
+    # Zeros, because rows that pad a step belong to no tile, and what the layers make of them must stay finite.
+    out = torch.zeros(shape, dtype=torch.float32 if split else query.dtype, device=query.device)
     logsums = out
     if split:
-        logsums = torch.empty(tokens, heads, plan.splits, dtype=torch.float32, device=query.device)
+        logsums = torch.zeros(tokens, heads, plan.splits, dtype=torch.float32, device=query.device)
     _attention[(len(plan.tile_sequence), kv_heads, plan.splits)](
         query, keys, values, out, logsums, plan.tile_sequence, plan.tile_start, plan.query_starts, plan.lengths,
         plan.tables, query if sinks is None else sinks,

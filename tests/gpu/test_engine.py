@@ -12,6 +12,7 @@ from engine.core import EngineCore
 from engine.gpu import attention, paged_attention
 from engine.gpu.backend import DeviceBackend
 from engine.gpu.graphs import DecodeGraphs, capture_sizes
+from engine.gpu.int8 import ByteLinear
 from engine.gpu.sampling import choose
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
@@ -95,6 +96,48 @@ def test_a_row_chooses_the_same_whatever_the_others_are(device):
     uniforms = [(i + 0.5) / 40 for i in range(40)]
     together = choose(logits, rules, uniforms).tolist()
     assert together == [int(choose(logits[i : i + 1], [rules[i]], [uniforms[i]])) for i in range(40)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)  # as for attention: no bfloat16 here
+@pytest.mark.parametrize(("inner", "columns"), [(64, 48), (300, 70), (128, 8200)])
+def test_weights_in_bytes(inner, columns, dtype, device):
+    """Against float64 with the same bytes: rows up to where torch multiplies, and beyond."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(columns, inner, generator=generator).to(dtype)
+    weight[3] = 0
+    bias = torch.randn(columns, generator=generator).to(dtype)
+    for bias_or_none in (bias, None):
+        layer = ByteLinear(weight.to(device), None if bias_or_none is None else bias.to(device))
+        scales = layer.scales.double().cpu()[:, None]
+        rounded = layer.bytes.double().cpu() * scales
+        assert ((rounded - weight.double()).abs() <= scales * 0.501).all()
+        for rows in (1, 5, 17, 64, 65):
+            x = torch.randn(2, rows, inner, generator=generator).to(dtype)[:1]
+            expected = x.double() @ rounded.T + (0 if bias_or_none is None else bias.double())
+            found = layer(x.to(device)).cpu()
+            assert found.dtype == dtype
+            difference = (found.double() - expected).abs().max() / expected.abs().max()
+            assert difference < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_model_in_bytes_says_nearly_the_same(family, models_dir, device):
+    """Teacher-forced: at each place the token that is said is among the reference's best."""
+    model = make_model(models_dir, family)
+    core = engine(model, device, quantization="int8")
+    assert core.info.max_adapter_rank == 0
+    driver = Driver(core)
+    asked = prompts(400, (30, 5, 41))
+    for i, prompt in enumerate(asked):
+        driver.submit(i, prompt, max_tokens=12, ignore_eos=True)
+    driver.run()
+    reference = Reference(model).model
+    for i, prompt in enumerate(asked):
+        said = driver.tokens(i)
+        with torch.inference_mode():
+            logits = reference(input_ids=torch.tensor([prompt + said])).logits[0, len(prompt) - 1 : -1]
+        behind = logits.max(-1).values - logits.gather(1, torch.tensor(said)[:, None])[:, 0]
+        assert float((behind / logits.std(-1)).max()) < 0.3
 
 
 def test_graph_sizes():
