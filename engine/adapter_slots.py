@@ -141,7 +141,9 @@ class AdapterSlots:
         return entry is not None and entry.loading is None and entry.error is None
 
     def acquire(self, ref: AdapterRef, busy: Collection[str]) -> bool:
-        """Make sure that the loaded adapter stands in a slot; False while every slot is pinned or in `busy`."""
+        """Make sure that the loaded adapter stands in a slot; False while every slot is pinned or in `busy`, and where the
+        device has no memory for it, which `failure` tells.
+        """
         entry = self._entries[ref.digest]
         entry.used = next(self._clock)
         if entry.in_slot:
@@ -152,8 +154,7 @@ class AdapterSlots:
             if not free:
                 return False
             self._leave(min(free, key=lambda e: e.used))
-        self._enter(entry)
-        return True
+        return self._enter(entry)
 
     def pinned(self, digest: str) -> bool:
         """Whether the adapter keeps its slot."""
@@ -206,10 +207,17 @@ class AdapterSlots:
         if self._considerate:
             time.sleep(PAUSE_S)
 
-    def _enter(self, entry: _Entry) -> None:
+    def _enter(self, entry: _Entry) -> bool:
         entry.in_slot = True
-        for layer, packed in zip(self.layers, entry.packed, strict=True):
-            layer.put(entry.ref.digest, packed)
+        try:
+            for layer, packed in zip(self.layers, entry.packed, strict=True):
+                layer.put(entry.ref.digest, packed)
+        except RuntimeError as error:  # torch's own when memory is out
+            logger.exception("adapter not put into a slot", extra={"digest": entry.ref.digest})
+            self._leave(entry)
+            entry.error = f"it cannot be put into a slot: {type(error).__name__}"
+            return False
+        return True
 
     def _leave(self, entry: _Entry) -> None:
         entry.in_slot = False

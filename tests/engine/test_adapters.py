@@ -205,6 +205,30 @@ def test_a_failed_adapter_is_tried_again(models_dir, folder, tmp_path):
     assert len(driver.tokens(1)) == 3
 
 
+def test_a_slot_without_memory_fails_those_who_wait_for_it_alone(models_dir, folder, monkeypatch):
+    model = make_model(models_dir, "llama")
+    refs = [make_adapter(model, folder, name, **VARIANTS[name]) for name in ("plain", "attention")]
+    driver = Driver(core(model, max_model_len=128))
+    (prompt,) = prompts(400, (12,))
+    driver.submit(0, prompt, adapter=refs[0], max_tokens=4, ignore_eos=True)
+    driver.run()
+    last = driver.engine.adapters.layers[-1]
+
+    def put(digest: str, weights: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(last, "put", put)
+        driver.submit(1, prompt, adapter=refs[1], max_tokens=4, ignore_eos=True)
+        driver.submit(2, prompt, adapter=refs[0], max_tokens=4, ignore_eos=True)
+        driver.run()
+    assert driver.outputs[1][-1].error == "adapter: it cannot be put into a slot: OutOfMemoryError"
+    assert driver.tokens(2) == driver.tokens(0)
+    driver.submit(3, prompt, adapter=refs[1], max_tokens=4, ignore_eos=True)
+    driver.run()
+    Reference(model, Path(refs[1].directory)).assert_equal(prompt, driver.tokens(3))
+
+
 def test_pinning_and_unloading(models_dir, folder):
     model = make_model(models_dir, "llama")
     refs = [make_adapter(model, folder, name, **VARIANTS[name]) for name in ("plain", "attention", "rslora")]
