@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Stream:
-    """One stream's times in seconds and its count of events."""
+    """One stream's times in seconds, its count of events, and the last part of what came."""
 
     ttft_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)
     events: int = 0
+    tail: bytes = b""
 
 
 async def post(port: int, path: str, body: object, mark: bytes = b"data: {") -> Stream:
@@ -29,6 +30,7 @@ async def post(port: int, path: str, body: object, mark: bytes = b"data: {") -> 
     if b" 200 " not in status:
         raise RuntimeError((status + await reader.read()).decode())
     while chunk := await reader.read(65536):
+        stream.tail = (stream.tail + chunk)[-1024:]
         events = chunk.count(mark)
         if events:
             now = time.perf_counter()
