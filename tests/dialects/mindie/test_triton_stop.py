@@ -6,6 +6,7 @@ import threading
 
 import httpx
 
+from inference.running import RunningRequests
 from tests.dialects.mindie.conftest import PROMPT
 from tests.live import wait_until
 
@@ -41,7 +42,7 @@ def test_it_echoes_the_body(mindie):
 
 def test_an_id_is_free_once_its_last_frame_is_read(mindie):
     body = {"id": "again", "text_input": PROMPT, "parameters": {"max_new_tokens": 2, "details": True}}
-    for _ in range(20):
+    for _ in range(5):
         with httpx.stream("POST", f"{mindie.server.mindie_url}/v2/models/demo/generate_stream", json=body) as answer:
             for line in answer.iter_lines():
                 if '"finish_reason"' in line:
@@ -49,6 +50,27 @@ def test_an_id_is_free_once_its_last_frame_is_read(mindie):
                     break
             else:
                 raise AssertionError(f"no last frame: {answer.status_code}")
+
+
+def test_what_has_ended_is_not_found_while_its_answer_is_being_sent():
+    class Sent:
+        ended = False
+        stops = 0
+
+        def stop(self) -> None:
+            self.stops += 1
+
+    running, first, second = RunningRequests(), Sent(), Sent()
+    with running.entry("me", {"a", "b"}, first):
+        assert running.knows("me", "b")
+        assert not running.knows("you", "b")
+        first.ended = True
+        assert not running.knows("me", "a")
+        assert not running.stop("me", "a")
+        with running.entry("me", {"a"}, second):
+            assert running.stop("me", "a")
+        assert not running.knows("me", "a")
+    assert (first.stops, second.stops) == (0, 1)
 
 
 def test_refusals(mindie):
