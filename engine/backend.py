@@ -38,8 +38,6 @@ class Backend(Protocol):
     """Where a model computes."""
 
     device: torch.device
-    max_chunk: int | None
-    """Tokens of long prompts that a step takes while sequences decode, whose next token waits for it; None: any."""
 
     def pretrained_options(self) -> dict[str, Any]:
         """What `from_pretrained` is told beside the directory and the dtype."""
@@ -93,9 +91,6 @@ class CpuBackend:
     """Our own kernels over packed weights."""
 
     device = torch.device("cpu")
-    max_chunk: int | None = (
-        128  # where products are bound by arithmetic already: larger steps take longer, and gain little
-    )
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config

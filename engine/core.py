@@ -86,7 +86,7 @@ class EngineCore:
             loaded.lora_layers, config.max_adapters, config.max_cached_adapters, config.max_adapter_rank
         )
         self.grammars = GrammarCompiler(loaded.tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
-        self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, self.adapters, backend.max_chunk)
+        self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, self.adapters)
         self.runner = ModelRunner(backend, loaded, prepared.cache)
         self.requests: dict[tuple[int, int], Request] = {}
         self.stats = Stats(blocks_total=pool.num_usable)

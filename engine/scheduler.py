@@ -50,25 +50,6 @@ class ScheduledBatch:
         return all(n == 1 + len(self.drafts.get(request, ())) for request, n in pairs)
 
 
-@dataclass(slots=True)
-class Budget:
-    """What a step may still compute: `tokens` in all, of which `chunk` for prompts that are longer than `long`."""
-
-    tokens: int
-    chunk: int
-    long: int
-
-    def most(self, wanted: int) -> int:
-        """How many of the `wanted` tokens of one request."""
-        return min(wanted, self.tokens, self.chunk if wanted > self.long else wanted)
-
-    def spend(self, count: int, wanted: int) -> None:
-        """They are in the step."""
-        self.tokens -= count
-        if wanted > self.long:
-            self.chunk -= count
-
-
 class Scheduler:
     """Waiting and running requests, and the rules that move them."""
 
@@ -79,10 +60,7 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: Iterable[int],
         adapters: AdapterSlots,
-        max_chunk: int | None = None,
     ) -> None:
-        """`max_chunk` as in `Backend`."""
-        self.max_chunk = max_chunk or config.max_num_batched_tokens
         self.config, self.pool, self.max_model_len, self.adapters = config, pool, max_model_len, adapters
         self.eos_token_ids = frozenset(eos_token_ids)
         self.waiting: list[Request] = []  # sorted by Request.order
@@ -158,11 +136,8 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """The next step's batch; empty when nothing can run."""
         batch = ScheduledBatch()
-        tokens = self.config.max_num_batched_tokens
-        # Nobody waits for the end of a long step where nobody decodes.
-        chunk = self.max_chunk if any(request.num_output_tokens for request in self.running) else tokens
-        budget = Budget(tokens, chunk, chunk)
-        if not self._schedule_running(batch, budget):
+        budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens)
+        if not preempted:
             self._admit_waiting(batch, budget)
         for request, count in zip(batch.requests, batch.num_new_tokens, strict=True):
             batch.ends.append(request.num_computed_tokens + count - len(batch.drafts.get(request, ())))
@@ -219,20 +194,16 @@ class Scheduler:
         if request.matcher is not None:
             request.matcher.advance(token)
 
-    def _schedule_running(self, batch: ScheduledBatch, budget: Budget) -> bool:
-        """Give every running request its next tokens, oldest first; preempt from the least urgent end, and tell so."""
+    def _schedule_running(self, batch: ScheduledBatch, budget: int) -> tuple[int, bool]:
+        """Give every running request its next tokens, oldest first; preempt from the least urgent end."""
         preempted, i = False, 0
         most_drafts = allowance(len(self.running), self.config.speculative_tokens)
-        while i < len(self.running) and budget.tokens > 0:
+        while i < len(self.running) and budget > 0:
             request = self.running[i]
             if request.num_pending_tokens and self._is_full(request, len(request.token_ids)):
                 i += 1  # it ends with the token that is being chosen
                 continue
-            wanted = len(request.token_ids) - request.num_computed_tokens
-            count = budget.most(wanted)
-            if not count:
-                i += 1
-                continue
+            count = min(len(request.token_ids) - request.num_computed_tokens, budget)
             while not self.pool.allocate(request, request.num_computed_tokens + count):
                 victim = self.running[-1]  # the least urgent; never one that is in the batch already
                 preempted = True
@@ -241,15 +212,15 @@ class Scheduler:
                     break
             else:
                 if count == 1 and most_drafts > 0:
-                    drafts = self._drafts(request, min(most_drafts, budget.tokens - 1))
+                    drafts = self._drafts(request, min(most_drafts, budget - 1))
                     if drafts:
                         batch.drafts[request] = drafts
                         count += len(drafts)
                 batch.requests.append(request)
                 batch.num_new_tokens.append(count)
-                budget.spend(count, wanted)
+                budget -= count
                 i += 1
-        return preempted
+        return budget, preempted
 
     def _drafts(self, request: Request, most: int) -> list[int]:
         """Guesses for a request that is about to compute its last token, where blocks for them are free anyway."""
@@ -268,9 +239,8 @@ class Scheduler:
             return []
         return drafts if self.pool.allocate(request, position + 1 + len(drafts)) else []
 
-    def _admit_waiting(self, batch: ScheduledBatch, budget: Budget) -> None:
-        """Start waiting requests in order while budget, sequence slots and blocks last; shorter prompts pass one that is
-        too long for what is left of this step's chunk.
+    def _admit_waiting(self, batch: ScheduledBatch, budget: int) -> None:
+        """Start waiting requests in order while budget, sequence slots and blocks last.
 
         A request whose next uncached block is being computed by a running one waits for that block instead of
         computing it again; so siblings of one prompt, and prompts with one prefix, share their prefill. A request
@@ -283,7 +253,7 @@ class Scheduler:
         size, position = self.config.block_size, 0
         closing: dict[str, str] = {}
         ahead = {r.adapter.digest for r in self.running if r.adapter is not None}
-        while position < len(self.waiting) and budget.tokens > 0 and len(self.running) < self.config.max_num_seqs:
+        while position < len(self.waiting) and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[position]
             adapter = request.adapter
             if adapter is not None:
@@ -300,22 +270,18 @@ class Scheduler:
             if len(hit) < len(reusable) and pending[reusable[len(hit)]]:
                 position += 1
                 continue
-            wanted = len(request.token_ids) - len(hit) * size
-            count = budget.most(wanted)
-            if not count:
-                position += 1
-                continue
             blocks = -(-len(request.token_ids) // size) - len(hit)
             reserve = len(self.running)  # one block each, so that admission is not followed by preemption at once
             if blocks + reserve > self.pool.num_free_after(hit):
                 break
             self.waiting.pop(position)
             self._start(request, hit)
+            count = min(len(request.token_ids) - request.num_computed_tokens, budget)
             if not self.pool.allocate(request, request.num_computed_tokens + count):
                 raise RuntimeError("the block pool refused blocks that it had counted as free")
             batch.requests.append(request)
             batch.num_new_tokens.append(count)
-            budget.spend(count, wanted)
+            budget -= count
             pending.update(self._pending_hashes(request))
 
     def _adapter_ready(self, adapter: AdapterRef, closing: dict[str, str], ahead: set[str]) -> bool:

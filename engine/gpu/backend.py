@@ -34,8 +34,6 @@ MEMORY_SHARE = 0.9
 class DeviceBackend:
     """As `engine.backend.Backend`. On a CPU device, for Triton's interpreter, it runs without graphs."""
 
-    max_chunk: int | None = None
-
     def __init__(self, config: EngineConfig, device: torch.device, ranks: Ranks | None = None) -> None:
         """With several devices the other ranks are started here; `ranks` is given to those alone."""
         self._ranks = ranks or (Leader(config, device) if config.tensor_parallel_size > 1 else None)

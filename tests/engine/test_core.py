@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.messages import Submit
 from engine.sampling_params import SamplingParams
 from tests.conftest import DEMO
-from tests.engine.engines import Driver, Reference, core, prompts
+from tests.engine.engines import Driver, core, prompts
 
 PROMPT = prompts(1700, (40,))[0]
 
@@ -125,35 +125,3 @@ def test_prompt_logprobs_cover_the_prompt_once(driver):
 def test_config_validates_itself(options):
     with pytest.raises(ValueError, match="must"):
         EngineConfig(**{"model": "x", **options})
-
-
-def test_a_long_prompt_is_cut_while_others_decode():
-    """Alone it takes what a step may hold; beside a sequence that decodes, a chunk; a short prompt passes it."""
-    driver = Driver(core(DEMO, max_num_batched_tokens=128, max_num_seqs=4, speculative_tokens=0))
-    driver.engine.scheduler.max_chunk = 8
-    asked = prompts(1700, (100, 90, 91, 6))
-
-    def submit(number: int, max_tokens: int) -> None:
-        assert driver.submit(number, asked[number], max_tokens=max_tokens, ignore_eos=True) is None
-
-    def computed() -> list[int]:
-        by_number = {request.key[1]: request.num_computed_tokens for request in driver.engine.requests.values()}
-        return [by_number[number] for number in sorted(by_number)]
-
-    submit(0, 40)
-    driver.step()
-    assert computed() == [100]
-    for number in (1, 2, 3):
-        submit(number, 2)
-    driver.step()
-    assert computed() == [101, 8, 0, 6]
-    driver.step()
-    assert computed() == [102, 16, 0]
-    assert driver.finish_reason(3) == "length"
-    while len(driver.tokens(1)) == 0:
-        driver.step()
-    assert len(driver.tokens(0)) == 13
-    driver.run()
-    reference = Reference(DEMO)
-    for number, prompt in enumerate(asked):
-        reference.assert_equal(prompt, driver.tokens(number))
