@@ -66,4 +66,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_status = main()
+    logging.shutdown()
+    # Not through the interpreter's end, where a device's library may wait for processes that are gone.
+    os._exit(exit_status)

@@ -212,6 +212,8 @@ class AdapterSlots:
         try:
             for layer, packed in zip(self.layers, entry.packed, strict=True):
                 layer.put(entry.ref.digest, packed)
+        except torch.AcceleratorError:  # the device itself is broken
+            raise
         except RuntimeError as error:  # torch's own when memory is out
             logger.exception("adapter not put into a slot", extra={"digest": entry.ref.digest})
             self._leave(entry)

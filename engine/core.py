@@ -187,13 +187,16 @@ class EngineCore:
         batch = self.scheduler.schedule()
         before, self._running = self._running, None
         self.blocked = not batch.requests and before is None and self.scheduler.has_work
-        launched = self._launch(batch, outputs) if batch.requests else None
+        launched = self._launch(batch) if batch.requests else None
         if before is not None:
-            self._read(before, outputs)
+            waited_for = launched if launched is not None and isinstance(launched.result, StepResult) else None
+            self._read(before, outputs, None if waited_for is None else waited_for.begin)
         if launched is not None and isinstance(launched.result, LaunchedStep):
             self._running = launched
         elif launched is not None:
             self._read(launched, outputs)
+        elif batch.requests:
+            self._fail(batch, outputs)
         return outputs
 
     def check_integrity(self) -> None:
@@ -226,28 +229,31 @@ class EngineCore:
             return f"token ids must be between 0 and {self.info.vocab_size - 1}"
         return self.scheduler.add(request)
 
-    def _launch(self, batch: ScheduledBatch, outputs: ClientOutputs) -> Step | None:
+    def _launch(self, batch: ScheduledBatch) -> Step | None:
         """The step as it was begun, or None after a failure that may be the fault of these requests alone."""
         begin = time.monotonic()
         try:
             result = self.runner.launch(batch)
         except Exception:  # the step loop is one of the edges: the batch fails, the engine goes on
-            self._fail(batch, outputs)
+            logger.exception("step failed", extra={"requests": len(batch.requests)})
             return None
         self.scheduler.launched(batch, result.requests if isinstance(result, LaunchedStep) else ())
         return Step(batch, result, begin)
 
-    def _read(self, step: Step, outputs: ClientOutputs) -> None:
-        """Take in what a step computed."""
+    def _read(self, step: Step, outputs: ClientOutputs, next_begin: float | None = None) -> None:
+        """Take in what a step computed. Its time ends now, or, where the host has waited for the next one already, where
+        that began.
+        """
         result = step.result
         if isinstance(result, LaunchedStep):
             try:
                 result = result.result()
             except Exception:  # as above: a device reports its failures late
+                logger.exception("step failed", extra={"requests": len(step.batch.requests)})
                 self._fail(step.batch, outputs)
                 return
         self.failed_steps = 0
-        now, stats = time.monotonic(), self.stats
+        now, stats = next_begin or time.monotonic(), self.stats
         elapsed, self._last_read = now - max(step.begin, self._last_read), now
         stats.steps += 1
         self.histograms.add_step(elapsed, step.batch.is_decode)
@@ -262,7 +268,6 @@ class EngineCore:
     def _fail(self, batch: ScheduledBatch, outputs: ClientOutputs) -> None:
         self.failed_steps += 1
         self.histograms.failed += 1
-        logger.exception("step failed", extra={"requests": len(batch.requests)})
         failed = [request for request in batch.requests if request.status is not RequestStatus.FINISHED]
         for request in failed:
             self.scheduler.finish(request)

@@ -52,6 +52,19 @@ def draw(candidates: Candidates, params: list[SamplingParams], uniforms: list[fl
     return tokens
 
 
+def bounded(p: SamplingParams, vocab: int) -> bool:
+    """Whether the first candidates are always enough for these parameters."""
+    return 0 < p.top_k <= min(CANDIDATES, vocab)
+
+
+def draw_at_once(
+    candidates: Candidates, params: list[SamplingParams], uniforms: list[float], vocab: int
+) -> torch.Tensor:
+    """As `draw`, a tensor [B] that nobody has waited for; all rows are `bounded`."""
+    drawn, _ = _attempt(*candidates([*range(len(params))], min(CANDIDATES, vocab)), params, uniforms, vocab)
+    return drawn
+
+
 def _attempt(
     values: torch.Tensor,
     ids: torch.Tensor,

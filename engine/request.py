@@ -47,6 +47,8 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
+    num_read_tokens: int = 0
+    """How many of the computed ones are of steps that have been read."""
     num_pending_tokens: int = 0
     """How many of the last tokens are PENDING."""
     num_cached_tokens: int | None = None

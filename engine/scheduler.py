@@ -159,12 +159,11 @@ class Scheduler:
         none of them.
         """
         finished = {}
-        for request, count, end in zip(batch.requests, batch.num_new_tokens, batch.ends, strict=True):
+        for request, end in zip(batch.requests, batch.ends, strict=True):
             if request.status is RequestStatus.FINISHED:
                 sampled.pop(request, None)
                 continue
             tokens, drafts = sampled.get(request, []), batch.drafts.get(request, [])
-            full_before = (end + len(drafts) - count) // self.config.block_size
             reason = None
             for number, token in enumerate(tokens):
                 if number:  # a guess that was right has been computed already
@@ -175,8 +174,10 @@ class Scheduler:
                 if reason is not None:
                     del tokens[number + 1 :]
                     break
-            if end // self.config.block_size > full_before and request.status is RequestStatus.RUNNING:
-                self.pool.cache(request, end)
+            if request.status is RequestStatus.RUNNING:  # not if it was preempted while the step ran
+                if end // self.config.block_size > request.num_read_tokens // self.config.block_size:
+                    self.pool.cache(request, end)
+                request.num_read_tokens = end
             if drafts and request.lookup is not None:
                 request.lookup.learn(len(drafts), len(tokens) - 1, len(request.token_ids))
             if reason is not None:
@@ -310,7 +311,7 @@ class Scheduler:
     def _start(self, request: Request, hit: list[int]) -> None:
         self.pool.touch(hit)
         request.block_table = list(hit)
-        request.num_computed_tokens = len(hit) * self.config.block_size
+        request.num_computed_tokens = request.num_read_tokens = len(hit) * self.config.block_size
         if request.num_cached_tokens is None:
             request.num_cached_tokens = request.num_computed_tokens
             request.first_scheduled = time.monotonic()
@@ -320,14 +321,14 @@ class Scheduler:
         insort(self.running, request, key=lambda r: r.order)
 
     def _pending_hashes(self, request: Request) -> list[bytes]:
-        """The blocks that this running request has yet to compute for its prefill."""
-        return request.block_hashes[request.num_computed_tokens // self.config.block_size :]
+        """The blocks of this running request's prefill that nobody finds yet."""
+        return request.block_hashes[request.num_read_tokens // self.config.block_size :]
 
     def _preempt(self, request: Request) -> None:
         """Back to the queue, blocks freed; what was sampled is kept and recomputed with the prompt."""
         self.running.remove(request)
         self.pool.free(request)
-        request.num_computed_tokens = 0
+        request.num_computed_tokens = request.num_read_tokens = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
         request.status = RequestStatus.WAITING

@@ -18,9 +18,14 @@ FEW_QUERIES = 8
 """Longer chunks of a prompt have tiles enough without pieces, whose parts would take much memory."""
 
 
+def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A host's tensor where the device can fetch it without the host waiting for what the device does before."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy of a host's tensor, through pinned memory, so that the host need not wait for what the device does before."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    """A copy on the device, for which the host does not wait."""
+    return pinned(tensor, device).to(device, non_blocking=True)
 
 
 class DeviceKVCache:

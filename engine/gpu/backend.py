@@ -6,6 +6,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from engine.attention import attend_with
 from engine.backend import Candidate, Forward, plain_forward
@@ -40,6 +42,7 @@ class DeviceBackend:
         self._config, self.device = config, self._ranks.device if self._ranks else device
         self._slots = Slots(config.max_adapters, config.max_adapter_rank, device)
         self._layers: list[SlotLinear] = []
+        self._widest = self._largest = 0
         self._graphs: DecodeGraphs | None = None
 
     def pretrained_options(self) -> dict[str, Any]:
@@ -48,6 +51,9 @@ class DeviceBackend:
 
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
         """Transformers' own forward pass: with slots for adapters around its linear layers, split, or in bytes."""
+        weights = [m.weight.shape for m in model.modules() if type(m) in (nn.Linear, Conv1D)]
+        self._widest = max((sum(shape) for shape in weights), default=0)
+        self._largest = max((shape.numel() for shape in weights), default=0)
 
         def split() -> tuple[Forward, list[AdapterLayer]]:
             return plain_forward(model), []
@@ -76,12 +82,14 @@ class DeviceBackend:
         return count if self._ranks is None else self._ranks.least(count)
 
     def _later_bytes(self, dtype: torch.dtype) -> int:
-        """What is allocated only when it is needed: slots for adapters, and the activations of the largest step."""
-        slots = self._slots.count * self._slots.rank * dtype.itemsize
-        adapters = sum((layer.in_features + layer.out_features) * slots for layer in self._layers)
-        widest = max((layer.in_features + layer.out_features for layer in self._layers), default=0)
-        later: int = adapters + 8 * self._config.max_num_batched_tokens * widest * dtype.itemsize
-        return later
+        """What is allocated only when it is needed: slots for adapters, the activations of the largest step, and a layer
+        whose bytes are widened.
+        """
+        slots = self._slots.count * self._slots.rank
+        adapters: int = sum((layer.in_features + layer.out_features) * slots for layer in self._layers)
+        activations = 8 * self._config.max_num_batched_tokens * self._widest
+        widened = self._largest if self._config.quantization == "int8" else 0
+        return (adapters + activations + widened) * dtype.itemsize
 
     def new_cache(
         self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype
@@ -120,12 +128,18 @@ class DeviceBackend:
         """Capture the decode graphs."""
         if self.device.type == "cuda":
             graphs = DecodeGraphs(forward, specs, cache, self._config.max_num_seqs, max_model_len, self.device)
+            captured = True
             try:
                 graphs.capture()
             except RuntimeError as error:  # some models ask the device for a number on the way, which no graph can
+                if self._ranks is not None and isinstance(error, torch.OutOfMemoryError):
+                    raise  # the others may have memory enough, and are capturing collectives
                 logger.warning("decode runs without graphs: %s", error)
-                return
-            self._graphs = graphs
+                captured = False
+            if self._ranks is not None:  # all or none: padded steps and others do not meet
+                captured = bool(self._ranks.least(int(captured)))
+            if captured:
+                self._graphs = graphs
 
     def serve(self) -> None:
         """As `Backend`."""
@@ -134,7 +148,7 @@ class DeviceBackend:
 
     def close(self) -> None:
         """As `Backend`."""
-        if self._ranks is not None:
+        if isinstance(self._ranks, Leader):
             self._ranks.close()
 
     def sampler(self, eos_token_ids: list[int]) -> DeviceSampler:

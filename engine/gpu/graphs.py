@@ -12,7 +12,7 @@ import torch
 
 from engine.attention import attend_with
 from engine.batch import fill_in
-from engine.gpu.attention import DeviceAttention, DeviceKVCache, num_splits, to_device
+from engine.gpu.attention import DeviceAttention, DeviceKVCache, num_splits, pinned
 from engine.gpu.paged_attention import Plan, tile_rows
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class DecodeGraphs:
         count, rest = len(ids), [0] * (size - len(ids))
 
         def put(target: torch.Tensor, numbers: list[int]) -> None:
-            target.copy_(to_device(torch.tensor(numbers, dtype=target.dtype), self._device))
+            target.copy_(pinned(torch.tensor(numbers, dtype=target.dtype), self._device), non_blocking=True)
 
         put(self._ids[0, :size], ids + rest)
         put(self._positions[0, :size], positions + rest)
@@ -116,7 +116,7 @@ class DecodeGraphs:
         if count:
             widest = max(map(len, tables))
             rows = torch.tensor([table + [0] * (widest - len(table)) for table in tables], dtype=torch.int32)
-            self._tables[:count, :widest].copy_(to_device(rows, self._device))
+            self._tables[:count, :widest].copy_(pinned(rows, self._device), non_blocking=True)
 
     def _step(self, size: int, splits: int) -> torch.Tensor:
         plans = {

@@ -1,7 +1,7 @@
 """Linear layers whose weights stay in bytes on the device: half of what a decode step reads, at the same activations.
 
-One scale per output channel. A step of few rows multiplies through a Triton kernel that widens the weights on the way;
-one of many rows, which is bound by arithmetic, widens them first and leaves the product to torch. It takes no adapters.
+One scale per output channel. A Triton kernel widens the weights on the way into the product; a step of many rows, which
+is bound by arithmetic, widens them first and leaves the product to torch. It takes no adapters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import triton.language as tl
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-FEW_ROWS = 64
+MANY_ROWS = 512
+"""From so many rows on, what widening costs (five bytes moved for each weight) is little beside the product."""
+MOST_TILE_ROWS = 64
 TURN = 128
 """Inputs of one turn of the inner loop."""
 WIDE = 8192
@@ -25,9 +27,9 @@ def _product(
     x, weight, scales, bias, out, rows, columns, inner, x_row, weight_row, out_row,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """All rows of x times one tile of the weight's output channels."""
+    """One tile of the rows of x times one tile of the weight's output channels."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.arange(0, ROWS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column_ok, row_ok = column < columns, row < rows
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for begin in range(0, inner, TURN):
@@ -59,15 +61,15 @@ class ByteLinear(nn.Module):
         """[..., in] -> [..., out], in the type of x."""
         flat = x.reshape(-1, self.in_features)
         rows = flat.shape[0]
-        if rows > FEW_ROWS:
-            wide = self.bytes.to(x.dtype) * self.scales.to(x.dtype)[:, None]
-            return F.linear(x, wide, self.bias)
+        if rows >= MANY_ROWS:
+            return F.linear(x, self.bytes * self.scales.to(x.dtype)[:, None], self.bias)
         out = flat.new_empty(rows, self.out_features)
         columns = 16 if self.out_features < WIDE else 32
-        _product[(triton.cdiv(self.out_features, columns),)](
+        tile = min(MOST_TILE_ROWS, max(16, triton.next_power_of_2(rows)))
+        _product[(triton.cdiv(self.out_features, columns), triton.cdiv(rows, tile))](
             flat, self.bytes, self.scales, self.bias if self.bias is not None else self.scales, out,
             rows, self.out_features, self.in_features, flat.stride(0), self.bytes.stride(0), out.stride(0),
-            ROWS=max(16, triton.next_power_of_2(rows)), COLUMNS=columns, TURN=TURN, HAS_BIAS=self.bias is not None,
+            ROWS=tile, COLUMNS=columns, TURN=TURN, HAS_BIAS=self.bias is not None,
         )  # fmt: skip
         return out.view(*x.shape[:-1], self.out_features)
 

@@ -2,20 +2,26 @@
 
 Rank 0 is the worker itself: it schedules, and chooses the tokens. The others, `python -m engine.gpu.ranks`, are told
 each step through a pipe and compute their share of it. All of them load, probe and capture alike, so that their
-collectives meet. When one ends, all do: a pipe's end tells those that are told, a thread watches for rank 0.
+collectives meet. When one ends, all do: threads watch the pipe's end and the other processes, because a main thread may
+be in a collective that nobody joins any more. For the same reason nobody leaves the group in good order: captured graphs
+hold its collectives, and waiting for those to end is how such programs hang.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import msgspec
 import torch
@@ -32,8 +38,12 @@ logger = logging.getLogger("engine")
 
 GRACE_S = 5.0
 """How long rank 0 may go on after another one has ended, to say what it knows."""
-BROKEN = 4
-"""The exit status of a worker that cannot go on; as `engine.__main__`."""
+REFUSED_GRACE_S = 120.0
+"""The same where the other one refused the model, which rank 0 is about to do too, with a reason."""
+LOADING = timedelta(hours=1)
+"""The longest that one rank waits for another, whose disk may be slower."""
+REFUSED, BROKEN = 3, 4
+"""Exit statuses of a worker that cannot serve the model, and of one that cannot go on; as `engine.__main__`."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -75,6 +85,7 @@ class Ranks:
             init_method=f"file://{membership.rendezvous}",
             rank=self.rank,
             world_size=self.count,
+            timeout=LOADING,
             device_id=self.device if self.device.type == "cuda" else None,
         )
         self.serving = False
@@ -96,11 +107,6 @@ class Ranks:
         """Rank 0's tokens for all, on the device."""
         if chosen is not None:
             dist.broadcast(chosen, src=0)
-
-    def close(self) -> None:
-        """Leave."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 class Leader(Ranks):
@@ -133,12 +139,11 @@ class Leader(Ranks):
             self._write(other, body)
 
     def close(self) -> None:
-        """End all."""
+        """End the others. This process is to end soon, by `os._exit`."""
         self._closing = True
         for other in self._others:
-            if other.stdin is not None:
-                other.stdin.close()
-        super().close()
+            with suppress(OSError):  # what could not be written when it was gone already
+                other.stdin.close()  # type: ignore[union-attr]
         for other in self._others:
             try:
                 other.wait(GRACE_S)
@@ -156,7 +161,8 @@ class Leader(Ranks):
         if self._closing:
             return
         logger.error("a process of this worker ended with status %d; so does the worker", status)
-        time.sleep(GRACE_S)
+        time.sleep(REFUSED_GRACE_S if status == REFUSED else GRACE_S)
+        self._folder.cleanup()
         os._exit(BROKEN)  # the main thread may wait for the one that is gone, where nothing interrupts it
 
     @staticmethod
@@ -187,26 +193,48 @@ def to_batch(message: StepMessage, device: torch.device) -> ForwardBatch:
     )
 
 
-def main() -> int:
+def read_steps(pipe: BinaryIO, steps: queue.SimpleQueue[bytes]) -> NoReturn:
+    """Hand messages on; with the pipe ends the process, whatever its main thread waits for."""
+    for body in received(pipe):
+        steps.put(body)
+    os._exit(0)
+
+
+def main() -> NoReturn:
     """Join, load, and compute what rank 0 says, until it ends."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine %(message)s")
-    bodies = received(sys.stdin.buffer)
-    membership = msgspec.msgpack.decode(next(bodies), type=Membership)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 decides when to stop, and may have requests to finish
+    membership = msgspec.msgpack.decode(next(received(sys.stdin.buffer)), type=Membership)
+    steps: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=read_steps, args=(sys.stdin.buffer, steps), daemon=True).start()
+    from engine.model_files import ModelError
+
+    try:
+        compute(membership, steps)
+    except ModelError as error:
+        logger.error("rank %d: %s", membership.rank, error)
+        os._exit(REFUSED)
+    except BaseException:  # one of the edges, and the interpreter's own end could wait for collectives
+        logger.exception("rank %d failed", membership.rank)
+        os._exit(1)
+
+
+def compute(membership: Membership, steps: queue.SimpleQueue[bytes]) -> NoReturn:
+    """Load as rank 0 does, then take one step after the other."""
     from engine.core import prepare
     from engine.gpu.backend import DeviceBackend
 
-    ranks = Ranks(membership)
-    config = membership.config
+    ranks, config = Ranks(membership), membership.config
     if config.threads:
         torch.set_num_threads(config.threads)
     backend = DeviceBackend(config, ranks.device, ranks)
     prepared = prepare(config, backend)
     decoder = msgspec.msgpack.Decoder(StepMessage)
     with torch.inference_mode():
-        for body in bodies:
-            backend.run(prepared.loaded.forward, prepared.cache, to_batch(decoder.decode(body), ranks.device))
-    # Not through the interpreter's end: collectives that the others will never join may still be queued on the device.
-    os._exit(0)
+        while True:
+            message = decoder.decode(steps.get())
+            backend.run(prepared.loaded.forward, prepared.cache, to_batch(message, ranks.device))
 
 
 if __name__ == "__main__":

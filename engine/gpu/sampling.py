@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.filters import draw
+from engine.filters import bounded, draw, draw_at_once
 from engine.gpu.attention import to_device
 from engine.sampler import Sampler, adjusts, uniform
 
@@ -54,11 +54,12 @@ class DeviceSampler(Sampler):
         return choose(logits, params, _uniforms(rows)).tolist(), [None] * len(rows)
 
     def choose_later(self, rows: list[tuple[Request, int]], logits: torch.Tensor) -> DeviceTokens | None:
-        """As `Sampler.choose_later`: not where filters have to see how much a row's best candidates weigh."""
+        """As `Sampler.choose_later`: not where top-p or min-p alone have to see how much a row's best candidates weigh."""
         params = [request.params for request, _ in rows]
-        if any(p.logprobs is not None or (p.filtered and not p.greedy) for p in params):
+        vocab = logits.shape[1]
+        if any(p.logprobs is not None or adjusts(request) for p, (request, _) in zip(params, rows, strict=True)):
             return None
-        if any(adjusts(request) for request, _ in rows):
+        if any(p.filtered and not p.greedy and (p.typical_p < 1 or not bounded(p, vocab)) for p in params):
             return None
         return DeviceTokens(choose(logits, params, _uniforms(rows)))
 
@@ -68,8 +69,8 @@ def _uniforms(rows: list[tuple[Request, int]]) -> list[float]:
 
 
 def choose(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> torch.Tensor:
-    """A token [B] for every row of logits [B, V]; the filters' conditions are looked up on the host, and only whether
-    more candidates are needed is asked of the device.
+    """A token [B] for every row of logits [B, V]. The device is asked only whether the first candidates were enough,
+    and that only for top-p and min-p without top-k.
     """
     best = logits.argmax(-1)
     if all(p.greedy for p in params):
@@ -89,13 +90,18 @@ def choose(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[fl
         drawn = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp_(max=vocab - 1)[:, 0]
         chosen = torch.where(greedy[:, 0], best, drawn)
     if filtered:  # by themselves: a row's way to its token must not depend on the other rows
-        of_filtered = scaled[filtered]
+        index = to_device(torch.tensor(filtered), device)
+        of_filtered = scaled.index_select(0, index)
         normalised = of_filtered - of_filtered.amax(-1, keepdim=True)
 
         def candidates(rows: list[int], count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            of_rows = normalised[rows]
+            of_rows = normalised if len(rows) == len(filtered) else normalised[rows]
             return (*of_rows.topk(count), of_rows.logsumexp(-1, keepdim=True))
 
-        tokens = draw(candidates, [params[row] for row in filtered], [uniforms[row] for row in filtered], vocab)
-        chosen[filtered] = torch.tensor(tokens).to(device)
+        theirs, places = [params[row] for row in filtered], [uniforms[row] for row in filtered]
+        if all(bounded(p, vocab) for p in theirs):
+            tokens = draw_at_once(candidates, theirs, places, vocab)
+        else:
+            tokens = to_device(torch.tensor(draw(candidates, theirs, places, vocab)), device)
+        chosen.index_copy_(0, index, tokens)
     return chosen

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
+from tokenizers import Tokenizer
 
 from engine.backend import CpuBackend
 from engine.config import EngineConfig
@@ -53,7 +55,8 @@ def asked(rng: random.Random, number: int) -> dict[str, object]:
         "stop_token_ids": [rng.randrange(3, VOCABULARY) for _ in range(20)],
     }  # fmt: skip
     special = [{"repetition_penalty": 1.3}, {"top_p": 0.8}, {"logprobs": 1}, {"min_tokens": 3}, {"prompt_logprobs": 0}]
-    return params | (rng.choice(special) if rng.random() < 0.1 else {})
+    usual = [{}, {}, {"top_k": 20, "top_p": 0.8}]
+    return params | (rng.choice(special) if rng.random() < 0.1 else rng.choice(usual))
 
 
 def requests(count: int) -> list[tuple[list[int], dict[str, object]]]:
@@ -80,11 +83,10 @@ def run(engine: EngineCore, count: int, blocks: int = 0) -> tuple[Driver, float]
     return driver, ahead / steps
 
 
-@pytest.mark.parametrize("speculative_tokens", [0, 4])
-def test_the_same_tokens_and_ends(model, speculative_tokens):
+def test_the_same_tokens_and_ends(model):
     """With preemptions, prefix hits, chunks, stop tokens, and rows that are read at once among the others."""
     expected, none = run(waiting(model, speculative_tokens=0, **OPTIONS), 150)
-    found, ahead = run(overlapping(model, speculative_tokens=speculative_tokens, **OPTIONS), 150, blocks=40)
+    found, ahead = run(overlapping(model, speculative_tokens=0, **OPTIONS), 150, blocks=40)
     assert none == 0
     assert ahead > 0.4
     assert found.engine.scheduler.num_preemptions > 0
@@ -116,8 +118,34 @@ def test_a_grammar_is_followed_beside_rows_that_are_launched_ahead(models_dir):
     driver.step()
     driver.submit(1, [8, 9], max_tokens=20, grammar=Grammar("regex", "[ab]{4}"))
     driver.run()
-    assert driver.finish_reason(1) == "stop"
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    assert re.fullmatch("[ab]{4}", tokenizer.decode(driver.tokens(1)))
     Reference(model).assert_equal([5, 6, 7], driver.tokens(0))
+
+
+def test_siblings_wait_for_the_prefix_that_the_running_step_computes(model):
+    """Its blocks are found once that step has been read, and are computed only once."""
+    driver = Driver(overlapping(model, speculative_tokens=0, **{**OPTIONS, "max_num_batched_tokens": 64}))
+    (prompt,) = prompts(VOCABULARY, (61,))
+    for i in range(4):
+        driver.submit(i, prompt, max_tokens=8, ignore_eos=True)
+    driver.run()
+    assert [driver.outputs[i][0].cached_tokens for i in range(4)] == [0, 60, 60, 60]
+
+
+def test_a_launch_that_fails_keeps_what_the_step_before_has_chosen(model, monkeypatch):
+    driver = Driver(overlapping(model, speculative_tokens=0, **OPTIONS))
+    driver.submit(0, [5, 6, 7], max_tokens=40, ignore_eos=True)
+    driver.step()
+    driver.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(driver.engine.runner, "launch", lambda batch: 1 / 0)
+        driver.step()
+    assert len(driver.tokens(0)) == 2
+    assert driver.finish_reason(0) == "error"
+    assert driver.engine.failed_steps == 1
+    assert not driver.engine.has_work
+    driver.engine.check_integrity()
 
 
 def test_a_request_that_leaves_gets_no_token_of_the_step_that_runs(model):

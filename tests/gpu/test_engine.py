@@ -12,7 +12,7 @@ from engine.core import EngineCore
 from engine.gpu import attention, paged_attention
 from engine.gpu.backend import DeviceBackend
 from engine.gpu.graphs import DecodeGraphs, capture_sizes
-from engine.gpu.int8 import ByteLinear
+from engine.gpu.int8 import MANY_ROWS, ByteLinear
 from engine.gpu.sampling import choose
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
@@ -111,7 +111,7 @@ def test_weights_in_bytes(inner, columns, dtype, device):
         scales = layer.scales.double().cpu()[:, None]
         rounded = layer.bytes.double().cpu() * scales
         assert ((rounded - weight.double()).abs() <= scales * 0.501).all()
-        for rows in (1, 5, 17, 64, 65):
+        for rows in (1, 5, 17, 100, MANY_ROWS):
             x = torch.randn(2, rows, inner, generator=generator).to(dtype)[:1]
             expected = x.double() @ rounded.T + (0 if bias_or_none is None else bias.double())
             found = layer(x.to(device)).cpu()
