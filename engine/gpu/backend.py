@@ -86,10 +86,11 @@ class DeviceBackend:
         whose bytes are widened.
         """
         slots = self._slots.count * self._slots.rank
-        adapters: int = sum((layer.in_features + layer.out_features) * slots for layer in self._layers)
+        adapters = sum((layer.in_features + layer.out_features) * slots for layer in self._layers)
         activations = 8 * self._config.max_num_batched_tokens * self._widest
         widened = self._largest if self._config.quantization == "int8" else 0
-        return (adapters + activations + widened) * dtype.itemsize
+        later: int = (adapters + activations + widened) * dtype.itemsize
+        return later
 
     def new_cache(
         self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype
