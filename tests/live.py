@@ -29,6 +29,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores SIGINT, and so does all that comes from it; servers here do not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @dataclass
 class LiveServer:
     data_dir: Path
@@ -83,7 +88,9 @@ class LiveServer:
         }
         command = [sys.executable, "-W", "ignore", "manage.py", "serve"]
         with (self.data_dir / "test.log").open("a") as log:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=log, preexec_fn=heed_interrupts
+            )
         if wait:
             self.wait_ready()
         return self
