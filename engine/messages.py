@@ -246,7 +246,7 @@ to_worker = msgspec.msgpack.Decoder(ToWorker)
 to_client = msgspec.msgpack.Decoder(ToClient)
 
 
-def frame(message: ToWorker | ToClient) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     """The bytes of one message, length included."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:

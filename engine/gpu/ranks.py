@@ -13,7 +13,6 @@ import logging
 import os
 import queue
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ import torch.distributed as dist
 
 from engine.batch import ForwardBatch, SequenceSlice
 from engine.config import EngineConfig
+from engine.messages import frame, frame_length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,8 +44,6 @@ LOADING = timedelta(hours=1)
 """The longest that one rank waits for another, whose disk may be slower."""
 REFUSED, BROKEN = 3, 4
 """Exit statuses of a worker that cannot serve the model, and of one that cannot go on; as `engine.__main__`."""
-
-_LENGTH = struct.Struct(">I")
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -120,7 +118,7 @@ class Leader(Ranks):
         for rank in range(1, config.tensor_parallel_size):
             other = subprocess.Popen([sys.executable, "-m", "engine.gpu.ranks"], stdin=subprocess.PIPE, stdout=2)
             self._others.append(other)
-            self._write(other, msgspec.msgpack.encode(Membership(config, rank, rendezvous, device.type)))
+            self._write(other, frame(Membership(config, rank, rendezvous, device.type)))
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
         super().__init__(Membership(config, 0, rendezvous, device.type))
 
@@ -134,7 +132,7 @@ class Leader(Ranks):
             batch.logits_rows.tolist(),
             0 if batch.chosen is None else len(batch.chosen),
         )
-        body = msgspec.msgpack.encode(message)
+        body = frame(message)
         for other in self._others:
             self._write(other, body)
 
@@ -168,14 +166,14 @@ class Leader(Ranks):
     @staticmethod
     def _write(other: subprocess.Popen[bytes], body: bytes) -> None:
         assert other.stdin is not None
-        other.stdin.write(_LENGTH.pack(len(body)) + body)
+        other.stdin.write(body)
         other.stdin.flush()
 
 
 def received(pipe: BinaryIO) -> Iterator[bytes]:
     """Message bodies until the pipe ends."""
-    while len(head := pipe.read(_LENGTH.size)) == _LENGTH.size:
-        yield pipe.read(_LENGTH.unpack(head)[0])
+    while len(head := pipe.read(4)) == 4:
+        yield pipe.read(frame_length(head))
 
 
 def to_batch(message: StepMessage, device: torch.device) -> ForwardBatch:
