@@ -1,8 +1,9 @@
 """A worker process: `python -m engine`, started by a launcher and talking to it over three pipes.
 
 stdin: one line, the EngineConfig as JSON; its EOF means that the launcher is gone, and the worker exits.
-stdout: a JSON line for each change of state: {"state": "loading" | "ready" | "failed" | "exited", "reason"?}, and
-{"state": "alive"} once a second from the step loop, so that a launcher notices a worker that hangs.
+stdout: a JSON line for each change of state: {"state": "loading" | "ready" | "failed" | "exited", "reason"?}, and once a
+second one that says what the worker is doing and whether it moves on: {"state": "loading" | "alive", "doing", "quiet_s",
+"patience_s"} (`engine.progress`), so that a launcher tells a worker that hangs from one that has much to do.
 stderr: the log. Exit status: 0 drained or told to stop, 3 the model cannot be served, 4 the engine broke.
 """
 
@@ -13,11 +14,17 @@ import logging
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine.config import EngineConfig
+from engine.progress import Pulse, Reporter, progress
+
+if TYPE_CHECKING:
+    from engine.server import EngineServer
 
 logger = logging.getLogger("engine")
 
@@ -28,15 +35,26 @@ def main() -> int:
     status = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
+    writing = threading.Lock()
+
     def report(state: str, **details: object) -> None:
-        with suppress(BrokenPipeError):  # the launcher is gone, as the lifeline is about to tell
+        with writing, suppress(BrokenPipeError):  # the launcher is gone, as the lifeline is about to tell
             print(json.dumps({"state": state, **details}), file=status, flush=True)
+
+    server: EngineServer | None = None
+
+    def beat(pulse: Pulse) -> None:
+        report("loading" if server is None else "alive", **msgspec.structs.asdict(pulse))
+        if server is not None:
+            server.beat()
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine %(message)s")
     # The launcher decides when to stop: Ctrl-C in a terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
-    report("loading")
+    report("loading", doing=progress.doing)
+    reporter = Reporter(beat)
+    reporter.start()
     from engine.core import EngineBroken, EngineCore  # torch is imported only now, after "loading" is known
     from engine.embedding_core import EmbeddingCore
     from engine.model_files import ModelError, locate, makes_embeddings
@@ -52,7 +70,7 @@ def main() -> int:
         logger.exception("loading failed")
         report("failed", reason=f"{type(error).__name__}: {error}")
         return 3
-    server = EngineServer(core, config, on_heartbeat=lambda: report("alive"))
+    server = EngineServer(core, config)
     server.watch(sys.stdin.buffer)
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "draining", True))
     report("ready")
@@ -61,6 +79,8 @@ def main() -> int:
     except EngineBroken as error:
         report("exited", reason=str(error))
         return 4
+    finally:
+        reporter.stop()
     report("exited", reason="stopped")
     return 0
 

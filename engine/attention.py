@@ -13,6 +13,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from engine.kernels import ops
 from engine.kv_cache import AttentionSpec, KVCache
+from engine.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,6 +96,7 @@ def attend(
     """Attention of one layer in the current context: [H, T, D], [HK, T, D], [HK, T, DV] -> [T, H, DV]."""
     if _current is None:
         raise RuntimeError("an attention layer was called outside of a step")
+    progress.moved()
     return _current.attend(layer, query, key, value, options, out)
 
 

@@ -7,7 +7,6 @@ merged, so nothing is lost and memory is bounded by what a request may generate.
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Literal
 
@@ -42,8 +41,10 @@ if TYPE_CHECKING:
     from engine.sampling_params import SamplingParams
 
 CONNECT_TIMEOUT_S = 5.0
+TICK_S = 1.0
 SUSPECT_AFTER_S = 5.0
 DEAD_AFTER_S = 20.0
+"""Both of this process's own time awake: one that was stopped for an hour has heard nothing, and nothing follows from that."""
 
 
 class EngineDead(Exception):
@@ -101,9 +102,9 @@ class EngineClient:
         self._next_request = 1
         self._model: ModelInfo | None = None
         self._failure: str | None = None
-        self._last_heard = 0.0
+        self._silent_s = 0.0
         self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def connect(self) -> ModelInfo:
         """Greet the worker; raises EngineDead when it is not there, or is another one than expected."""
@@ -118,8 +119,8 @@ class EngineClient:
         if not isinstance(answer, Ready):
             await self.close()
             raise EngineDead(answer.reason if isinstance(answer, Refused) else "the worker did not greet")
-        self._model, self._last_heard = answer.model, time.monotonic()
-        self._reading = asyncio.create_task(self._read(reader))
+        self._model = answer.model
+        self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._count_silence())]
         return answer.model
 
     @property
@@ -132,8 +133,6 @@ class EngineClient:
     @property
     def failure(self) -> str | None:
         """Why the worker cannot be used, or None."""
-        if self._failure is None and time.monotonic() - self._last_heard > DEAD_AFTER_S:
-            self._fail(f"no heartbeat for {DEAD_AFTER_S:.0f} s")
         return self._failure
 
     @property
@@ -143,8 +142,8 @@ class EngineClient:
 
     @property
     def suspect(self) -> bool:
-        """Whether it has not been heard of lately: hung, or in a very long step."""
-        return time.monotonic() - self._last_heard > SUSPECT_AFTER_S
+        """Whether it has not been heard of lately: hung, or standing still."""
+        return self._silent_s >= SUSPECT_AFTER_S
 
     @property
     def inflight(self) -> int:
@@ -214,10 +213,9 @@ class EngineClient:
 
     async def close(self) -> None:
         """Hang up; the worker aborts whatever this client still has running."""
-        if self._reading is not None:
-            self._reading.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._reading
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._fail("the connection was closed")
         if self._writer is not None:
             self._writer.close()
@@ -236,8 +234,16 @@ class EngineClient:
         except (OSError, asyncio.IncompleteReadError, ProtocolError, msgspec.MsgspecError):
             self._fail("the worker closed the connection")
 
+    async def _count_silence(self) -> None:
+        """A tick that comes late, because the process or its loop stood still, counts as any other."""
+        while self._failure is None:
+            await asyncio.sleep(TICK_S)
+            self._silent_s += TICK_S
+            if self._silent_s >= DEAD_AFTER_S:
+                self._fail(f"no heartbeat for {DEAD_AFTER_S:.0f} s")
+
     def _dispatch(self, message: messages.ToClient) -> None:
-        self._last_heard = time.monotonic()
+        self._silent_s = 0.0
         if isinstance(message, Outputs):
             self.stats = message.stats
             self.histograms = message.histograms or self.histograms

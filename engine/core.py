@@ -17,8 +17,10 @@ from engine.grammar import GrammarCompiler
 from engine.messages import AdapterCommand, Embed, ModelInfo, RequestOutput, Stats, StepHistograms, Submit
 from engine.model import load_model
 from engine.model_runner import LaunchedStep, ModelRunner, StepResult
+from engine.progress import Pace, progress
 from engine.request import Request, RequestStatus
 from engine.scheduler import ScheduledBatch, Scheduler
+from engine.warm_up import warm_up
 
 if TYPE_CHECKING:
     from engine.backend import Backend
@@ -54,11 +56,13 @@ class Prepared:
 def prepare(config: EngineConfig, backend: Backend) -> Prepared:
     """Load the model and make its cache, which every process that computes the model does alike; raises ModelError."""
     loaded = load_model(config, backend)
+    progress.begin("making the KV cache")
     most = config.max_num_seqs * -(-loaded.max_model_len // config.block_size)
     num_blocks = backend.num_blocks(loaded.specs, loaded.dtype, most)
     # A sequence that can never fit is refused on arrival, so the limit is what the cache can hold.
     limit = min(loaded.max_model_len, (num_blocks - 1) * config.block_size)
     cache = backend.new_cache(loaded.specs, num_blocks, config.block_size, loaded.dtype)
+    progress.begin("warming up")
     with torch.inference_mode():
         backend.warm_up(loaded.forward, loaded.specs, cache, limit)
     backend.serve()
@@ -91,8 +95,10 @@ class EngineCore:
         self.requests: dict[tuple[int, int], Request] = {}
         self.stats = Stats(blocks_total=pool.num_usable)
         self.histograms = StepHistograms()
+        self._pace = Pace(len(loaded.specs))
         self._running: Step | None = None
         """The launched step whose tokens have not been read."""
+        warm_up(self.runner, loaded.lora_layers, limit, self._pace)
         self._last_read = 0.0
         self.failed_steps = 0
         self.blocked = False
@@ -232,6 +238,7 @@ class EngineCore:
     def _launch(self, batch: ScheduledBatch) -> Step | None:
         """The step as it was begun, or None after a failure that may be the fault of these requests alone."""
         begin = time.monotonic()
+        progress.begin("computing a step", self._pace.expected_s(batch.total_tokens))
         try:
             result = self.runner.launch(batch)
         except Exception:  # the step loop is one of the edges: the batch fails, the engine goes on
@@ -255,6 +262,7 @@ class EngineCore:
         self.failed_steps = 0
         now, stats = next_begin or time.monotonic(), self.stats
         elapsed, self._last_read = now - max(step.begin, self._last_read), now
+        self._pace.learn(step.batch.total_tokens, elapsed)
         stats.steps += 1
         self.histograms.add_step(elapsed, step.batch.is_decode)
         if step.batch.is_decode:

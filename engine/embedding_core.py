@@ -22,11 +22,14 @@ from engine.messages import (
     StepHistograms,
     Submit,
 )
+from engine.progress import Pace, progress
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
 
 logger = logging.getLogger(__name__)
+
+LIKE_A_REQUEST_TOKENS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +58,10 @@ class EmbeddingCore:
         self.queue: deque[_Job] = deque()
         self.stats, self.failed_steps = Stats(), 0
         self.histograms = StepHistograms()
+        self._pace = Pace(1)
+        begin = time.monotonic()
+        self.model.embed([[0] * min(LIKE_A_REQUEST_TOKENS, self.model.max_model_len)])
+        self._pace.learn(LIKE_A_REQUEST_TOKENS, time.monotonic() - begin)
         model = self.model
         self.info = ModelInfo(
             directory=str(model.directory),
@@ -131,6 +138,8 @@ class EmbeddingCore:
         batch = self._next_batch()
         if not batch:
             return outputs
+        tokens = sum(len(job.message.inputs[index]) for job, index in batch)
+        progress.begin("computing a step", self._pace.expected_s(tokens))
         try:
             vectors = self.model.embed([job.message.inputs[index] for job, index in batch])
         except Exception:  # the step loop is one of the edges: the batch fails, the engine goes on
@@ -141,7 +150,9 @@ class EmbeddingCore:
                 self._end(job, outputs, RequestOutput(job.key[1], finish_reason="error", error=error))
             return outputs
         self.failed_steps = 0
-        self._count(batch, time.monotonic() - now)
+        elapsed = time.monotonic() - now
+        self._pace.learn(tokens, elapsed)
+        self._count(tokens, elapsed)
         for (job, _), vector in zip(batch, vectors, strict=True):
             job.vectors.append(vector)
             if len(job.vectors) == len(job.message.inputs):
@@ -191,12 +202,12 @@ class EmbeddingCore:
                 self.queue.append(job)
         return batch
 
-    def _count(self, batch: list[tuple[_Job, int]], elapsed: float) -> None:
+    def _count(self, tokens: int, elapsed: float) -> None:
         self.stats.steps += 1
         self.stats.prefill_steps += 1
         self.stats.prefill_s += elapsed
         self.histograms.add_step(elapsed, is_decode=False)
-        self.stats.prompt_tokens += sum(len(job.message.inputs[index]) for job, index in batch)
+        self.stats.prompt_tokens += tokens
 
     def _end(self, job: _Job, outputs: ClientOutputs, output: RequestOutput) -> None:
         del self.jobs[job.key]

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from engine.model import DTYPES, from_pretrained
 from engine.model_files import ModelError, check_weights, locate, max_model_len, read_config, tokenizer_file
 from engine.pooling import Pooling, read_pooling
+from engine.progress import progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +91,7 @@ def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
     own = min(own, pooling.max_tokens or own)
     if config.max_model_len > own:
         raise ModelError(f"max_model_len must be at most {own}, the model's own limit, got {config.max_model_len}")
+    progress.begin("reading the weights")
     model = from_pretrained(AutoModel, directory, dtype, unused="pooler.")
     hidden = int(text_config.hidden_size)
     dimensions = pooling.dimensions(hidden)
@@ -108,6 +110,7 @@ def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
         dimensions=dimensions,
         truncations=lengths or (None if getattr(hf_config, "is_matryoshka", False) else []),
     )
+    progress.begin("proving the model")
     _check_padding(loaded)
     return loaded
 

@@ -218,7 +218,7 @@ class Outputs(msgspec.Struct, array_like=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag=True):
-    """Sent by the step loop itself, so that a hung step is a missing heartbeat."""
+    """Sent about once a second, through long steps too: what is missing is a worker that hangs or stands still."""
 
     stats: Stats
     draining: bool

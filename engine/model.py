@@ -34,6 +34,7 @@ from engine.probe import (
     record_layers,
     reference_logits,
 )
+from engine.progress import progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,10 +73,12 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
     hf_config = read_config(directory)
     check_weights(directory)
     dtype = _dtype(config.dtype, backend.device)
+    progress.begin("reading the weights")
     model = from_pretrained(AutoModelForCausalLM, directory, dtype, **backend.pretrained_options())
     limit = max_model_len(hf_config, config.max_model_len)
     text_config = hf_config.get_text_config()
     vocab_size = int(text_config.vocab_size)
+    progress.begin("proving the model")
     try:
         reference = reference_logits(model, vocab_size)
         attention.install()

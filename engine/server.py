@@ -1,7 +1,8 @@
 """A worker's socket and its loop: one thread reads clients, steps the engine, writes clients, and never waits for one.
 
-Heartbeats come from this loop, so a step that hangs is a heartbeat that is missing. When no request is waiting the
-loop sleeps in `select`. A client that does not take its outputs for `client_timeout_s` is dropped with its requests.
+When no request is waiting the loop sleeps in `select`. A client that does not take its outputs for `client_timeout_s` is
+dropped with its requests. Heartbeats come from this loop, and while a step is computed from the thread that reports
+progress: clients hear of a worker in a long step as of any other. Whether it moves on is its launcher's business.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import os
 import selectors
 import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,10 +39,9 @@ from engine.messages import (
     ToClient,
     frame,
 )
+from engine.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from engine.config import EngineConfig
     from engine.core import EngineCore
     from engine.embedding_core import EmbeddingCore
@@ -68,11 +69,8 @@ class Connection:
 class EngineServer:
     """Serves one engine, of text or of embeddings, on a Unix socket until it is drained, told to stop, or broken."""
 
-    def __init__(
-        self, core: EngineCore | EmbeddingCore, config: EngineConfig, on_heartbeat: Callable[[], None] | None = None
-    ) -> None:
-        """`on_heartbeat` is called by the step loop once a second."""
-        self.core, self.config, self.on_heartbeat = core, config, on_heartbeat
+    def __init__(self, core: EngineCore | EmbeddingCore, config: EngineConfig) -> None:
+        self.core, self.config = core, config
         self.connections: dict[int, Connection] = {}
         self.selector = selectors.DefaultSelector()
         self.draining = self.stopping = False
@@ -80,6 +78,8 @@ class EngineServer:
         """Commands to load an adapter that are being carried out."""
         self._next_client = 1
         self._last_heartbeat = 0.0
+        self._at_clients = threading.Lock()
+        """Held by the loop but while a step is computed, and then by who sends a heartbeat meanwhile."""
         self.listener = self._listen(config.socket)
 
     def watch(self, file: Any) -> None:
@@ -88,22 +88,44 @@ class EngineServer:
 
     def run(self) -> None:
         """Startup → loop → shutdown; raises EngineBroken after telling the clients."""
+        with self._at_clients:
+            try:
+                while not self.stopping and not (self.draining and not self.core.has_work and not self._unsent()):
+                    progress.begin("waiting for requests")
+                    self._exchange()
+                    if self.core.has_work:
+                        self._step()
+                    if self._loads:
+                        self._answer_loads()
+                    self._heartbeat()
+            except EngineBroken as error:
+                self._broadcast(Dead(str(error)))
+                raise
+            finally:
+                self._close()
+
+    def beat(self) -> None:
+        """A heartbeat to all clients, from another thread than the loop's, if a step is being computed. Nothing else is
+        done for them: one that takes no bytes, or has gone, is the loop's business.
+        """
+        if not self._at_clients.acquire(blocking=False):
+            return
         try:
-            while not self.stopping and not (self.draining and not self.core.has_work and not self._unsent()):
-                self._exchange()
-                if self.core.has_work:
-                    self._step()
-                if self._loads:
-                    self._answer_loads()
-                self._heartbeat()
-        except EngineBroken as error:
-            self._broadcast(Dead(str(error)))
-            raise
+            heartbeat = frame(Heartbeat(self.core.stats, self.draining, self.core.histograms))
+            for connection in self.connections.values():
+                if connection.greeted and not connection.unsent:
+                    with suppress(OSError):
+                        sent = connection.socket.send(heartbeat)
+                        connection.unsent += heartbeat[sent:]
         finally:
-            self._close()
+            self._at_clients.release()
 
     def _step(self) -> None:
-        outputs = self.core.step()
+        self._at_clients.release()
+        try:
+            outputs = self.core.step()
+        finally:
+            self._at_clients.acquire()
         stats = self.core.refresh_stats()
         histograms = None if self.core.has_work else self.core.histograms
         for client, items in outputs.items():
@@ -227,8 +249,6 @@ class EngineServer:
             return
         self._last_heartbeat = now
         self._broadcast(Heartbeat(self.core.refresh_stats(), self.draining, self.core.histograms))
-        if self.on_heartbeat is not None:
-            self.on_heartbeat()
         for connection in list(self.connections.values()):
             if connection.stalled_since is not None and now - connection.stalled_since > self.config.client_timeout_s:
                 self._drop(connection, "it stopped reading")

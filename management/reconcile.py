@@ -34,6 +34,9 @@ INTERVAL_S = 0.25
 MODEL_UNSERVABLE = 3
 """The exit status of a worker whose model cannot be served (see `engine.__main__`)."""
 HUNG_AFTER_S = 20.0
+"""After so many seconds without a report."""
+AWAKE_S = 1.0
+"""The most that one pass counts: what lies between two passes beyond that is this process's own sleep, or its machine's."""
 DRAIN_PATIENCE_S = 60.0
 MAX_CRASHES = 5
 STABLE_AFTER_S = 60.0
@@ -58,6 +61,8 @@ class _Watched:
     draining_since: float | None = None
     reason: str = ""
     ready_since: float | None = None
+    silent_s: float = 0.0
+    """Since its last report, in time that this process was awake."""
     reports: list[WorkerStatus] = field(default_factory=list)
     unsaved: set[str] = field(default_factory=set)
     """Fields of the row that are newer than the database, which may have been away."""
@@ -83,6 +88,7 @@ class Reconciler:
     launcher: Launcher
     holder: SnapshotHolder
     cache_dir: str
+    _last_pass: float = field(default_factory=time.monotonic)
     watched: dict[int, _Watched] = field(default_factory=dict)
     _crashes: dict[int, _Crashes] = field(default_factory=lambda: defaultdict(_Crashes))
 
@@ -93,8 +99,10 @@ class Reconciler:
 
     def reconcile_once(self) -> None:
         """One pass, as described at the top of this file."""
+        now = time.monotonic()
+        awake_s, self._last_pass = min(now - self._last_pass, AWAKE_S), now
         for pk in list(self.watched):
-            self._observe(pk)
+            self._observe(pk, awake_s)
         for deployment in Deployment.objects.select_related("version__model"):
             self._converge(deployment)
         self.holder.refresh(build_snapshot)
@@ -114,19 +122,24 @@ class Reconciler:
                 pause = min(pause * 2, 5.0)
                 logger.exception("reconciling failed")
 
-    def _observe(self, pk: int) -> None:
+    def _observe(self, pk: int, awake_s: float) -> None:
+        """`awake_s` have passed since the last time."""
         watched = self.watched[pk]
         worker, handle = watched.worker, watched.handle
-        watched.save()
         code = handle.exit_code()  # before its last words are read, so that none are missed
-        watched.reports += handle.statuses()
+        heard = handle.statuses()
+        watched.silent_s = 0.0 if heard else watched.silent_s + awake_s
+        watched.reports += heard
+        watched.save()
         while watched.reports:  # one that could not be written down is looked at again in the next pass
             status = watched.reports[0]
             if status.state == "loading":
-                watched.write(state=Worker.State.LOADING)
+                if (worker.state, worker.reason) != (Worker.State.LOADING, status.doing):
+                    logger.info("worker loading", worker=worker.worker_id, doing=status.doing)
+                    watched.write(state=Worker.State.LOADING, reason=status.doing)
             elif status.state == "ready":
                 watched.ready_since = time.monotonic()
-                watched.write(state=Worker.State.READY, ready_at=timezone.now())
+                watched.write(state=Worker.State.READY, reason="", ready_at=timezone.now())
                 logger.info("worker ready", worker=worker.worker_id, epoch=worker.epoch)
             elif status.reason:
                 watched.reason = status.reason
@@ -135,9 +148,9 @@ class Reconciler:
             self._ended(watched, code)
         elif watched.draining_since is not None and time.monotonic() - watched.draining_since > DRAIN_PATIENCE_S:
             handle.kill()
-        elif worker.state == Worker.State.READY and handle.silent_for_s() > HUNG_AFTER_S:
-            watched.reason = f"no heartbeat for {HUNG_AFTER_S:.0f} s"
-            logger.error("worker hung; killed", worker=worker.worker_id)
+        elif worker.state == Worker.State.READY and (hang := _hang(watched.silent_s, heard)):
+            watched.reason = hang
+            logger.error("worker hung; killed", worker=worker.worker_id, reason=hang)
             handle.kill()
 
     def _ended(self, watched: _Watched, code: int) -> None:
@@ -222,9 +235,19 @@ class Reconciler:
             state = Deployment.State.READY if ready >= wanted else Deployment.State.STARTING
         else:
             state = Deployment.State.STOPPING if mine else Deployment.State.STOPPED
-        observed = {"state": state, "reason": "", "observed_generation": deployment.generation}
+        doing = next((w.worker.reason for w in mine if w.worker.state == Worker.State.LOADING), "")
+        observed = {"state": state, "reason": doing, "observed_generation": deployment.generation}
         if any(getattr(deployment, name) != value for name, value in observed.items()):
             Deployment.objects.filter(pk=deployment.pk, generation=deployment.generation).update(**observed)
+
+
+def _hang(silent_s: float, heard: list[WorkerStatus]) -> str | None:
+    """Why the worker is taken for hung: no report for so many seconds, or one that it does not move on."""
+    if silent_s > HUNG_AFTER_S:
+        return f"no heartbeat for {HUNG_AFTER_S:.0f} s"
+    if heard and heard[-1].hangs:
+        return f"hung while {heard[-1].doing}, for {heard[-1].quiet_s:.0f} s"
+    return None
 
 
 def _as_wished(worker: Worker, deployment: Deployment) -> bool:

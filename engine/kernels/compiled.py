@@ -14,6 +14,8 @@ from typing import Any
 
 import numba
 
+from engine.progress import progress
+
 FAST = {"nnan", "nsz", "reassoc", "contract", "arcp"}
 """Sums may be split into vectors; infinities and signed exponents are left alone."""
 
@@ -38,7 +40,8 @@ def kernel(function: Callable[[Any], None]) -> Any:
     """Compile `function(data)`, data being a pointer to int64 arguments, to a C function that any thread may call."""
     signature = numba.types.void(numba.types.voidptr)
     compiled = numba.cfunc(signature, cache=bool(numba.config.CACHE_DIR), fastmath=FAST, error_model="numpy")
-    return compiled(function)
+    with progress.compiling(function.__name__):
+        return compiled(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:

@@ -11,10 +11,22 @@ if TYPE_CHECKING:
 
 
 class WorkerStatus(msgspec.Struct):
-    """One line of a worker's status: "loading", "ready", "alive" (a heartbeat), "failed" or "exited"."""
+    """One line of a worker's status: "loading", "ready", "alive", "failed" or "exited".
+
+    A worker that loads or is alive says about once a second what it is doing, for how many seconds that has not moved on,
+    and how many of them are no cause for alarm (`engine.progress`).
+    """
 
     state: str
     reason: str = ""
+    doing: str = ""
+    quiet_s: float = 0.0
+    patience_s: float = 0.0
+
+    @property
+    def hangs(self) -> bool:
+        """Whether what it is doing has not moved on for too long."""
+        return self.quiet_s > self.patience_s
 
 
 class WorkerHandle(Protocol):
@@ -27,9 +39,6 @@ class WorkerHandle(Protocol):
 
     def exit_code(self) -> int | None:
         """None while it runs; negative when a signal ended it."""
-
-    def silent_for_s(self) -> float:
-        """Seconds since its last report."""
 
     def drain(self) -> None:
         """Ask it to finish its requests and exit."""

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,6 @@ class LocalWorker:
             [sys.executable, "-m", "engine"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
         )
         self.process_id: int | None = self._process.pid
-        self._heard_at = time.monotonic()
         self._unread = b""
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
@@ -45,17 +43,12 @@ class LocalWorker:
         data = self._status.read()
         if not data:
             return []
-        self._heard_at = time.monotonic()
         *lines, self._unread = (self._unread + data).split(b"\n")
         return [msgspec.json.decode(line, type=WorkerStatus) for line in lines]
 
     def exit_code(self) -> int | None:
         """As Popen.poll."""
         return self._process.poll()
-
-    def silent_for_s(self) -> float:
-        """Since the last line."""
-        return time.monotonic() - self._heard_at
 
     def drain(self) -> None:
         """SIGTERM."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from management import reconcile
 from management.launchers.base import WorkerStatus
 from management.reconcile import Reconciler
 from management.services.deployments import create_deployment
@@ -19,7 +20,6 @@ class FakeWorker:
     process_id: int = 4711
     reports: list[WorkerStatus] = field(default_factory=list)
     code: int | None = None
-    silent: float = 0.0
     drained: bool = False
     killed: bool = False
 
@@ -30,9 +30,6 @@ class FakeWorker:
     def exit_code(self):
         return self.code
 
-    def silent_for_s(self):
-        return self.silent
-
     def drain(self):
         self.drained = True
 
@@ -41,6 +38,9 @@ class FakeWorker:
 
     def ready(self):
         self.reports += [WorkerStatus("loading"), WorkerStatus("ready")]
+
+    def beat(self, **details):
+        self.reports.append(WorkerStatus("alive", **details))
 
     def fail(self, code, reason=""):
         self.reports.append(WorkerStatus("failed", reason))
@@ -65,6 +65,21 @@ class FakeLauncher:
 @pytest.fixture
 def launcher():
     return FakeLauncher()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The reconciler's clock, which only the test moves."""
+
+    class Clock:
+        now = 1000.0
+
+        def monotonic(self):
+            return self.now
+
+    moved = Clock()
+    monkeypatch.setattr(reconcile, "time", moved)
+    return moved
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 from django.db import OperationalError
 
 from management import reconcile
+from management.launchers.base import WorkerStatus
 from management.models import Worker
 from management.services.deployments import change_deployment, start_deployment, stop_deployment
 from management.services.models import register_model
@@ -82,17 +83,66 @@ def test_pauses_grow(reconciler, launcher, deployment, monkeypatch):
     assert len(launcher.workers) == 1
 
 
-def test_a_silent_worker_is_killed(reconciler, launcher, deployment):
+@pytest.fixture
+def ready_worker(clock, reconciler, launcher, deployment):
     start_deployment(deployment, "tester")
+    reconciler._last_pass = clock.now
     reconciler.reconcile_once()
     launcher.workers[0].ready()
     reconciler.reconcile_once()
-    launcher.workers[0].silent = reconcile.HUNG_AFTER_S + 1
-    reconciler.reconcile_once()
-    assert launcher.workers[0].killed
-    reconciler.reconcile_once()
+    return launcher.workers[0]
+
+
+def passes(reconciler, clock, seconds, beat=None):
+    for _ in range(int(seconds * 4)):
+        clock.now += 0.25
+        if beat is not None:
+            beat()
+        reconciler.reconcile_once()
+
+
+def test_a_silent_worker_is_killed(ready_worker, reconciler, launcher, clock):
+    passes(reconciler, clock, reconcile.HUNG_AFTER_S)
+    assert not ready_worker.killed
+    passes(reconciler, clock, 1)
+    assert ready_worker.killed
     assert "no heartbeat" in Worker.objects.get(epoch=1).reason
     assert len(launcher.workers) == 2
+
+
+def test_a_worker_in_a_long_step_is_left_alone(ready_worker, reconciler, clock):
+    quiet = iter(range(1000))
+    passes(
+        reconciler, clock, 200, lambda: ready_worker.beat(doing="computing a step", quiet_s=next(quiet), patience_s=900)
+    )
+    assert not ready_worker.killed
+
+
+def test_a_worker_that_does_not_move_on_is_killed(ready_worker, reconciler, clock):
+    ready_worker.beat(doing="computing a step", quiet_s=21, patience_s=20)
+    passes(reconciler, clock, 1)
+    assert ready_worker.killed
+    assert Worker.objects.get(epoch=1).reason == "hung while computing a step, for 21 s"
+
+
+def test_a_server_that_slept_kills_nobody_on_waking(ready_worker, reconciler, clock):
+    passes(reconciler, clock, 5)
+    clock.now += 3600
+    reconciler.reconcile_once()
+    assert not ready_worker.killed
+    passes(reconciler, clock, 1, ready_worker.beat)
+    assert not ready_worker.killed
+
+
+def test_a_start_says_what_it_is_doing(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    launcher.workers[0].reports.append(WorkerStatus("loading", doing="reading the weights"))
+    reconciler.reconcile_once()
+    assert state(deployment) == ("starting", "reading the weights")
+    launcher.workers[0].ready()
+    reconciler.reconcile_once()
+    assert state(deployment) == ("ready", "")
 
 
 def test_stopping_drains(reconciler, launcher, deployment):

@@ -1,0 +1,90 @@
+"""Everything that a first request would have to wait for, done before there is one.
+
+Runs steps of made-up requests through the real runner: a prompt, a decode step, tokens chosen in each way there is, and
+an adapter in every layer that takes one. So whatever is compiled, allocated or looked up once is there afterwards.
+Nothing of it is counted or kept.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.adapter import Adapter, LoraWeights
+from engine.block_pool import BlockPool
+from engine.messages import AdapterRef
+from engine.model_runner import LaunchedStep
+from engine.progress import Pace, progress
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.scheduler import ScheduledBatch
+
+if TYPE_CHECKING:
+    from engine.adapter_slots import AdapterLayer
+    from engine.model_runner import ModelRunner
+
+PROMPT_TOKENS = 5
+DIGEST = "warm-up"
+"""No digest of an adapter's files looks like this."""
+WAYS = (
+    SamplingParams(2, temperature=0.0),
+    SamplingParams(2, temperature=0.0, logprobs=2, prompt_logprobs=1),
+    SamplingParams(2, temperature=0.7),
+    SamplingParams(2, temperature=0.7, top_k=4, top_p=0.9, logprobs=1, logprobs_mode="processed"),
+    SamplingParams(2, temperature=0.7, min_p=0.05, repetition_penalty=1.1, presence_penalty=0.1, min_tokens=1),
+    SamplingParams(2, temperature=0.7, typical_p=0.9, logit_bias={0: -1.0}),
+)
+"""Ways to choose a token; together they run every kernel and table of the sampler."""
+
+
+def warm_up(runner: ModelRunner, lora_layers: list[AdapterLayer], context: int, pace: Pace) -> None:
+    """Run the steps, no sequence longer than `context`, and let `pace` learn from the last, which is like any later one."""
+    progress.begin("warming up")
+    size = runner.cache.block_size
+    length = min(PROMPT_TOKENS, context - 2)
+    # No more sequences than there are blocks for: a cache may be as small as one short sequence.
+    most = (runner.cache.num_blocks - 1) // -(-(length + 1) // size) if length > 0 else 0
+    for first in range(0, len(WAYS), most) if most else ():
+        _steps(runner, WAYS[first : first + most], length, None, pace)
+    if lora_layers and most:
+        adapter = _adapter(lora_layers)
+        packed = [layer.make(adapter) for layer in lora_layers]
+        for layer, weights in zip(lora_layers, packed, strict=True):
+            layer.put(DIGEST, weights)
+        try:
+            _steps(runner, WAYS[:1], length, AdapterRef(DIGEST, ""), pace)
+        finally:
+            for layer in lora_layers:
+                layer.drop(DIGEST)
+
+
+def _steps(
+    runner: ModelRunner, ways: tuple[SamplingParams, ...], length: int, adapter: AdapterRef | None, pace: Pace
+) -> None:
+    """A prompt of so many tokens for each of the ways, computed together, and a decode step behind it."""
+    pool = BlockPool(runner.cache.num_blocks, runner.cache.block_size, prefix_caching=False)
+    requests = [Request((0, number), [0] * length, way, 0.0, adapter=adapter) for number, way in enumerate(ways)]
+    for _ in range(2):
+        counts = [len(request.token_ids) - request.num_computed_tokens for request in requests]
+        for request in requests:
+            pool.allocate(request, len(request.token_ids))
+        begin = time.monotonic()
+        launched = runner.launch(ScheduledBatch(requests, counts))
+        result = launched.result() if isinstance(launched, LaunchedStep) else launched
+        pace.learn(sum(counts), time.monotonic() - begin)
+        for request in requests:
+            request.num_computed_tokens = len(request.token_ids)
+            request.token_ids += result.tokens[request]
+
+
+def _adapter(layers: list[AdapterLayer]) -> Adapter:
+    """One that changes nothing, in every layer that takes one."""
+    return Adapter(
+        {
+            path: LoraWeights(torch.zeros(1, layer.in_features), torch.zeros(out, 1), None)
+            for layer in layers
+            for path, out in layer.parts
+        }
+    )
