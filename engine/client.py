@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from engine import messages
+from engine.casualties import Casualties
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -45,6 +46,7 @@ TICK_S = 1.0
 SUSPECT_AFTER_S = 5.0
 DEAD_AFTER_S = 20.0
 """Both of this process's own time awake: one that was stopped for an hour has heard nothing, and nothing follows from that."""
+TOO_MANY_DEATHS = "workers died twice while it ran; it is not tried again"
 
 
 class EngineDead(Exception):
@@ -92,8 +94,10 @@ def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
 class EngineClient:
     """Talks to the worker `worker_id` in `epoch` at the Unix socket `path`."""
 
-    def __init__(self, path: str, worker_id: str, epoch: int) -> None:
+    def __init__(self, path: str, worker_id: str, epoch: int, casualties: Casualties | None = None) -> None:
+        """`casualties` remembers what was in flight at deaths, of this and of other workers."""
         self.path, self.worker_id, self.epoch = path, worker_id, epoch
+        self._casualties = casualties or Casualties()
         self.stats = Stats()
         self.histograms = StepHistograms()
         self.draining = False
@@ -102,6 +106,8 @@ class EngineClient:
         self._next_request = 1
         self._model: ModelInfo | None = None
         self._failure: str | None = None
+        self._died = False
+        """Whether the worker failed unasked, rather than this client hung up or the worker was told to stop."""
         self._silent_s = 0.0
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -197,6 +203,9 @@ class EngineClient:
             del self._calls[call_id]
 
     async def _outputs(self, message: Submit | Embed) -> AsyncGenerator[RequestOutput, None]:
+        if self._casualties.refuses(message):
+            yield RequestOutput(message.request_id, finish_reason="error", error=TOO_MANY_DEATHS)
+            return
         collector = _Collector()
         self._send(message)
         self._collectors[message.request_id] = collector
@@ -205,7 +214,13 @@ class EngineClient:
             while not finished:
                 output = await collector.get()
                 finished = output.finish_reason is not None
+                if finished:
+                    self._casualties.survived(message)
                 yield output
+        except EngineDead:
+            if self._died:
+                self._casualties.died(message, f"{self.worker_id} {self.epoch}")
+            raise
         finally:
             self._collectors.pop(message.request_id, None)
             if not finished and self._failure is None:
@@ -216,7 +231,7 @@ class EngineClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._fail("the connection was closed")
+        self._fail("the connection was closed", died=False)
         if self._writer is not None:
             self._writer.close()
             with suppress(OSError):
@@ -261,9 +276,9 @@ class EngineClient:
         elif isinstance(message, Dead):
             self._fail(message.reason)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, died: bool = True) -> None:
         if self._failure is None:
-            self._failure = reason
+            self._failure, self._died = reason, died and not self.draining
         for collector in self._collectors.values():
             collector.fail(self._failure)
         for call in self._calls.values():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from engine.casualties import Casualties
 from engine.client import EngineClient, EngineDead
 from engine.messages import AdapterRef
 from inference.errors import ModelNotFound, Unavailable
@@ -57,6 +58,7 @@ class EngineRouter:
         self._holder = holder
         self._targets: dict[str, Target] = {}
         self._refused: set[WorkerEntry] = set()
+        self._casualties = Casualties()
         self._told: dict[WorkerEntry, dict[str, AdapterEntry]] = {}
         """By worker: the adapters that it was told to keep, by digest, as they were when it agreed."""
         self._tell_at: dict[WorkerEntry, float] = {}
@@ -196,7 +198,7 @@ class EngineRouter:
             logger.info("worker not told of adapters", worker=worker.worker_id, reason=str(error))
 
     async def _connect(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
-        client = EngineClient(worker.socket, worker.worker_id, worker.epoch)
+        client = EngineClient(worker.socket, worker.worker_id, worker.epoch, self._casualties)
         try:
             info = await client.connect()
             target = self._targets.get(deployment.name)

@@ -1,0 +1,127 @@
+"""The client against workers that are played by the test: deaths, silence, and a process that slept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from engine import client as client_module
+from engine import messages
+from engine.casualties import Casualties
+from engine.client import TOO_MANY_DEATHS, EngineClient, EngineDead
+from engine.messages import PROTOCOL_VERSION, Hello, ModelInfo, Outputs, Ready, RequestOutput, Stats, Submit, frame
+from engine.sampling_params import SamplingParams
+
+INFO = ModelInfo("", "", "", "", "cpu", 8, 8, [], 16, 1, 1, 1, 0, {})
+
+
+@asynccontextmanager
+async def connected(tmp_path, on_submit=None, casualties=None, epoch=1):
+    """A client of a worker that does `on_submit(message, writer)` with every request."""
+
+    async def serve(reader, writer):
+        try:
+            while True:
+                head = await reader.readexactly(4)
+                message = messages.to_worker.decode(await reader.readexactly(messages.frame_length(head)))
+                if isinstance(message, Hello):
+                    writer.write(frame(Ready(PROTOCOL_VERSION, "w", epoch, INFO)))
+                elif isinstance(message, Submit):
+                    on_submit(message, writer)
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    path = str(tmp_path / f"{epoch}.sock")
+    server = await asyncio.start_unix_server(serve, path)
+    client = EngineClient(path, "w", epoch, casualties)
+    await client.connect()
+    try:
+        yield client
+    finally:
+        await client.close()
+        server.close()
+        await server.wait_closed()
+
+
+def die(message, writer):
+    writer.close()
+
+
+def answer(message, writer):
+    writer.write(frame(Outputs([RequestOutput(message.request_id, [3], finish_reason="stop")], Stats())))
+
+
+async def ask(client, prompt, seed=0):
+    return [output async for output in client.generate(prompt, SamplingParams(max_tokens=1, seed=seed))]
+
+
+async def test_what_was_in_flight_at_two_deaths_is_refused_and_reaches_no_third_worker(tmp_path):
+    casualties, reached = Casualties(), []
+    for epoch in (1, 2):
+        async with connected(tmp_path, die, casualties, epoch) as client:
+            dead = await asyncio.gather(*(ask(client, [1, 2], seed) for seed in range(4)), return_exceptions=True)
+            assert all(isinstance(error, EngineDead) for error in dead)
+
+    def third(message, writer):
+        reached.append(message.prompt_token_ids)
+        answer(message, writer)
+
+    async with connected(tmp_path, third, casualties, epoch=3) as client:
+        (refused,) = await ask(client, [1, 2], seed=99)
+        assert (refused.finish_reason, refused.error) == ("error", TOO_MANY_DEATHS)
+        assert (await ask(client, [1, 2, 3]))[0].token_ids == [3]
+        assert reached == [[1, 2, 3]]
+
+
+async def test_one_death_counts_once_for_all_that_are_equal(tmp_path):
+    casualties = Casualties()
+    async with connected(tmp_path, die, casualties) as client:
+        await asyncio.gather(*(ask(client, [1], seed) for seed in range(8)), return_exceptions=True)
+    async with connected(tmp_path, answer, casualties, epoch=2) as client:
+        assert (await ask(client, [1]))[0].token_ids == [3]
+
+
+async def test_what_ended_well_was_not_the_cause(tmp_path):
+    casualties = Casualties()
+    for epoch, does in ((1, die), (2, answer), (3, die), (4, answer)):
+        async with connected(tmp_path, does, casualties, epoch) as client:
+            (result,) = await asyncio.gather(ask(client, [1]), return_exceptions=True)
+    assert result[0].token_ids == [3]
+
+
+async def test_hanging_up_is_no_death(tmp_path):
+    casualties = Casualties()
+    for epoch in (1, 2):
+        arrived = asyncio.Event()
+        async with connected(tmp_path, lambda *_, seen=arrived: seen.set(), casualties, epoch) as client:
+            waiting = asyncio.ensure_future(ask(client, [1]))
+            await arrived.wait()
+            await client.close()
+            with pytest.raises(EngineDead):
+                await waiting
+    async with connected(tmp_path, answer, casualties, epoch=3) as client:
+        assert (await ask(client, [1]))[0].token_ids == [3]
+
+
+async def test_a_silent_worker_becomes_suspect_and_then_dead(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_module, "TICK_S", 0.01)
+    monkeypatch.setattr(client_module, "SUSPECT_AFTER_S", 0.05)
+    monkeypatch.setattr(client_module, "DEAD_AFTER_S", 0.1)
+    async with connected(tmp_path, lambda *_: None) as client:
+        assert not client.suspect
+        with pytest.raises(EngineDead, match="no heartbeat"):
+            await ask(client, [1])
+        assert client.suspect
+
+
+async def test_a_process_that_slept_takes_nobody_for_dead(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_module, "TICK_S", 0.05)
+    monkeypatch.setattr(client_module, "SUSPECT_AFTER_S", 0.2)
+    monkeypatch.setattr(client_module, "DEAD_AFTER_S", 0.4)
+    async with connected(tmp_path, answer) as client:
+        time.sleep(1.0)  # noqa: ASYNC251  # the whole loop stands still, as when the process is stopped
+        assert (await ask(client, [1]))[0].token_ids == [3]
+        assert not client.suspect
