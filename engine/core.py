@@ -146,7 +146,7 @@ class EngineCore:
 
     def command(self, message: AdapterCommand) -> str | None:
         """Carry out a command about an adapter; the reason when that cannot be."""
-        self.adapters.poll(busy=self.scheduler.has_work)
+        self.adapters.poll(busy=bool(self.scheduler.running))
         if message.action == "load":
             refusal = self.adapters.request(message.adapter)
             if refusal is None and not self.adapters.begin(message.adapter, keep=self.scheduler.busy_adapters):
@@ -158,7 +158,7 @@ class EngineCore:
 
     def loading(self, digest: str) -> bool:
         """Whether an adapter is being read."""
-        self.adapters.poll(busy=self.scheduler.has_work)
+        self.adapters.poll(busy=bool(self.scheduler.running))
         return self.adapters.loading(digest)
 
     def load_failure(self, digest: str) -> str | None:
@@ -219,7 +219,7 @@ class EngineCore:
 
     def refresh_stats(self) -> Stats:
         """The gauges as of now, and the counters."""
-        self.adapters.poll(busy=self.scheduler.has_work)
+        self.adapters.poll(busy=bool(self.scheduler.running))
         scheduler, stats = self.scheduler, self.stats
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
         stats.blocks_used = scheduler.pool.num_usable - scheduler.pool.num_free
