@@ -1,0 +1,55 @@
+"""Where equal bits are promised: a sequence's numbers do not depend on what is computed beside it, nor on the cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.layers import has_amx
+from tests.conftest import DEMO
+from tests.engine.engines import Driver, prompts
+
+ROUNDED_ALIKE = [
+    "float32",
+    pytest.param("bfloat16", marks=pytest.mark.skipif(has_amx(), reason="AMX rounds otherwise")),
+]
+PROMPT = 75
+"""Tokens: some whole blocks, which the prefix cache keeps, and a part of one."""
+
+
+def numbers(driver, request_id):
+    """The tokens with their log-probabilities, to the last bit."""
+    return [
+        (each.token_id, each.logprob.hex()) for output in driver.outputs[request_id] for each in output.logprobs or []
+    ]
+
+
+def ask(driver, request_id, prompt, **params):
+    assert driver.submit(request_id, prompt, max_tokens=12, logprobs=0, seed=5, ignore_eos=True, **params) is None
+
+
+@pytest.mark.parametrize("dtype", ROUNDED_ALIKE)
+@pytest.mark.parametrize("way", [{"temperature": 0.0}, {"temperature": 1.0}])
+def test_alone_in_a_batch_cold_cached_and_in_pieces(dtype, way):
+    engine = EngineCore(EngineConfig(model=str(DEMO), dtype=dtype))
+    prompt, *others = prompts(engine.info.vocab_size, (PROMPT, 3, 40, 130, 17, 64, 90, 5))
+    alone = Driver(engine)
+    ask(alone, 1, prompt, **way)
+    alone.run()
+    assert len(numbers(alone, 1)) == 12
+    cached = Driver(engine)
+    ask(cached, 1, prompt, **way)
+    cached.run()
+    assert cached.outputs[1][0].cached_tokens == PROMPT // engine.config.block_size * engine.config.block_size
+    pieces = EngineCore(
+        EngineConfig(model=str(DEMO), dtype=dtype, max_num_batched_tokens=33, max_num_seqs=32, threads=2)
+    )
+    together = Driver(pieces)
+    for number, other in enumerate(others, 2):
+        ask(together, number, other, **way)
+    together.step()
+    ask(together, 1, prompt, **way)
+    together.run()
+    assert numbers(cached, 1) == numbers(alone, 1)
+    assert numbers(together, 1) == numbers(alone, 1)
