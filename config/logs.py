@@ -1,16 +1,33 @@
-"""Logging for every process that Django runs in: structlog on top of the standard library, to stderr."""
+"""Logging for every process that Django runs in: structlog on top of the standard library, to stderr.
+
+Nothing here makes the event loop wait for whoever reads the log: see `engine.log_writer`.
+"""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 
 import structlog
 from structlog.typing import Processor
 
+from engine.log_writer import LogHandler, LogWriter
+
+
+def dropped_lines() -> int:
+    """How many texts for the log or standard output were thrown away because nobody read."""
+    return sum(stream.dropped for stream in (sys.stderr, sys.stdout) if isinstance(stream, LogWriter))
+
 
 def configure(log_format: str, level: int = logging.INFO) -> None:
-    """`log_format` is "console" for people or "json" for machines."""
+    """`log_format` is "console" for people or "json" for machines. Replaces both standard streams, so that whatever
+    prints (an error in a thread, a library) cannot wait either.
+    """
+    errors, output = LogWriter(sys.stderr), LogWriter(sys.stdout)
+    sys.stderr, sys.stdout = errors, output
+    atexit.register(output.drain)
+    atexit.register(errors.drain)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -30,7 +47,7 @@ def configure(log_format: str, level: int = logging.INFO) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogHandler(errors)
     last: list[Processor] = [
         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
         structlog.processors.format_exc_info,

@@ -15,6 +15,7 @@ from inference.server.plane_server import PlaneServer  # first: installs the asy
 # isort: split
 import structlog
 
+from config import logs
 from config.asgi import PlaneRouter
 from config.listeners import build_listeners, mindie_addresses
 from config.mindie import read_config
@@ -55,7 +56,7 @@ class Server:
         self.launcher = LocalLauncher()
         self.reconciler = Reconciler(self.launcher, self.holder, str(options.data_dir))
         self.router = EngineRouter(self.holder)
-        metrics = Metrics(self.router)
+        metrics = Metrics(self.router, logs.dropped_lines)
         config = None if options.mindie_config is None else read_config(options.mindie_config)
         hosts = [options.host, *(host for host, _ in mindie_addresses(options, config).values())]
         registry = DjangoRegistry(self.holder, options.allowed_adapter_roots(hosts))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine import log_writer
 from engine.config import EngineConfig
 from engine.progress import Pulse, Reporter, progress
 
@@ -48,7 +49,7 @@ def main() -> int:
         if server is not None:
             server.beat()
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine %(message)s")
+    log_writer.configure()
     # The launcher decides when to stop: Ctrl-C in a terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from inference.engine_metrics import LABELS, BatchCollector, EngineCollector, histograms_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from inference.generate import Generation
     from inference.router import EngineRouter
 
@@ -35,7 +37,9 @@ TGI_COUNTS = ("generated_tokens", "input_length", "max_new_tokens")
 class Metrics:
     """Counts requests of all dialects and renders one page."""
 
-    def __init__(self, router: EngineRouter) -> None:
+    def __init__(self, router: EngineRouter, dropped_log_lines: Callable[[], int]) -> None:
+        """`dropped_log_lines` gives the count of log lines that nobody read in time."""
+        self._dropped_log_lines = dropped_log_lines
         self._vllm_registry, self._tgi_registry = CollectorRegistry(), CollectorRegistry()
         self._vllm_registry.register(EngineCollector(router))
         self._tgi_registry.register(BatchCollector(router))
@@ -160,6 +164,11 @@ class Metrics:
             lines += [
                 f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in series.items()
             ]
+        lines += [
+            "# HELP dragoman_log_lines_dropped_total Log lines thrown away because nobody read the log.",
+            "# TYPE dragoman_log_lines_dropped_total counter",
+            f"dragoman_log_lines_dropped_total {self._dropped_log_lines()}",
+        ]
         own = "\n".join(lines).encode() + b"\n"
         return generate_latest(self._vllm_registry) + generate_latest(self._tgi_registry) + own
 

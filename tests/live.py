@@ -71,9 +71,9 @@ class LiveServer:
     def log(self) -> str:
         return (self.data_dir / "test.log").read_text()
 
-    def start(self, wait: bool = True) -> LiveServer:
-        self.data_dir.mkdir(exist_ok=True, parents=True)
-        environment = {
+    def settings(self) -> dict[str, str]:
+        """The environment of the server's process."""
+        return {
             **os.environ,
             "DRAGOMAN_DATA_DIR": str(self.data_dir),
             "DRAGOMAN_FRONT_PORT": str(self.front_port),
@@ -86,6 +86,10 @@ class LiveServer:
             "DRAGOMAN_MODEL": self.model,
             **self.environment,
         }
+
+    def start(self, wait: bool = True) -> LiveServer:
+        self.data_dir.mkdir(exist_ok=True, parents=True)
+        environment = self.settings()
         command = [sys.executable, "-W", "ignore", "manage.py", "serve"]
         with (self.data_dir / "test.log").open("a") as log:
             self.process = subprocess.Popen(

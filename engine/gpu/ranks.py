@@ -26,6 +26,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from engine import log_writer
 from engine.batch import ForwardBatch, SequenceSlice
 from engine.config import EngineConfig
 from engine.messages import frame, frame_length
@@ -200,7 +201,7 @@ def read_steps(pipe: BinaryIO, steps: queue.SimpleQueue[bytes]) -> NoReturn:
 
 def main() -> NoReturn:
     """Join, load, and compute what rank 0 says, until it ends."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine %(message)s")
+    log_writer.configure()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 decides when to stop, and may have requests to finish
     membership = msgspec.msgpack.decode(next(received(sys.stdin.buffer)), type=Membership)
