@@ -98,6 +98,7 @@ class Server:
             self.planes,
             self.listeners.endpoints,
             refuse=self._refuse,
+            preview=self._preview,
             max_body_bytes=self._max_body_bytes,
             drain_s=options.drain_s,
             slow_client_timeout_s=options.slow_client_timeout_s,
@@ -164,6 +165,16 @@ class Server:
             return [(b"content-type", b"text/plain; charset=utf-8")], error.message.encode()
         response = plane.refuse(path, error)
         return [(b"content-type", response.content_type), *response.headers], response.body
+
+    def _preview(
+        self, host: str, port: int, method: str, path: str, headers: dict[bytes, bytes]
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+        """The answer to a request whose body is not worth reading."""
+        plane = self.planes.planes_of(host, port).plane_of(method, path)
+        response = plane.preview(method, path, headers) if isinstance(plane, Plane) else None
+        if response is None:
+            return None
+        return response.status, [(b"content-type", response.content_type), *response.headers], response.body
 
     def _stats(self) -> dict[str, Stats]:
         return {

@@ -77,6 +77,14 @@ def _deeper_than(value: Any, levels: int) -> bool:
     return True
 
 
+def request_id_of(headers: dict[bytes, bytes]) -> str:
+    """The client's own id where it is harmless to log and echo, else a new one."""
+    given = headers.get(b"x-request-id", b"")[: REQUEST_ID_LIMIT + 1].decode("latin-1")
+    if 0 < len(given) <= REQUEST_ID_LIMIT and given.isascii() and given.isprintable():
+        return given
+    return secrets.token_hex(16)
+
+
 class Exchange:
     """One request and the means to answer it. `parameters` are the values of the route's path."""
 
@@ -86,7 +94,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.parameters: dict[str, str] = {}
-        self.request_id = self._request_id()
+        self.request_id = request_id_of(self.headers)
         self.tenant = ""
         """The public prefix of the API key that was used; empty where none is required."""
         self.answer_headers: Headers = []
@@ -99,13 +107,6 @@ class Exchange:
         """A request header by its lower-case name."""
         value = self.headers.get(name.encode())
         return None if value is None else value.decode("latin-1")
-
-    def _request_id(self) -> str:
-        """The client's own id where it is harmless to log and echo, else a new one."""
-        given = (self.header("x-request-id") or "")[: REQUEST_ID_LIMIT + 1]
-        if 0 < len(given) <= REQUEST_ID_LIMIT and given.isascii() and given.isprintable():
-            return given
-        return secrets.token_hex(16)
 
     async def body(self) -> bytes:
         """The whole body; its size was limited before."""

@@ -39,7 +39,7 @@ def body(error: ServingError) -> tuple[int, dict[str, object]]:
 def render(error: ServingError) -> Response:
     """A complete answer."""
     if isinstance(error, errors.Unauthorized):  # vLLM answers with a bare string here
-        return json_response({"error": "Unauthorized"}, 401, [(b"www-authenticate", b"Bearer")])
+        return json_response({"error": "Unauthorized"}, 401)
     status, envelope = body(error)
     headers: Headers = []
     if isinstance(error, errors.MethodNotAllowed):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from inference.asgi import ClientGone, Exchange
+from inference.asgi import ClientGone, Exchange, request_id_of
 from inference.errors import InternalError, ServingError
 from inference.routing import route_for
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from inference.asgi import Headers, Receive, Response, Send
     from inference.auth import Authenticator
-    from inference.routing import RouteTable
+    from inference.routing import Render, Route, RouteTable
     from inference.services import Services
+    from management.snapshot import ApiKeyEntry
 
 logger = structlog.get_logger(__name__)
 
@@ -60,11 +61,8 @@ class Plane:
             routes, exchange.parameters = self.table.find(exchange.method, exchange.path)
             route = routes[0]
             render = route.render
-            if route.scope is not None:
-                key = self.authenticator.check(
-                    exchange.header("authorization"), route.scope, self.services.holder.current
-                )
-                exchange.tenant = key.prefix if key else ""
+            key = self._key(route, exchange.header("authorization"))
+            exchange.tenant = key.prefix if key else ""
             if len(routes) > 1:
                 route = route_for(routes, await exchange.json())
                 render = route.render
@@ -72,7 +70,7 @@ class Plane:
         except ServingError as error:
             if exchange.status:  # a handler that has begun an answer must end it itself
                 raise
-            await exchange.respond(render(error))
+            await exchange.respond(_rendered(render, error))
         except ClientGone:
             raise
         except Exception:  # one of the edges: what nobody foresaw is logged here and told without details
@@ -81,8 +79,35 @@ class Plane:
                 raise
             await exchange.respond(render(InternalError("internal error")))
 
+    def preview(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
+        """The answer where route and key, which stand in the headers, already decide; None where the body is wanted."""
+        render = self.table.renderer(path)
+        try:
+            routes, _ = self.table.find(method, path)
+            render = routes[0].render
+            given = headers.get(b"authorization")
+            self._key(routes[0], None if given is None else given.decode("latin-1"))
+        except ServingError as error:
+            return self._complete(path, _rendered(render, error), request_id_of(headers))
+        return None
+
     def refuse(self, path: str, error: ServingError) -> Response:
         """The answer to a request that never reached a handler."""
-        response = self.table.renderer(path)(error)
-        response.headers = [*response.headers, *self.answer_headers(path, secrets.token_hex(16))]
+        return self._complete(path, _rendered(self.table.renderer(path), error), secrets.token_hex(16))
+
+    def _key(self, route: Route, authorization: str | None) -> ApiKeyEntry | None:
+        if route.scope is None:
+            return None
+        return self.authenticator.check(authorization, route.scope, self.services.holder.current)
+
+    def _complete(self, path: str, response: Response, request_id: str) -> Response:
+        response.headers = [*response.headers, *self.answer_headers(path, request_id)]
         return response
+
+
+def _rendered(render: Render, error: ServingError) -> Response:
+    """The dialect's answer; a 401 says how to authenticate, as RFC 9110 section 15.5.2 demands, whatever the dialect."""
+    response = render(error)
+    if response.status == 401:
+        response.headers = [*response.headers, (b"www-authenticate", b"Bearer")]
+    return response

@@ -1,17 +1,21 @@
-"""One HTTP/1.1 connection with absolute deadlines: for a request's headers, and then for its body.
+"""One HTTP/1.1 connection with absolute deadlines, and a body that is taken only when its headers deserve it.
 
-Twisted's own timeout starts anew with every byte, so a client that drips one now and then would stay for ever.
+Twisted's own timeout starts anew with every byte, so a client that drips one now and then would stay for ever. What can
+be refused by its headers is answered before any of its body is kept, and the connection ends there: what the client
+still sends is thrown away for a moment, so that the answer reaches it, and then nobody listens any more.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from twisted.internet import reactor
 from twisted.web import http
 
 LAST_WORDS_S = 1.0
-_TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+LINGER_S, LINGER_BYTES = 2.0, 80 << 20
+"""How long, and for how much, a client that was turned away may go on sending."""
 
 
 class DeadlineChannel(http.HTTPChannel):
@@ -20,6 +24,9 @@ class DeadlineChannel(http.HTTPChannel):
     headers_timeout_s = 10.0
     body_timeout_s = 60.0
     _deadline: Any = None
+    _unread: float | None = None
+    """Set once the client was turned away: so many further bytes are thrown away, then the connection ends."""
+    _body_left: float = math.inf
 
     def connectionMade(self) -> None:
         """A new connection must send its first request's headers in time."""
@@ -28,24 +35,87 @@ class DeadlineChannel(http.HTTPChannel):
 
     def dataReceived(self, data: bytes) -> None:
         """The first byte of a further request starts its deadline."""
+        if self._unread is not None:
+            self._throw_away(len(data))
+            return
         if self._deadline is None and not self.requests:
             self._expect(self.headers_timeout_s)
         super().dataReceived(data)
 
     def lineReceived(self, line: bytes) -> None:
         """A continuation line is obsolete (RFC 9112 section 5.2) and an old way to smuggle; it is refused."""
+        if self._unread is not None:
+            return
         if line[:1] in (b" ", b"\t"):
             self._respondToBadRequestAndDisconnect()
             return
         super().lineReceived(line)
 
+    def rawDataReceived(self, data: bytes) -> None:
+        """Bytes of a body, of which none is wanted any more once the client was turned away."""
+        if self._unread is not None:
+            self._throw_away(len(data))
+            return
+        super().rawDataReceived(data)
+
     def allHeadersReceived(self) -> None:
-        """From here the body has its own deadline."""
+        """A request with a body may be refused here; else, from here, the body has its own deadline.
+
+        `Expect: 100-continue` is answered by Twisted behind this, so that nobody is asked for a body in vain.
+        """
+        if self.length != 0:
+            answer = self.requests[-1].refusal(self._command, self._path, self._version, self.length)
+            if answer is not None:
+                self._body_left = math.inf if self.length is None else self.length
+                self.turn_away(*answer)
+                return
         self._expect(self.body_timeout_s)
         super().allHeadersReceived()
 
+    def _maybeChooseTransferDecoder(self, header: bytes, data: bytes) -> bool:
+        """Exactly one `chunked` and no length beside it: whatever else may end at another byte for a proxy (RFC 9112
+        section 6.3).
+        """
+        coding = header == b"Transfer-Encoding"
+        if coding and (data.lower() != b"chunked" or self._version != b"HTTP/1.1"):
+            self._respondToBadRequestAndDisconnect()
+            return False
+        taken: bool = super()._maybeChooseTransferDecoder(header, data)
+        return taken
+
+    def turn_away(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Answer in place of the application, and end the connection soon."""
+        if self._unread is not None:
+            return
+        self._unread = LINGER_BYTES
+        lines = [b"HTTP/1.1 %d %b" % (status, http.RESPONSES.get(status, b"Refused"))]
+        lines += [b"%b: %b" % pair for pair in headers]
+        lines += [b"connection: close", b"content-length: %d" % len(body), b"", b""]
+        self.transport.write(b"\r\n".join(lines) + body)
+        self._met()
+        self._deadline = reactor.callLater(LINGER_S, self._hang_up)
+
+    def _respondToBadRequestAndDisconnect(self) -> None:
+        self.turn_away(400, [], b"")
+
+    def _throw_away(self, size: int) -> None:
+        if self._unread is None:
+            return
+        self._unread -= size
+        self._body_left -= size
+        if self._unread <= 0 or self._body_left <= 0:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self._met()
+        self.loseConnection()
+        # A client that sends on may not read either; then the answer is never flushed.
+        self._deadline = reactor.callLater(LAST_WORDS_S, self.transport.abortConnection)
+
     def allContentReceived(self) -> None:
         """The request is complete; how long it takes to serve is not the channel's business."""
+        if self._unread is not None:
+            return
         self._met()
         super().allContentReceived()
 
@@ -64,7 +134,5 @@ class DeadlineChannel(http.HTTPChannel):
         self._deadline = None
 
     def _too_late(self) -> None:
-        self.transport.write(_TOO_LATE)
-        self.transport.loseConnection()
-        # A client that drips may not read either; then the answer is never flushed.
-        self._deadline = reactor.callLater(LAST_WORDS_S, self.transport.abortConnection)
+        self.turn_away(408, [], b"")
+        self._hang_up()

@@ -1,6 +1,7 @@
 """Daphne, taught to limit, to wait and to stop: a Server whose bodies are bounded and whose streams end honestly.
 
-- A body over `max_body_bytes` is discarded as it arrives and answered with 413.
+- What the headers alone condemn (route, key, length, Host) is answered before the body is read.
+- A body that grows over `max_body_bytes` is answered with 413 where it does, and not read further.
 - `send()` waits while the client does not read, and gives the client up after `slow_client_timeout_s`.
 - A response that cannot be finished is a broken connection, never one that looks complete.
 - SIGTERM stops listening, tells the application to refuse, lets streams finish for `drain_s`, then asks them to end.
@@ -14,6 +15,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from daphne import server as daphne_server  # first: installs the asyncio reactor
 from daphne.http_protocol import HTTPFactory, WebRequest
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from inference.server.tls import MutualContextFactory
 
     Refuse = Callable[[str, int, str, str, int], tuple[list[tuple[bytes, bytes]], bytes]]
+    Preview = Callable[[str, int, str, str, dict[bytes, bytes]], tuple[int, list[tuple[bytes, bytes]], bytes] | None]
 
 logger = logging.getLogger(__name__)
 
@@ -45,29 +48,51 @@ class PlaneRequest(WebRequest):
     too_large = False
     max_body_bytes = 0
 
-    def gotLength(self, length: int | None) -> None:
-        """Headers are complete; `length` is None for chunked bodies."""
-        super().gotLength(length)
-        address = self.getHost()
+    def refusal(
+        self, method: bytes, target: bytes, version: bytes, length: int | None
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+        """What the headers of a request with a body of `length` bytes (None: chunked) are answered before it is read."""
+        address, path = self.getHost(), target.split(b"?", 1)[0].decode("latin-1")
+        verb = method.decode("latin-1")
         self.max_body_bytes = self.server.max_body_bytes(address.host, address.port)
-        self.too_large = length is not None and length > self.max_body_bytes
+        status = None
+        if self._has_wrong_host(version):
+            status = 400
+        else:
+            headers = {name.lower(): values[-1] for name, values in self.requestHeaders.getAllRawHeaders()}
+            known = self.server.preview(address.host, address.port, verb, unquote(path), headers)
+            if known is not None:
+                return known
+            if length is not None and length > self.max_body_bytes:
+                status = 413
+        if status is None:
+            return None
+        return status, *self.server.refuse(address.host, address.port, verb, path, status)
 
     def handleContentChunk(self, data: bytes) -> None:
         """Keep body bytes only while they are within the limit."""
-        self.too_large = self.too_large or self.content.tell() + len(data) > self.max_body_bytes
-        if not self.too_large:
+        if self.too_large:
+            return
+        if self.content.tell() + len(data) <= self.max_body_bytes:
             super().handleContentChunk(data)
+            return
+        self.too_large = True
+        channel, address = self.channel, self.getHost()
+        path = channel._path.split(b"?", 1)[0].decode("latin-1")
+        method = channel._command.decode("latin-1")
+        channel.turn_away(413, *self.server.refuse(address.host, address.port, method, path, 413))
 
     def process(self) -> None:
         """The request is complete: refuse it here or hand it to the application."""
-        hosts = self.requestHeaders.getRawHeaders(b"host") or []
-        if len(hosts) > 1 or (not hosts and self.clientproto != b"HTTP/1.0"):
+        if self._has_wrong_host(self.clientproto):
             self._refuse(400)
-        elif self.too_large:
-            self._refuse(413)
         else:
             self.requestHeaders.removeHeader(b"daphne-root-path")
             super().process()
+
+    def _has_wrong_host(self, version: bytes) -> bool:
+        hosts = self.requestHeaders.getRawHeaders(b"host") or []
+        return len(hosts) > 1 or (not hosts and version != b"HTTP/1.0")
 
     def pauseProducing(self) -> None:
         """Twisted's write buffer is full."""
@@ -152,6 +177,10 @@ class PlaneFactory(HTTPFactory):
         """Twisted calls this for a new connection."""
         return http._GenericHTTPChannelProtocol(DeadlineChannel())
 
+    def acceptableProtocols(self) -> list[bytes]:
+        """Over TLS: HTTP/1.1 alone, for Twisted's HTTP/2 knows none of this server's deadlines and limits."""
+        return [b"http/1.1"]
+
     def buildProtocol(self, addr: Any) -> Any:
         """One connection."""
         protocol = super().buildProtocol(addr)
@@ -190,6 +219,7 @@ class PlaneServer(daphne_server.Server):
         listeners: list[Listener],
         *,
         refuse: Refuse,
+        preview: Preview,
         max_body_bytes: Callable[[str, int], int],
         drain_s: float,
         slow_client_timeout_s: float,
@@ -200,13 +230,14 @@ class PlaneServer(daphne_server.Server):
         on_deadline: Callable[[], Awaitable[None]],
     ) -> None:
         """`max_body_bytes(host, port)` is a listener's limit, `refuse(host, port, method, path, status)` gives headers and body
-        of an answer that the application never sees. `on_drain` is called when the drain begins and gives what else must end before the process does, `on_deadline` when streams must end, both on the loop.
+        of an answer that the application never sees, `preview(host, port, method, path, headers)` the whole answer where a
+        request's headers (names in lower case) already decide. `on_drain` is called when the drain begins and gives what else must end before the process does, `on_deadline` when streams must end, both on the loop.
         """
         # What Daphne would parse from a text per listener, it gets ready-made.
         self._by_text = {f"{each.host} {each.port}": each for each in listeners}
         daphne_server.serverFromString = lambda reactor, text: self._by_text[text].endpoint(reactor)
         super().__init__(application, list(self._by_text), ready_callable=on_ready, verbosity=0, server_name="dragoman")
-        self.refuse, self.max_body_bytes = refuse, max_body_bytes
+        self.refuse, self.preview, self.max_body_bytes = refuse, preview, max_body_bytes
         self.drain_s, self.slow_client_timeout_s = drain_s, slow_client_timeout_s
         self.headers_timeout_s, self.body_timeout_s = headers_timeout_s, body_timeout_s
         self._on_drain, self._on_deadline = on_drain, on_deadline
