@@ -29,6 +29,7 @@ from inference.dialects.triton.grpc_service import GrpcInferenceService
 from inference.embeddings import Embedder
 from inference.generate import Generator
 from inference.metrics import Metrics
+from inference.offload import prepare_process
 from inference.planes import Plane
 from inference.router import EngineRouter
 from inference.server.grpc import GrpcServer
@@ -134,6 +135,7 @@ class Server:
             self.failed = str(error)
             self._terminate(None)
             return
+        prepare_process()
         self.router.start()
         await self._announce()
 

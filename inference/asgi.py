@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from inference.errors import MalformedBody, ServingError
+from inference.offload import INLINE_BYTES, beside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -21,7 +23,10 @@ T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 KEEP_ALIVE_S = 15.0
 REQUEST_ID_LIMIT = 128
-LARGE_BYTES, MAX_ELEMENTS = 1 << 20, 3_000_000
+MAX_ELEMENTS = 2_000_000
+"""Commas and brackets of a body, those in its texts included: they bound how long it takes to decode."""
+MAX_CONTAINERS = 100_000
+"""Lists and objects in a body: each costs memory, and time whenever garbage is looked for."""
 MAX_DEPTH = 128
 """Levels of a body: what walks through it afterwards may do so by recursion."""
 
@@ -45,36 +50,43 @@ def json_response(value: Any, status: int = 200, headers: Headers | None = None)
 
 
 def parse_json(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
-    """A JSON object of at most so many levels; raises MalformedBody."""
-    if len(body) > LARGE_BYTES and _elements(body) > MAX_ELEMENTS:
+    """A JSON object of at most so many levels; raises MalformedBody.
+
+    Where an object has a key twice, the last one counts, at every level.
+    """
+    brackets = body.count(b"[") + body.count(b"{")
+    if brackets + body.count(b",") > MAX_ELEMENTS:
         raise MalformedBody(f"The body has more than {MAX_ELEMENTS} elements.")
+    collecting = brackets > MAX_CONTAINERS and gc.isenabled()
+    if collecting:  # many objects at once would make the collector look through them again and again
+        gc.disable()
     try:
         value = msgspec.json.decode(body)
+        if not isinstance(value, dict):
+            raise MalformedBody("The body must be a JSON object.")
+        _check_nesting(value, max_depth)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedBody(f"The body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise MalformedBody("The body is nested too deeply.") from error
-    if not isinstance(value, dict):
-        raise MalformedBody("The body must be a JSON object.")
-    if _deeper_than(value, max_depth):
-        raise MalformedBody(f"The body is nested too deeply: {max_depth} levels are allowed.")
+    finally:
+        if collecting:
+            gc.enable()
     return value
 
 
-def _elements(body: bytes) -> int:
-    """The most values that a body can have: what is made of them takes far more memory than their bytes."""
-    return body.count(b",") + body.count(b"[") + body.count(b"{")
-
-
-def _deeper_than(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested in more than so many levels."""
-    level = [value]
+def _check_nesting(value: Any, levels: int) -> None:
+    """Raise MalformedBody for too many lists and objects, or too many within one another."""
+    level, count = [value], 0
     for _ in range(levels):
         children = (item.values() if isinstance(item, dict) else item for item in level)
         level = [child for items in children for child in items if isinstance(child, dict | list)]
         if not level:
-            return False
-    return True
+            return
+        count += len(level)
+        if count > MAX_CONTAINERS:
+            raise MalformedBody(f"The body has more than {MAX_CONTAINERS} lists and objects.")
+    raise MalformedBody(f"The body is nested too deeply: {levels} levels are allowed.")
 
 
 def request_id_of(headers: dict[bytes, bytes]) -> str:
@@ -101,6 +113,8 @@ class Exchange:
         """Sent with every answer, errors and streams included."""
         self.status = 0
         self._json: dict[str, Any] | None = None
+        self.body_bytes = 0
+        """Once the body was read; tells what is worth a thread."""
         self._chunks, self._ended = 0, False
 
     def header(self, name: str) -> str | None:
@@ -117,13 +131,21 @@ class Exchange:
                 raise ClientGone
             parts.append(message.get("body", b""))
             if not message.get("more_body"):
-                return b"".join(parts)
+                whole = b"".join(parts)
+                self.body_bytes = len(whole)
+                return whole
 
     async def json(self) -> dict[str, Any]:
         """The body as a JSON object, whatever Content-Type says; raises MalformedBody. May be asked for again."""
         if self._json is None:
-            self._json = parse_json(await self.body())
+            self._json = await self.work(parse_json, await self.body())
         return self._json
+
+    async def work(self, function: Callable[..., T], *arguments: Any) -> T:
+        """`function` of what the client sent: here where its body is small, else beside the event loop."""
+        if self.body_bytes <= INLINE_BYTES:
+            return function(*arguments)
+        return await beside(function, *arguments)
 
     async def respond(self, response: Response) -> None:
         """Send a complete answer."""

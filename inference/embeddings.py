@@ -18,7 +18,10 @@ from inference.errors import (
     PromptTooLong,
     ShuttingDown,
 )
+from inference.offload import beside
 from inference.requests import Prompt, TextPrompt
+from inference.tokenizer import CHARACTERS_PER_TOKEN, Beginning
+from inference.validation import in_range
 
 if TYPE_CHECKING:
     from engine.messages import EmbeddingInfo, RequestOutput
@@ -66,7 +69,8 @@ class Embedder:
         if info is None:
             raise InvalidRequest(f"The model `{target.entry.name}` generates text and makes no embeddings.", "model")
         _check_dimensions(request.dimensions, info, target.entry.name)
-        inputs = [_checked(ids, target, i) for i, ids in enumerate(await _token_ids(request, target, info))]
+        rows = await _token_ids(request, target, info)
+        inputs = await beside(lambda: [_checked(ids, target, i) for i, ids in enumerate(rows)])
         normalise = info.normalise if request.normalise is None else request.normalise
         output = await self._run(target, inputs, request.dimensions, normalise)
         if output.embeddings is None:
@@ -110,13 +114,17 @@ async def _token_ids(request: EmbeddingRequest, target: Target, info: EmbeddingI
     prepared = [info.prompt + prompt.text for prompt in texts]
     if info.lower_case:
         prepared = [text.lower() for text in prepared]
-    encoded = iter(await tokenizer.encodings(prepared, special)) if texts else iter(())
+    longest = target.info.max_model_len
+    # Those that are surely too long, or cut, are not tokenised whole; the others are together.
+    usual = [text for text in prepared if len(text) <= CHARACTERS_PER_TOKEN * longest]
+    encoded, texts_left = iter(await tokenizer.encodings(usual, special)) if usual else iter(()), iter(prepared)
     rows = []
     for prompt in request.inputs:
-        if isinstance(prompt, TextPrompt):
+        if isinstance(prompt, TextPrompt) and len(text := next(texts_left)) <= CHARACTERS_PER_TOKEN * longest:
             ids = tokenizer.cut(list(next(encoded).ids), request.truncate_left, special)
         else:
-            ids = await tokenizer.encode(prompt, request.truncate_left)
+            asked = TextPrompt(text, special) if isinstance(prompt, TextPrompt) else prompt
+            ids = await tokenizer.encode(asked, request.truncate_left, request.truncate_right, longest)
         if request.truncate_right is not None and len(ids) > request.truncate_right:
             ids = _cut_right(ids, request.truncate_right, tokenizer.special_ids)
         rows.append(ids)
@@ -136,12 +144,12 @@ def _checked(ids: list[int], target: Target, index: int) -> list[int]:
     if len(ids) > info.max_model_len:
         raise PromptTooLong(
             f"This model's maximum context length is {info.max_model_len} tokens. However, input[{index}] has "
-            f"{len(ids)} tokens. Please reduce its length, or set `truncate_prompt_tokens`.",
+            f"{'at least ' if isinstance(ids, Beginning) else ''}{len(ids)} tokens. Please reduce its length, or set `truncate_prompt_tokens`.",
             "input",
             len(ids),
             info.max_model_len,
         )
-    if not all(0 <= token < info.vocab_size for token in ids):
+    if not in_range(ids, info.vocab_size):
         raise InvalidRequest(f"input[{index}]: token ids must be between 0 and {info.vocab_size - 1}.", "input")
     return ids
 

@@ -34,6 +34,8 @@ from inference.events import Delta, Timings, Usage
 from inference.merging import merge
 from inference.requests import ChatPrompt
 from inference.text import IncrementalDecoder, StopStrings
+from inference.tokenizer import Beginning
+from inference.validation import in_range
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 SEED_MASK = (1 << 64) - 1
+INLINE_ENTRIES = 2000
+"""Tokens and their alternatives that an answer may tell of and still be written on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,9 @@ class Generator:
         target = self.router.resolve(request.model)
         if target.info.embedding is not None:
             raise InvalidRequest(f"The model `{target.entry.name}` makes embeddings and generates no text.", "model")
-        prompt = await target.tokenizer.encode(request.prompt, request.truncate_left)
+        prompt = await target.tokenizer.encode(
+            request.prompt, request.truncate_left, request.truncate_right, _longest_prompt(request, target)
+        )
         if request.truncate_right is not None:
             prompt = prompt[: request.truncate_right]
         params = self._params(request, target, prompt)
@@ -100,21 +106,21 @@ class Generator:
         info = target.info
         if not prompt:
             raise InvalidRequest("The prompt is empty: it must hold at least one token.", "prompt")
-        out_of_vocabulary = next((t for t in prompt if not 0 <= t < info.vocab_size), None)
-        if out_of_vocabulary is not None:
-            raise OutOfVocabulary(
-                f"Token id {out_of_vocabulary} is out of vocabulary: ids must be between 0 and {info.vocab_size - 1}.",
-                "prompt",
-            )
         room = info.max_model_len - len(prompt)
-        limit = min(info.max_model_len - 1, request.max_prompt_tokens or info.max_model_len)
-        if len(prompt) > limit:
+        limit = _longest_prompt(request, target)
+        if len(prompt) > limit:  # before anything looks at every id
+            least = "at least " if isinstance(prompt, Beginning) else ""
             raise PromptTooLong(
                 f"This model's maximum context length is {info.max_model_len} tokens. However, your prompt contains "
-                f"{len(prompt)} tokens, which leaves no room for output.",
+                f"{least}{len(prompt)} tokens, which leaves no room for output.",
                 "prompt",
                 len(prompt),
                 limit,
+            )
+        if not in_range(prompt, info.vocab_size):
+            strange = next(t for t in prompt if not 0 <= t < info.vocab_size)
+            raise OutOfVocabulary(
+                f"Token id {strange} is out of vocabulary: ids must be between 0 and {info.vocab_size - 1}.", "prompt"
             )
         named = request.sampling
         if "bad_words" in named:  # a tokenizer may know more tokens than the model
@@ -122,7 +128,7 @@ class Generator:
         if "allowed_token_ids" in named:
             named["allowed_token_ids"] = sorted(set(named["allowed_token_ids"]))
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
-            if any(not 0 <= int(t) < info.vocab_size for t in named.get(name) or ()):
+            if not in_range(list(map(int, named.get(name) or ())), info.vocab_size):
                 raise InvalidRequest(f"{name}: token ids must be between 0 and {info.vocab_size - 1}.", name)
         max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
         if named.get("min_tokens", 0) > max_tokens:
@@ -166,6 +172,13 @@ class Generation:
         self.stopped = False
         self._deadline = math.inf
         self._submitted: list[tuple[EngineClient, int]] = []
+
+    @property
+    def heavy(self) -> bool:
+        """Whether there is so much to tell of it that the answer is better written beside the event loop."""
+        each = 1 + (self.params.logprobs or 0)
+        told = sum(self.sequence_tokens) * each + len(self.prompt_logprobs) * (1 + (self.params.prompt_logprobs or 0))
+        return told > INLINE_ENTRIES
 
     @property
     def batch_size(self) -> int:
@@ -350,6 +363,12 @@ class _SequenceText:
         if output.logprobs is not None:
             delta.logprobs = output.logprobs[: len(delta.token_ids)]
         return delta
+
+
+def _longest_prompt(request: GenerationRequest, target: Target) -> int:
+    """In tokens: one at least must be left for output."""
+    longest = target.info.max_model_len
+    return min(longest - 1, request.max_prompt_tokens or longest)
 
 
 def _behind_thoughts(grammar: Grammar, target: Target, prompt: list[int]) -> Grammar:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from inference.offload import SLICE, encoded
+
 if TYPE_CHECKING:
+    import msgspec
+
     from engine.messages import TokenLogprob
     from inference.tokenizer import ModelTokenizer
 
@@ -24,8 +28,9 @@ class LogprobTexts:
 
     def chat(self, logprobs: list[TokenLogprob], top: int) -> dict[str, Any]:
         """`choices[].logprobs` of a chat completion."""
-        return {"content": [{**self._entry(t.token_id, t.logprob), "top_logprobs": [
-            self._entry(i, value) for i, value in t.top[:top]]} for t in logprobs]}  # fmt: skip
+        content = ({**self._entry(t.token_id, t.logprob), "top_logprobs": [
+            self._entry(i, value) for i, value in t.top[:top]]} for t in logprobs)  # fmt: skip
+        return {"content": encoded(content) if len(logprobs) > SLICE else list(content)}
 
     def completion(self, entries: list[tuple[int, TokenLogprob | None]], offset: int) -> dict[str, Any]:
         """`choices[].logprobs` of a completion: (token id, logprob or None) per token, texts from `offset` on."""
@@ -37,16 +42,16 @@ class LogprobTexts:
             offset += len(text)
             lists["token_logprobs"].append(None if logprob is None else floor(logprob.logprob))
             lists["top_logprobs"].append(None if logprob is None else self._top(logprob))
-        return lists
+        return {**lists, "top_logprobs": encoded(lists["top_logprobs"])} if len(entries) > SLICE else lists
 
-    def prompt(self, logprobs: list[TokenLogprob]) -> list[dict[str, Any] | None]:
+    def prompt(self, logprobs: list[TokenLogprob]) -> list[dict[str, Any] | None] | msgspec.Raw:
         """VLLM's `prompt_logprobs`: null for the first token, then {token id: {logprob, rank, decoded_token}}."""
         rows: list[dict[str, Any] | None] = [None]
         for logprob in logprobs:
             row = {str(i): self._ranked(i, value, rank) for rank, (i, value) in enumerate(logprob.top, 1)}
             row.setdefault(str(logprob.token_id), self._ranked(logprob.token_id, logprob.logprob, logprob.rank))
             rows.append(row)
-        return rows
+        return encoded(rows) if len(rows) > SLICE else rows
 
     def _top(self, logprob: TokenLogprob) -> dict[str, float]:
         top = {self.text(i): floor(value) for i, value in reversed(logprob.top)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from tokenizers.decoders import DecodeStream
 
 from inference import reasoning
 from inference.errors import InvalidRequest, TemplateError
+from inference.offload import beside
 from inference.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from inference.tool_calls import MARKS, Style, style_of
 
@@ -30,9 +31,19 @@ logger = structlog.get_logger(__name__)
 
 INLINE_CHARACTERS = 8192
 """Longer texts are tokenised in a thread, so that the event loop goes on serving streams."""
+INLINE_MESSAGES = 16
+CHARACTERS_PER_TOKEN = 8
+"""A text with more than so many for each token that is wanted is not tokenised whole."""
+PART_CHARACTERS = 1 << 16
+EDGE_TOKENS = 64
+"""Where a text is cut, so many tokens beside the cut may be others than in the whole text."""
 PROMPT_END_TOKENS = 8
 """So many of a prompt's last tokens tell whether it leaves the model thinking."""
 MAX_RENDERED_CHARACTERS = 4_000_000
+
+
+class Beginning(list[int]):
+    """The first ids of a prompt that has more of them than anybody takes; the rest was not tokenised."""
 
 
 @dataclass(slots=True)
@@ -48,6 +59,7 @@ class ModelTokenizer:
     tool_style: Style = "hermes"
     thinks: bool = False
     """Whether outputs may begin with thoughts: the template or the vocabulary knows their marks."""
+    _texts: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, info: ModelInfo) -> ModelTokenizer:
@@ -90,17 +102,61 @@ class ModelTokenizer:
         """Whether the prompt begins thoughts and does not end them."""
         return self.thinks and reasoning.opens_thoughts(self.decode(prompt_token_ids[-PROMPT_END_TOKENS:]))
 
-    async def encode(self, prompt: Prompt, keep_last: int | None = None) -> list[int]:
+    async def encode(
+        self, prompt: Prompt, keep_last: int | None = None, keep_first: int | None = None, most: int | None = None
+    ) -> list[int]:
         """The prompt's token ids; raises InvalidRequest or TemplateError.
 
-        `keep_last` cuts to so many ids from the end; leading special tokens stay, as in transformers' truncation.
+        `keep_last` cuts to so many ids from the end; leading special tokens stay, as in transformers' truncation. The
+        caller cuts to `keep_first`, and takes no more than `most`: a text that is far longer than that is tokenised
+        only as far as is needed, and comes back as a Beginning of `most + 1` ids where it is too long.
         """
         if isinstance(prompt, TokenPrompt):
             return prompt.token_ids if keep_last is None else prompt.token_ids[-keep_last:]
         if isinstance(prompt, ChatPrompt):
-            prompt = TextPrompt(self.render(prompt), prompt.add_special_tokens)
-        ids = list((await self.encoding(prompt.text, prompt.add_special_tokens)).ids)
-        return self.cut(ids, keep_last, prompt.add_special_tokens)
+            prompt = TextPrompt(await self.rendered(prompt), prompt.add_special_tokens)
+        text, special = prompt.text, prompt.add_special_tokens
+        if keep_last is not None or keep_first is not None:
+            ids = await self._end_of(text, special, keep_last, keep_first)
+        elif most is not None and len(text) > max(CHARACTERS_PER_TOKEN * most, INLINE_CHARACTERS):
+            if (beginning := await self._beginning(text, most)) is not None:
+                return beginning
+            ids = await self._ids(text, special)
+        else:
+            ids = await self._ids(text, special)
+        return self.cut(ids, keep_last, special)
+
+    async def _beginning(self, text: str, most: int) -> Beginning | None:
+        """Part by part until there are surely too many; None where the whole may fit after all."""
+        ids, at, parts = Beginning(), 0, 0
+        while at < len(text):
+            end = _boundary(text, at + PART_CHARACTERS)
+            ids += await self._ids(text[at:end], add_special_tokens=False)
+            at, parts = end, parts + 1
+            if len(ids) > most + EDGE_TOKENS * parts:
+                return Beginning(ids[: most + 1])
+        return None
+
+    async def _end_of(self, text: str, special: bool, keep_last: int | None, keep_first: int | None) -> list[int]:
+        """The ids of as much from one end of the text as holds what is kept, and of the whole where that is not clear."""
+        keep = keep_last or keep_first or 0
+        window = 2 * CHARACTERS_PER_TOKEN * (keep + EDGE_TOKENS)
+        if len(text) > max(2 * window, INLINE_CHARACTERS):
+            cut = _boundary(text, len(text) - window if keep_last is not None else window)
+            ids = await self._ids(text[cut:] if keep_last is not None else text[:cut], special)
+            if len(ids) >= keep + EDGE_TOKENS:
+                return ids
+        return await self._ids(text, special)
+
+    async def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        _check_unicode(text)
+        if len(text) <= INLINE_CHARACTERS:
+            return list(self.fast.encode(text, add_special_tokens=add_special_tokens).ids)
+
+        def work() -> list[int]:  # the batch form alone releases the interpreter's lock; this one keeps no offsets
+            return list(self.fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+        return await asyncio.to_thread(work)
 
     def cut(self, ids: list[int], keep_last: int | None, has_special_tokens: bool) -> list[int]:
         """The last `keep_last` ids; where special tokens lead, they stay."""
@@ -116,11 +172,8 @@ class ModelTokenizer:
 
     async def encodings(self, texts: list[str], add_special_tokens: bool) -> list[Encoding]:
         """As `encoding`, of several; long texts are worked on beside the event loop."""
-        try:
-            for text in texts:
-                text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest("the text holds a lone surrogate, which is not valid Unicode") from error
+        for text in texts:
+            _check_unicode(text)
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
             return [self.fast.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         # The batch form alone releases the interpreter's lock, without which the thread would be of no use.
@@ -128,24 +181,41 @@ class ModelTokenizer:
 
     def token_text(self, token_id: int) -> str:
         """One token on its own, special tokens included."""
+        known = self._texts.get(token_id)
+        if known is not None:
+            return known
         raw = self.fast.id_to_token(token_id)
         if raw is None:
             return ""
         text: str = self.fast.decode([token_id], skip_special_tokens=False)
-        return f" {text}" if raw.startswith("\u2581") and not text.startswith(" ") else text
+        text = f" {text}" if raw.startswith("\u2581") and not text.startswith(" ") else text
+        self._texts[token_id] = text  # at most the vocabulary
+        return text
 
     def pieces(self, token_ids: list[int]) -> list[str]:
         """The texts of a sequence's tokens; tokens that make a character only together are one piece."""
         stream = DecodeStream(skip_special_tokens=False)
         return [piece for token in token_ids if (piece := stream.step(self.fast, token))]
 
+    def decode_long(self, token_ids: list[int]) -> str:
+        """As `decode`, special tokens included; call it in a thread: this form releases the interpreter's lock."""
+        text: str = self.fast.decode_batch([token_ids], skip_special_tokens=False)[0]
+        return text
+
     def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
         """The text of a token sequence."""
         text: str = self.fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    async def rendered(self, prompt: ChatPrompt) -> str:
+        """The model's chat template over the messages, long ones beside the event loop; raises TemplateError."""
+        short = len(prompt.messages) <= INLINE_MESSAGES and not prompt.template_arguments
+        if short and sum(_length(message) for message in prompt.messages) <= INLINE_CHARACTERS:
+            return self.render(prompt)
+        return await beside(self.render, prompt)
+
     def render(self, prompt: ChatPrompt) -> str:
-        """The model's chat template over the messages."""
+        """As `rendered`, here and now."""
         if self.template is None:
             raise TemplateError(
                 "This model has no usable chat template; use a completion route or add one to the model."
@@ -175,6 +245,30 @@ class ModelTokenizer:
                 raise TemplateError("The chat template changed the final message, so it cannot be continued.")
             text = text[: text.rindex(final) + len(final)]
         return text
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("the text holds a lone surrogate, which is not valid Unicode") from error
+
+
+def _length(message: dict[str, Any]) -> int:
+    """A message's characters; one with anything but texts in it counts as long."""
+    if not all(isinstance(value, str | None) for value in message.values()):
+        return INLINE_CHARACTERS + 1
+    return sum(len(value or "") for value in message.values())
+
+
+def _boundary(text: str, near: int) -> int:
+    """A place at or a little before `near` where no word is cut: a white space behind something else."""
+    if near >= len(text):
+        return len(text)
+    for at in range(near, max(near - 1024, 1), -1):
+        if text[at].isspace() and not text[at - 1].isspace():
+            return at
+    return near
 
 
 def _template_text(directory: Path, config: dict[str, Any]) -> str | None:

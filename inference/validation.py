@@ -36,6 +36,11 @@ def check_range(field: str, value: float | None, low: float, high: float) -> Non
         raise InvalidRequest(f"{field} must be between {low} and {high}, got {value}.", field)
 
 
+def in_range(token_ids: list[int], vocab_size: int) -> bool:
+    """Whether all are ids of the vocabulary."""
+    return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
+
+
 def check_count(field: str, values: list[Any] | None, most: int) -> None:
     """At most so many entries."""
     if values is not None and len(values) > most:

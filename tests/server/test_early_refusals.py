@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 import httpx
@@ -50,12 +51,14 @@ def test_no_body_is_awaited_without_a_key(guarded, plane, length, expects):
     if plane == "management" and httpx.post(f"{guarded.management_url}{path}", json={}).status_code != 401:
         pytest.skip("this plane asks for no key")
     answer = answer_to(port, head(path, *lines))
-    assert answer.startswith(b"HTTP/1.1 401 Unauthorized\r\n") and answer.count(b"HTTP/1.1") == 1
-    assert b"www-authenticate: bearer" in answer.lower() and b"connection: close" in answer
+    assert answer.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"www-authenticate: bearer" in answer.lower()
+    assert b"connection: close" in answer
 
 
 @pytest.mark.parametrize(
-    "path, length, status",
+    ("path", "length", "status"),
     [
         ("/v1/nothing", LENGTHS[0], 404),
         ("/v1/models", LENGTHS[0], 405),
@@ -67,7 +70,8 @@ def test_what_is_wrong_with_a_good_key_is_said_at_once_too(guarded, path, length
     authorization = f"authorization: Bearer {guarded.key}"
     for expect in ((), ("expect: 100-continue",)):
         answer = answer_to(guarded.front_port, head(path, length, authorization, *expect))
-        assert answer.startswith(b"HTTP/1.1 %d" % status) and answer.count(b"HTTP/1.1") == 1
+        assert answer.startswith(b"HTTP/1.1 %d" % status)
+        assert answer.count(b"HTTP/1.1") == 1
 
 
 def test_who_deserves_it_is_asked_to_go_on(guarded):
@@ -89,17 +93,18 @@ def test_gigabytes_are_not_swallowed(guarded, chunked, with_key):
     taken = 0
     with socket.create_connection(("127.0.0.1", guarded.front_port), timeout=30) as connection:
         connection.sendall(head("/v1/completions", *lines))
-        with pytest.raises(ConnectionError):
+        with contextlib.suppress(ConnectionError):
             while taken < 1 << 10:
                 connection.sendall(b"%x\r\n%b\r\n" % (len(block), block) if chunked else block)
                 taken += 1
-    assert taken < 200
+    assert taken < 200, "the server hung up"
 
 
 def test_a_body_that_comes_with_its_headers_is_refused_readably(guarded):
     for size in (2, 100_000, 1_900_000):
         answer = httpx.post(f"{guarded.url}/v1/completions", content=b"x" * size)
-        assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
     with httpx.Client() as client:  # the next request on what was one connection works
         assert client.post(f"{guarded.url}/v1/completions", content=b"x").status_code == 401
         assert client.get(f"{guarded.url}/v1/models", headers=bearer(guarded.key)).status_code == 200
@@ -108,7 +113,8 @@ def test_a_body_that_comes_with_its_headers_is_refused_readably(guarded):
 @pytest.mark.parametrize("path", ["/v1/models", "/v2/models/x", "/generate", "/v1/chat/completions", "/tokenize"])
 def test_every_dialect_says_how_to_authenticate(guarded, path):
     answer = guarded.get(path) if path.startswith(("/v1/models", "/v2")) else guarded.post(path, {})
-    assert answer.status_code == 401 and answer.headers.get_list("www-authenticate") == ["Bearer"]
+    assert answer.status_code == 401
+    assert answer.headers.get_list("www-authenticate") == ["Bearer"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +139,8 @@ def test_every_dialect_says_how_to_authenticate(guarded, path):
 def test_only_one_framing_is_taken(server, lines):
     smuggled = b"0\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n"
     answer = answer_to(server.front_port, head("/generate", *lines) + smuggled)
-    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
     assert b"connection: close" in answer
 
 

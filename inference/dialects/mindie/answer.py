@@ -16,6 +16,7 @@ from inference.asgi import ClientGone, parse_json
 from inference.beam_search import check_beams
 from inference.dialects.mindie.errors import ENQUEUE, CallbackTimeout, MindieError, render_late
 from inference.errors import MalformedBody, ServingError
+from inference.offload import beside_if
 from inference.requests import GenerationRequest, Prompt
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Clock:
 async def body_of(exchange: Exchange, state: MindieState, wrong: str = UNPARSED) -> dict[str, object]:
     """The body as an object; `wrong` is the row's refusal of anything else."""
     try:
-        return parse_json(await exchange.body(), state.settings.max_json_depth)
+        return await exchange.work(parse_json, await exchange.body(), state.settings.max_json_depth)
     except MalformedBody as error:
         raise MindieError(422, wrong) from error
 
@@ -142,7 +143,7 @@ async def answer(exchange: Exchange, services: Services, state: MindieState, job
             )
         else:
             await exchange.unless_gone(_collect(generation, reply, clock, watch))
-            await exchange.respond(reply.whole())
+            await exchange.respond(await beside_if(generation.heavy, reply.whole))
 
 
 def _request(job: Job, state: MindieState) -> GenerationRequest:

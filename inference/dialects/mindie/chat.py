@@ -32,7 +32,8 @@ async def create(exchange: Exchange, services: Services, state: MindieState) -> 
     with counted(services, state):
         body = await body_of(exchange, state)
         state.check_accepting(services)
-        job = _job(Fields(body), state, request_id := state.new_id(exchange))
+        request_id = state.new_id(exchange)
+        job = await exchange.work(_job, Fields(body), state, request_id)
         await answer(exchange, services, state, job, request_id)
 
 

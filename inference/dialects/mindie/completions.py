@@ -36,7 +36,8 @@ async def create(exchange: Exchange, services: Services, state: MindieState) -> 
     with counted(services, state):
         body = await body_of(exchange, state)
         state.check_accepting(services)
-        job = _job(Fields(body), state, request_id := state.new_id(exchange))
+        request_id = state.new_id(exchange)
+        job = await exchange.work(_job, Fields(body), state, request_id)
         await answer(exchange, services, state, job, request_id)
 
 
@@ -69,7 +70,7 @@ def _prompt(given: Any, settings: MindieSettings) -> Prompt:
         return TextPrompt(text_of(given, "prompt", settings, STRANGE, STRANGE))
     if not isinstance(given, list):
         raise invalid(STRANGE)
-    if not all(isinstance(item, int) and not isinstance(item, bool) for item in given):
+    if not set(map(type, given)) <= {int}:
         raise invalid("All elements of the prompt array must be integers.")
     if not 1 <= len(given) <= MAX_TOKENS:
         raise invalid(f"Parameter prompt length must be in [1,{MAX_TOKENS}], got {len(given)}.")

@@ -13,6 +13,7 @@ from inference.dialects.mindie.parameters import Sampling, text_of
 from inference.dialects.mindie.tgi import DEFAULT_MAX_NEW_TOKENS
 from inference.requests import Prompt, TextPrompt, TokenPrompt
 from inference.sse import event
+from inference.validation import in_range
 
 if TYPE_CHECKING:
     from inference.asgi import Exchange
@@ -32,8 +33,8 @@ async def infer(exchange: Exchange, services: Services, state: MindieState) -> N
     with counted(services, state):
         body = await body_of(exchange, state)
         state.check_accepting(services)
-        prompt = _prompt(body, state)
-        job = _job(Fields(body), prompt, state)
+        prompt = await exchange.work(_prompt, body, state)
+        job = await exchange.work(_job, Fields(body), prompt, state)
         await answer(exchange, services, state, job, state.new_id(exchange))
 
 
@@ -45,9 +46,9 @@ def _prompt(body: dict[str, Any], state: MindieState) -> Prompt:
         return TextPrompt(text_of(text, "inputs", state.settings, NO_INPUTS, NO_LIST))
     if not isinstance(ids, list):
         raise invalid("Parameter input_id must be an array")
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+    if not set(map(type, ids)) <= {int}:
         raise invalid("Parameter input_id must be integer")
-    if not 1 <= len(ids) <= MAX_TOKENS or not all(0 <= i <= MAX_TOKENS for i in ids):
+    if not 1 <= len(ids) <= MAX_TOKENS or not in_range(ids, MAX_TOKENS + 1):
         raise invalid("Data element in param input_id is invalid")
     return TokenPrompt(ids)
 

@@ -93,7 +93,7 @@ def stop_token_ids(fields: Fields) -> list[int]:
 
 def utf16_length(text: str) -> int:
     """Characters as MindIE counts them."""
-    return len(text) + sum(character > "\uffff" for character in text)
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def text_of(value: Any, name: str, settings: MindieSettings, wrong: str, empty_list: str) -> str:

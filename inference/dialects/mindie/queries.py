@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from inference.asgi import Response, json_response
 from inference.dialects.mindie.answer import body_of
 from inference.dialects.mindie.errors import MindieError, invalid, model_not_found
 from inference.dialects.mindie.parameters import utf16_length
+from inference.offload import beside
 from inference.requests import TextPrompt
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ async def tokenizer(exchange: Exchange, services: Services, state: MindieState) 
     text = body.get("inputs")
     if not isinstance(text, str) or not text:
         raise invalid("Inputs in request body is invalid.")
-    length = utf16_length(text)
+    length = await exchange.work(utf16_length, text)
     if length > state.settings.max_request_bytes:
         limit = state.settings.max_request_bytes
         raise invalid(f"Inputs data length in [0, {limit}], but the length of inputs is {length}")
@@ -117,7 +117,7 @@ async def tokenizer(exchange: Exchange, services: Services, state: MindieState) 
     # A server that drains still counts tokens.
     with nullcontext() if services.admission.draining else services.admission.place():
         ids = await model.encode(TextPrompt(text))
-        pieces = [] if body.get("do_decode") is False else await asyncio.to_thread(model.pieces, ids)
+        pieces = [] if body.get("do_decode") is False else await beside(model.pieces, ids)
     await exchange.respond(json_response({"token_number": len(ids), "tokens": pieces}))
 
 

@@ -53,8 +53,8 @@ async def _run(
     exchange: Exchange, services: Services, state: MindieState, body: dict[str, Any], *, stream: bool, as_list: bool
 ) -> None:
     state.check_accepting(services)
-    prompt = text_of(body.get("inputs"), "inputs", state.settings, NO_INPUTS, NO_LIST)
-    job = _job(Fields(body), prompt, state, stream, as_list)
+    prompt = await exchange.work(text_of, body.get("inputs"), "inputs", state.settings, NO_INPUTS, NO_LIST)
+    job = await exchange.work(_job, Fields(body), prompt, state, stream, as_list)
     await answer(exchange, services, state, job, state.new_id(exchange))
 
 

@@ -40,7 +40,7 @@ async def infer(exchange: Exchange, services: Services, state: MindieState) -> N
     with counted(services, state):
         target, body = await _begin(exchange, services, state)
         request_id = _request_id(body)
-        ids, nested = _tensor(body)
+        ids, nested = await exchange.work(_tensor, body)
         output = _output_name(body)
         merged = {**Fields(body).object("parameters").values, **nested}
         internal_id = state.new_id(exchange)
@@ -48,7 +48,9 @@ async def infer(exchange: Exchange, services: Services, state: MindieState) -> N
         def reply(generation: Generation, clock: Clock) -> TokenReply:
             return TokenReply(request_id or internal_id, output)
 
-        job = _job(Fields(merged), target, TokenPrompt(ids), lambda _: reply, False, request_id, typical=False)
+        job = await exchange.work(
+            _job, Fields(merged), target, TokenPrompt(ids), lambda _: reply, False, request_id, False
+        )
         await answer(exchange, services, state, job, internal_id)
 
 
@@ -80,7 +82,8 @@ async def _text(exchange: Exchange, services: Services, state: MindieState, stre
     with counted(services, state):
         target, body = await _begin(exchange, services, state)
         request_id = _request_id(body)
-        prompt = text_of(body.get("text_input"), "text_input", state.settings, NO_TEXT, NO_LIST)
+        given = body.get("text_input")
+        prompt = await exchange.work(text_of, given, "text_input", state.settings, NO_TEXT, NO_LIST)
         internal_id = state.new_id(exchange)
         cumulative = state.settings.full_text_enabled
 
@@ -89,7 +92,9 @@ async def _text(exchange: Exchange, services: Services, state: MindieState, stre
                 clock, request_id or internal_id, target.entry.name, details, cumulative
             )
 
-        job = _job(Fields(body).object("parameters"), target, TextPrompt(prompt), reply_of, stream, request_id)
+        job = await exchange.work(
+            _job, Fields(body).object("parameters"), target, TextPrompt(prompt), reply_of, stream, request_id
+        )
         await answer(exchange, services, state, job, internal_id)
 
 
@@ -138,7 +143,7 @@ def _tensor(body: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
         raise invalid("data must be array type.")
     if len(data) != shape[-1]:
         raise invalid(f"Data size should be {shape[-1]}, got {len(data)}.")
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in data):
+    if not set(map(type, data)) <= {int} or min(data) < 0:
         raise invalid("data must be unsigned type.")
     return data, tensor.object("parameters").values
 

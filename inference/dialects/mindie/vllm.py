@@ -44,8 +44,8 @@ async def generate(exchange: Exchange, services: Services, state: MindieState) -
 
 async def _run(exchange: Exchange, services: Services, state: MindieState, body: dict[str, Any]) -> None:
     state.check_accepting(services)
-    prompt = text_of(body["prompt"], "prompt", state.settings, NO_PROMPT, NO_LIST)
-    job = _job(Fields(body), prompt, state)
+    prompt = await exchange.work(text_of, body["prompt"], "prompt", state.settings, NO_PROMPT, NO_LIST)
+    job = await exchange.work(_job, Fields(body), prompt, state)
     await answer(exchange, services, state, job, state.new_id(exchange))
 
 

@@ -18,6 +18,7 @@ from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
 from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest, NotServed
 from inference.logprob_texts import LogprobTexts
+from inference.offload import beside_if, encoded
 from inference.requests import ChatPrompt
 from inference.sse import DONE, event
 from inference.tools import check_tools, may_call, tool_grammar
@@ -30,13 +31,15 @@ if TYPE_CHECKING:
     from inference.asgi import Exchange
     from inference.events import Delta
     from inference.generate import Generation
+    from inference.requests import GenerationRequest
+    from inference.router import Target
     from inference.services import Limits, Services
 
 
 async def create(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
     with services.admission.place():
-        body = convert(await exchange.json(), ChatCompletionRequest)
+        body = await exchange.work(convert, await exchange.json(), ChatCompletionRequest)
         generation = await prepare(body, exchange, services)
         chat = ChatCompletion(body, generation, exchange.request_id, services.fingerprint)
         if body.stream:
@@ -54,8 +57,13 @@ async def create(exchange: Exchange, services: Services) -> None:
 
 async def prepare(body: ChatCompletionRequest, exchange: Exchange, services: Services) -> Generation:
     """The body checked and its generation prepared."""
-    check(body, services.limits)
+    await exchange.work(check, body, services.limits)
     target = services.router.resolve(body.model)
+    request = await exchange.work(_request, body, target)
+    return await services.generator.prepare(request, exchange, "openai")
+
+
+def _request(body: ChatCompletionRequest, target: Target) -> GenerationRequest:
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     fields = schema.sampling(body, logprobs, target.tokenizer)
@@ -67,7 +75,7 @@ async def prepare(body: ChatCompletionRequest, exchange: Exchange, services: Ser
         request.grammar_field = "tools"
     if may_call(body.tools, body.tool_choice) and target.tokenizer.tool_mark_is_special:
         request.skip_special_tokens = False  # else the mark of a call would be lost
-    return await services.generator.prepare(request, exchange, "openai")
+    return request
 
 
 def check(body: ChatCompletionRequest, limits: Limits) -> None:
@@ -155,8 +163,11 @@ class ChatCompletion:
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
                 parts[delta.index].append(delta)
-        choices = [self._choice(joined(sequence)) for sequence in parts]
+        return await beside_if(self.generation.heavy, self._whole, parts)
+
+    def _whole(self, parts: list[list[Delta]]) -> dict[str, Any]:
         asked = self.body.prompt_logprobs is not None
+        choices = encoded((self._choice(joined(sequence)) for sequence in parts), 1)
         return {
             "id": self.id,
             "object": "chat.completion",

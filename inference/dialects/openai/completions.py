@@ -17,6 +17,7 @@ from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest
 from inference.logprob_texts import LogprobTexts
 from inference.merging import merge
+from inference.offload import beside_if, encoded
 from inference.requests import Prompt, TextPrompt
 from inference.sse import DONE, event
 from inference.validation import check_range, convert
@@ -31,17 +32,18 @@ if TYPE_CHECKING:
     from inference.services import Limits, Services
 
 DEFAULT_MAX_TOKENS = 16
+INLINE_CHOICES = 16
 
 
 async def create(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
     with services.admission.place():
-        body = convert(await exchange.json(), CompletionRequest)
-        check(body, services.limits)
-        prompts = parse_prompts(body, services.limits)
+        body = await exchange.work(convert, await exchange.json(), CompletionRequest)
+        await exchange.work(check, body, services.limits)
+        prompts = await exchange.work(parse_prompts, body, services.limits)
         target = services.router.resolve(body.model)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
-        fields = schema.sampling(body, body.logprobs, target.tokenizer)
+        fields = await exchange.work(schema.sampling, body, body.logprobs, target.tokenizer)
         if body.sequences > (body.n or 1):
             fields.setdefault("logprobs", 0)
         if body.echo and body.logprobs is not None:
@@ -182,17 +184,22 @@ class Completion:
         async with aclosing(self._merged()) as deltas:
             async for p, delta in deltas:
                 parts.setdefault((p, delta.index), []).append(delta)
-        choices = []
-        for index, sequence in enumerate(self._best({place: joined(parts[place]) for place in sorted(parts)})):
-            generation = self.generations[index // self.n]
-            choice = Choice(self, generation, index).part(sequence)
-            choice.setdefault("token_ids", None)
-            choice.setdefault("prompt_token_ids", None)
-            asked = self.body.prompt_logprobs is not None
-            choice["prompt_logprobs"] = self.texts.prompt(generation.prompt_logprobs) if asked else None
-            choices.append(choice)
+        heavy = len(parts) > INLINE_CHOICES or any(generation.heavy for generation in self.generations)
+        return await beside_if(heavy, self._whole, parts)
+
+    def _whole(self, parts: dict[tuple[int, int], list[Delta]]) -> dict[str, Any]:
+        sequences = self._best({place: joined(parts[place]) for place in sorted(parts)})
+        choices = encoded((self._choice(index, sequence) for index, sequence in enumerate(sequences)), 1)
         nulls = {"service_tier": None, "system_fingerprint": self.fingerprint, "kv_transfer_params": None}
         return {**self.head, "choices": choices, "usage": self._usage(), **nulls}
+
+    def _choice(self, index: int, sequence: Delta) -> dict[str, Any]:
+        generation, asked = self.generations[index // self.n], self.body.prompt_logprobs is not None
+        choice = Choice(self, generation, index).part(sequence)
+        choice.setdefault("token_ids", None)
+        choice.setdefault("prompt_token_ids", None)
+        choice["prompt_logprobs"] = self.texts.prompt(generation.prompt_logprobs) if asked else None
+        return choice
 
     def _best(self, sequences: dict[tuple[int, int], Delta]) -> list[Delta]:
         """`n` of each prompt's `best_of` sequences: those with the highest log-probability per token."""

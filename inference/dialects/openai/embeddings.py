@@ -15,6 +15,7 @@ from inference.dialects.openai.prompts import PROMPT_FORMS, is_empty, parse_form
 from inference.dialects.openai.usage import usage
 from inference.embeddings import EmbeddingRequest
 from inference.errors import InvalidRequest, NotServed
+from inference.offload import beside_if, encoded
 from inference.requests import ChatPrompt, Prompt
 from inference.validation import check_range, convert
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from inference.asgi import Exchange
     from inference.services import Services
 
+INLINE_NUMBERS = 1 << 14
 DTYPES = ("float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 ENDIANNESS = {"native": "<", "little": "<", "big": ">"}
 """The machines that this runs on are little-endian; what "native" means is said in the documentation."""
@@ -53,9 +55,9 @@ class EmbeddingsRequest(msgspec.Struct):
 async def create(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
     with services.admission.place():
-        body = convert(await exchange.json(), EmbeddingsRequest)
+        body = await exchange.work(convert, await exchange.json(), EmbeddingsRequest)
         write = _writer(body)
-        inputs = parse_inputs(body, services.limits.max_embedding_inputs)
+        inputs = await exchange.work(parse_inputs, body, services.limits.max_embedding_inputs)
         keep = body.truncate_prompt_tokens
         longest = services.router.resolve(body.model).info.max_model_len
         if keep is not None and not (keep == -1 or 1 <= keep <= longest):
@@ -80,13 +82,15 @@ async def create(exchange: Exchange, services: Services) -> None:
             "object": "list",
             "created": int(time.time()),
             "model": body.model or made.target.entry.name,
-            "data": [
-                {"index": index, "object": "embedding", "embedding": write(vector)}
-                for index, vector in enumerate(made.vectors)
-            ],
+            "data": await beside_if(made.vectors.size > INLINE_NUMBERS, _data, made.vectors, write),
             "usage": usage(made.prompt_tokens, 0),
         }
         await exchange.respond(json_response(answer))
+
+
+def _data(vectors: np.ndarray, write: Callable[[np.ndarray], Any]) -> msgspec.Raw:
+    rows = enumerate(vectors)
+    return encoded(({"index": i, "object": "embedding", "embedding": write(vector)} for i, vector in rows), 1)
 
 
 def parse_inputs(body: EmbeddingsRequest, most: int) -> list[Prompt]:

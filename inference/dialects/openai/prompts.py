@@ -40,4 +40,4 @@ def is_empty(value: Any) -> bool:
 
 
 def _is_ids(value: list[Any]) -> bool:
-    return all(type(item) is int for item in value)
+    return set(map(type, value)) <= {int}  # several times as fast as a loop, and lists of ids are long

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 async def create(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
     with services.admission.place():
-        body = convert(await exchange.json(), ResponsesRequest)
-        request = as_chat(body)
+        body = await exchange.work(convert, await exchange.json(), ResponsesRequest)
+        request = await exchange.work(as_chat, body)
         generation = await chat.prepare(request, exchange, services)
         answer = ResponseAnswer(body, Message(request, generation), generation, exchange.request_id)
         if body.stream:

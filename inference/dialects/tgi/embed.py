@@ -10,6 +10,7 @@ from inference.asgi import json_response
 from inference.dialects.tgi.errors import invalid, undeserialisable
 from inference.embeddings import EmbeddingRequest
 from inference.errors import InvalidRequest
+from inference.offload import beside, encoded
 from inference.requests import TextPrompt
 from inference.validation import convert
 
@@ -31,7 +32,7 @@ class EmbedRequest(msgspec.Struct):
 async def embed(exchange: Exchange, services: Services, value: dict[str, Any]) -> None:
     """A list with one vector for each text."""
     try:
-        request = convert(value, EmbedRequest)
+        request = await exchange.work(convert, value, EmbedRequest)
     except InvalidRequest as error:
         raise undeserialisable(error) from error
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
@@ -53,4 +54,5 @@ async def embed(exchange: Exchange, services: Services, value: dict[str, Any]) -
             truncate_right=None if left else longest,
         )
         made = await exchange.unless_gone(services.embedder.embed(asked, exchange, "tgi"))
-        await exchange.respond(json_response(made.vectors.tolist()))
+        vectors = await beside(lambda: encoded((vector.tolist() for vector in made.vectors), 1))
+        await exchange.respond(json_response(vectors))

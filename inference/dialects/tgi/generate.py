@@ -6,6 +6,8 @@ import time
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from inference.asgi import json_response
 from inference.dialects.tgi import errors
 from inference.dialects.tgi.embed import embed
@@ -19,6 +21,7 @@ from inference.dialects.tgi.schema import (
     validate_length,
 )
 from inference.errors import InvalidRequest, ModelNotFound, Overloaded
+from inference.offload import beside_if, encoded
 from inference.requests import TokenPrompt
 from inference.sse import event
 
@@ -50,12 +53,12 @@ async def compat(exchange: Exchange, services: Services) -> None:
 
 async def generate(exchange: Exchange, services: Services) -> None:
     """POST /generate."""
-    await _whole(exchange, services, parse(await exchange.json(), GenerateRequest), as_list=False)
+    await _whole(exchange, services, await exchange.work(parse, await exchange.json(), GenerateRequest), as_list=False)
 
 
 async def generate_stream(exchange: Exchange, services: Services) -> None:
     """POST /generate_stream."""
-    await _stream(exchange, services, parse(await exchange.json(), GenerateRequest))
+    await _stream(exchange, services, await exchange.work(parse, await exchange.json(), GenerateRequest))
 
 
 async def _prepare(exchange: Exchange, services: Services, request: GenerateRequest, streaming: bool) -> Generation:
@@ -72,7 +75,7 @@ async def _prepare(exchange: Exchange, services: Services, request: GenerateRequ
         raise invalid(
             f"`adapter_id`: the adapter {(p.adapter_id or '')[:100]!r} was not found", "adapter_id"
         ) from error
-    internal.prompt = TokenPrompt(await target.tokenizer.encode(internal.prompt, p.truncate))
+    internal.prompt = TokenPrompt(await target.tokenizer.encode(internal.prompt, p.truncate, most=total))
     validate_length(len(internal.prompt.token_ids), p, total)
     return await services.generator.prepare(internal, exchange, "tgi")
 
@@ -82,6 +85,13 @@ async def _whole(exchange: Exchange, services: Services, request: GenerateReques
     with counted_place(services):
         generation = await _prepare(exchange, services, request, streaming=False)
         sequences = await exchange.unless_gone(_collect(generation, request))
+    answer = await beside_if(generation.heavy, _told, request, sequences, as_list)
+    headers = _compute_headers(request, generation, time.monotonic() - started)
+    await exchange.respond(json_response(answer, headers=headers))
+
+
+def _told(request: GenerateRequest, sequences: list[Sequence], as_list: bool) -> Any:
+    """The best sequence, and the others with its details."""
     best, *others = sorted(sequences, key=lambda s: s.mean_logprob, reverse=True) if len(sequences) > 1 else sequences
     answer: dict[str, Any] = {"generated_text": best.text}
     if request.parameters.details or request.parameters.decoder_input_details:
@@ -89,8 +99,7 @@ async def _whole(exchange: Exchange, services: Services, request: GenerateReques
         if others:
             sequences_of_others = [{"generated_text": s.text, **s.details()} for s in others]
             answer["details"]["best_of_sequences"] = sequences_of_others
-    headers = _compute_headers(request, generation, time.monotonic() - started)
-    await exchange.respond(json_response([answer] if as_list else answer, headers=headers))
+    return [answer] if as_list else answer
 
 
 async def _stream(exchange: Exchange, services: Services, request: GenerateRequest) -> None:
@@ -212,10 +221,10 @@ class Sequence:
             "generated_tokens": self.count,
             "seed": self.seed,
             "prefill": self._prefill() if self.request.parameters.decoder_input_details else [],
-            "tokens": self.tokens,
+            "tokens": encoded(self.tokens),
         }
         if self.top_tokens:
-            details["top_tokens"] = self.top_tokens
+            details["top_tokens"] = encoded(self.top_tokens)
         return details
 
     def _finish(self, delta: Delta) -> str:
@@ -224,13 +233,13 @@ class Sequence:
             return "length"
         return "eos_token" if delta.ended_by_eos else "stop_sequence"
 
-    def _prefill(self) -> list[dict[str, Any]]:
+    def _prefill(self) -> msgspec.Raw:
         tokenizer, generation = self.generation.target.tokenizer, self.generation
         logprobs: list[float | None] = [None, *(t.logprob for t in generation.prompt_logprobs)]
-        return [
+        return encoded(
             {"id": token_id, "text": tokenizer.token_text(token_id), "logprob": logprob}
             for token_id, logprob in zip(generation.prompt_token_ids, logprobs, strict=False)
-        ]
+        )
 
     def _top(self, token_id: int, logprob: float) -> dict[str, Any]:
         tokenizer = self.generation.target.tokenizer

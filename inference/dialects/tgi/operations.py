@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +11,7 @@ from inference.conversation import parse_messages
 from inference.dialects.tgi.errors import undeserialisable
 from inference.dialects.tgi.schema import GenerateRequest, parse
 from inference.errors import InvalidRequest
+from inference.offload import beside, encoded
 from inference.requests import ChatPrompt
 from inference.validation import convert
 
@@ -72,15 +72,16 @@ class ChatRequest(msgspec.Struct):
 async def chat_tokenize(exchange: Exchange, services: Services) -> None:
     """The conversation as the template writes it, and its tokens; none is added."""
     try:
-        request = convert(await exchange.json(), ChatRequest)
+        request = await exchange.work(convert, await exchange.json(), ChatRequest)
     except InvalidRequest as error:
         raise undeserialisable(error) from error
     with services.admission.place():
         tokenizer = services.router.resolve(request.model).tokenizer
         arguments = {"tools": request.tools} if request.tools else {}
-        text = tokenizer.render(ChatPrompt(parse_messages(request.messages), template_arguments=arguments))
+        messages = await exchange.work(parse_messages, request.messages)
+        text = await tokenizer.rendered(ChatPrompt(messages, template_arguments=arguments))
         encoding = await tokenizer.encoding(text, add_special_tokens=False)
-        tokens = await asyncio.to_thread(_tokens, text, encoding)
+        tokens = await beside(_tokens, text, encoding)
         await exchange.respond(json_response({"tokenize_response": tokens, "templated_text": text}))
 
 
@@ -90,15 +91,15 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
     tokenizer = services.router.resolve(None).tokenizer
     with services.admission.place():
         encoding = await tokenizer.encoding(request.inputs, add_special_tokens=True)
-        await exchange.respond(json_response(await asyncio.to_thread(_tokens, request.inputs, encoding)))
+        await exchange.respond(json_response(await beside(_tokens, request.inputs, encoding)))
 
 
-def _tokens(inputs: str, encoding: Encoding) -> list[dict[str, Any]]:
+def _tokens(inputs: str, encoding: Encoding) -> msgspec.Raw:
     """The tokens; offsets count bytes, as the router's do."""
     starts = [0]
     for character in inputs:
         starts.append(starts[-1] + len(character.encode()))
-    return [
+    return encoded(
         {"id": token_id, "text": inputs[start:stop], "start": starts[start], "stop": starts[stop]}
         for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
-    ]
+    )

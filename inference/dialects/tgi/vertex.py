@@ -13,7 +13,7 @@ from inference.dialects.tgi.errors import invalid, undeserialisable
 from inference.dialects.tgi.generate import collect_texts, counted_place
 from inference.dialects.tgi.schema import GenerateRequest, Parameters, parse
 from inference.errors import InvalidRequest
-from inference.requests import ChatPrompt, GenerationRequest, TokenPrompt
+from inference.requests import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from inference.validation import convert
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class VertexRequest(msgspec.Struct):
 async def predict(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
     try:
-        body = convert(await exchange.json(), VertexRequest)
+        body = await exchange.work(convert, await exchange.json(), VertexRequest)
     except InvalidRequest as error:
         raise undeserialisable(error) from error
     if not body.instances:
@@ -51,13 +51,14 @@ async def _prepare(exchange: Exchange, services: Services, instance: dict[str, A
         messages = instance["messages"]
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
             raise undeserialisable(InvalidRequest("instances.messages: expected a list of objects", "instances"))
-        ids = await tokenizer.encode(ChatPrompt(parse_messages(messages)))
+        ids = await tokenizer.encode(ChatPrompt(await exchange.work(parse_messages, messages)))
         parameters = Parameters(max_new_tokens=_whole(instance.get("max_tokens")), seed=_whole(instance.get("seed")))
     else:
         request: GenerateRequest = parse(instance, GenerateRequest)
         if not request.inputs:
             raise invalid("`inputs` cannot be empty", "inputs")
-        ids, parameters = (await tokenizer.encoding(request.inputs, True)).ids, request.parameters
+        longest = services.router.resolve(None).info.max_model_len
+        ids, parameters = await tokenizer.encode(TextPrompt(request.inputs), most=longest), request.parameters
     internal = GenerationRequest(
         model=None,
         prompt=TokenPrompt(ids),

@@ -12,7 +12,7 @@ import structlog
 
 from inference.dialects.triton import repository
 from inference.dialects.triton.errors import told
-from inference.dialects.triton.grpc_messages import inference_of, response_of
+from inference.dialects.triton.grpc_messages import inference_of, reader, response_of
 from inference.dialects.triton.infer import embed, embeds, prepare
 from inference.dialects.triton.model import EXTENSIONS, SERVER, configuration, find, metadata
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
@@ -20,6 +20,7 @@ from inference.dialects.triton.queries import model_ready, server_ready
 from inference.dialects.triton.statistics import statistics_of
 from inference.errors import InternalError, InvalidRequest, ModelNotFound, ServingError
 from inference.generate import Caller
+from inference.offload import INLINE_BYTES, beside_if
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -59,12 +60,12 @@ class GrpcInferenceService:
         )  # fmt: skip
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
-                self._guarded(method, scope), asked.FromString, answered.SerializeToString
+                self._guarded(method, scope), reader(asked), answered.SerializeToString
             )
             for name, asked, answered, method, scope in rows
         }
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream, pb.ModelInferRequest.FromString, pb.ModelStreamInferResponse.SerializeToString
+            self._stream, reader(pb.ModelInferRequest), pb.ModelStreamInferResponse.SerializeToString
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -73,7 +74,8 @@ class GrpcInferenceService:
 
         async def run(request: Any, context: Context) -> Any:
             try:
-                return await method(request, self._caller(context, scope))
+                caller = self._caller(context, scope)
+                return await method(_readable(request), caller)
             except ServingError as error:
                 _, code, text = told(error)
                 await context.abort(grpc.StatusCode[code], text)
@@ -169,7 +171,7 @@ class GrpcInferenceService:
     async def _infer(self, request: Any, caller: Caller) -> Any:
         services = self._services
         with services.admission.place():
-            inference = inference_of(request)
+            inference = await beside_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
             if (target := embeds(inference, services)) is not None:
                 tensors = await embed(inference, services, caller)
                 return response_of(inference, str(target.entry.version), tensors)
@@ -219,11 +221,12 @@ class GrpcInferenceService:
 
     async def _answer(self, request: Any, caller: Caller, answers: asyncio.Queue[Any]) -> None:
         try:
-            async with aclosing(self._responses(request, caller)) as responses:
+            async with aclosing(self._responses(_readable(request), caller)) as responses:
                 async for response in responses:
                     await answers.put(pb.ModelStreamInferResponse(infer_response=response))
         except ServingError as error:
-            failed = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+            named = {} if isinstance(request, ServingError) else {"model_name": request.model_name, "id": request.id}
+            failed = pb.ModelInferResponse(**named)
             await answers.put(pb.ModelStreamInferResponse(error_message=told(error)[2], infer_response=failed))
         except Exception:  # one of the edges: the stream's other requests go on
             logger.exception("unhandled error", method="ModelStreamInfer")
@@ -234,7 +237,7 @@ class GrpcInferenceService:
         """One for each step where the request asks for a stream, else one; the last is marked."""
         services = self._services
         with services.admission.place():
-            inference = inference_of(request)
+            inference = await beside_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
             if (target := embeds(inference, services)) is not None:
                 tensors = await embed(inference, services, caller)
                 yield response_of(inference, str(target.entry.version), tensors, final=True)
@@ -247,3 +250,10 @@ class GrpcInferenceService:
             async with aclosing(prepared.steps()) as steps:
                 async for tensors, last in steps:
                     yield response_of(inference, version, tensors, final=last)
+
+
+def _readable(request: Any) -> Any:
+    """The request; raises the refusal that stands in its place where its bytes were none."""
+    if isinstance(request, ServingError):
+        raise request
+    return request

@@ -11,6 +11,7 @@ from inference.asgi import Response, parse_json
 from inference.dialects.triton.infer import Inference, embed, embeds, prepare
 from inference.dialects.triton.tensors import Tensor, from_bytes, from_json, to_bytes
 from inference.errors import InvalidRequest, MalformedBody, NotServed
+from inference.offload import beside, encoded
 
 if TYPE_CHECKING:
     from inference.asgi import Exchange
@@ -24,7 +25,7 @@ async def infer(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
     with services.admission.place():
         request, raw = await _split(exchange, services.limits.max_body_bytes)
-        inference, binary = _parse(request, raw, exchange.parameters)
+        inference, binary = await exchange.work(_parse, request, raw, exchange.parameters)
         if (target := embeds(inference, services)) is not None:
             tensors = await exchange.unless_gone(embed(inference, services, exchange))
         else:
@@ -33,7 +34,7 @@ async def infer(exchange: Exchange, services: Services) -> None:
                 raise InvalidRequest("infer answers once: use generate_stream, or ModelStreamInfer, for a stream")
             target = prepared.generation.target
             tensors = await exchange.unless_gone(prepared.whole())
-        await exchange.respond(_answer(inference, str(target.entry.version), tensors, binary))
+        await exchange.respond(await beside(_answer, inference, str(target.entry.version), tensors, binary))
 
 
 class Binary:
@@ -55,14 +56,18 @@ class Binary:
 
 async def _split(exchange: Exchange, most: int) -> tuple[dict[str, Any], bytes]:
     """The JSON and the bytes behind it; the header counts the JSON before compression."""
-    body = _decompressed(await exchange.body(), (exchange.header("content-encoding") or "identity").lower(), most)
+    body = await exchange.body()
+    encoding = (exchange.header("content-encoding") or "identity").lower()
+    if encoding != "identity":  # a small body may become a large one
+        body = await beside(_decompressed, body, encoding, most)
+        exchange.body_bytes = len(body)
     given = exchange.header(LENGTH)
     if given is None:
-        return parse_json(body), b""
+        return await exchange.work(parse_json, body), b""
     if not given.isascii() or not given.isdigit() or not 0 < int(given) <= len(body):
         raise InvalidRequest(f"{LENGTH} must be between 1 and {len(body)}, the length of the body, got {given[:20]}")
     length = int(given)
-    return parse_json(body[:length]), body[length:]
+    return await exchange.work(parse_json, body[:length]), body[length:]
 
 
 def _decompressed(body: bytes, encoding: str, most: int) -> bytes:
@@ -148,7 +153,7 @@ def _answer(inference: Inference, version: str, tensors: list[Tensor], binary: B
             parts.append(to_bytes(tensor))
             output["parameters"] = {"binary_data_size": len(parts[-1])}
         else:
-            output["data"] = tensor.values
+            output["data"] = encoded(tensor.values)
         outputs.append(output)
     head: dict[str, Any] = {"model_name": inference.model, "model_version": version}
     if inference.request_id:

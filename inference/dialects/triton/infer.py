@@ -18,6 +18,7 @@ from inference.dialects.triton.parameters import (
 from inference.dialects.triton.tensors import Tensor
 from inference.embeddings import EmbeddingRequest
 from inference.errors import InvalidRequest
+from inference.offload import beside_if
 from inference.requests import Prompt, TextPrompt, TokenPrompt
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from inference.router import Target
     from inference.services import Services
 
+INLINE_VALUES = 4096
 EMBEDDING_INPUTS = ("input_text", "text_input", "input")
 
 
@@ -133,8 +135,9 @@ async def prepare(inference: Inference, services: Services, caller: Exchange | C
         if name not in known:
             text = f"unexpected inference output '{name[:100]}' for model '{inference.model[:200]}'"
             raise InvalidRequest(text, "outputs")
+    heavy = len(inference.parameters) + sum(len(tensor.values) for tensor in inference.inputs) > INLINE_VALUES
     prompt, given = _read(inference)
-    parameters = parse_parameters({**inference.parameters, **given}, services.limits)
+    parameters = await beside_if(heavy, parse_parameters, {**inference.parameters, **given}, services.limits)
     with_logprobs = parameters.flag("return_logprobs") or parameters.flag("return_cumulative_logprob")
     model = resolve_adapter(services.router, inference.model, target, parameters.lora_name)
     request = generation_request(parameters, model, prompt, target, with_logprobs)
@@ -159,7 +162,8 @@ async def embed(inference: Inference, services: Services, caller: Exchange | Cal
     prompts: list[Prompt] = [TextPrompt(text) for text in inputs[0].values]
     request = EmbeddingRequest(model=inference.model, inputs=prompts)
     vectors = (await services.embedder.embed(request, caller, "triton")).vectors
-    return [Tensor("embeddings", "FP32", list(vectors.shape), vectors.reshape(-1).tolist())]
+    values = await beside_if(vectors.size > INLINE_VALUES, vectors.reshape(-1).tolist)
+    return [Tensor("embeddings", "FP32", list(vectors.shape), values)]
 
 
 def _read(inference: Inference) -> tuple[Prompt, dict[str, Any]]:

@@ -80,4 +80,4 @@ def _row(state: DeploymentState) -> dict[str, str]:
 async def _body(exchange: Exchange) -> dict[str, Any]:
     """These bodies may be empty."""
     body = await exchange.body()
-    return parse_json(body) if body.strip() else {}
+    return await exchange.work(parse_json, body) if body.strip() else {}

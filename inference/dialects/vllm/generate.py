@@ -42,11 +42,11 @@ async def generate(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
     with services.admission.place():
         value = await exchange.json()
-        unknown = sorted(set(value) - set(DemoRequest.__struct_fields__))
-        if unknown:
-            text = f"SamplingParams got an unexpected keyword argument {unknown[0][:100]!r}"
-            raise InvalidRequest(text, unknown[0][:100])
-        body = convert(value, DemoRequest)
+        unknown = min(value.keys() - set(DemoRequest.__struct_fields__), default=None)
+        if unknown is not None:
+            text = f"SamplingParams got an unexpected keyword argument {unknown[:100]!r}"
+            raise InvalidRequest(text, unknown[:100])
+        body = await exchange.work(convert, value, DemoRequest)
         _check(body, services)
         target = services.router.resolve(body.model)
         request = GenerationRequest(

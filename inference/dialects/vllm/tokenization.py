@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,8 +9,9 @@ import msgspec
 from inference.asgi import json_response
 from inference.conversation import parse_messages, template_arguments
 from inference.errors import InvalidRequest, NotServed
+from inference.offload import beside
 from inference.requests import ChatPrompt, Prompt, TextPrompt
-from inference.validation import convert
+from inference.validation import convert, in_range
 
 if TYPE_CHECKING:
     from inference.asgi import Exchange
@@ -45,13 +45,13 @@ class DetokenizeRequest(msgspec.Struct):
 async def tokenize(exchange: Exchange, services: Services) -> None:
     """Token ids, and their texts if asked for."""
     with services.admission.place():
-        body = convert(await exchange.json(), TokenizeRequest)
-        prompt = _prompt(body)
+        body = await exchange.work(convert, await exchange.json(), TokenizeRequest)
+        prompt = await exchange.work(_prompt, body)
         target = services.router.resolve(body.model)
         ids = await target.tokenizer.encode(prompt)
         texts = None
         if body.return_token_strs:
-            texts = await asyncio.to_thread(lambda: [target.tokenizer.fast.id_to_token(i) or "" for i in ids])
+            texts = await beside(lambda: [target.tokenizer.fast.id_to_token(i) or "" for i in ids])
         answer = {"count": len(ids), "max_model_len": target.info.max_model_len, "tokens": ids, "token_strs": texts}
         await exchange.respond(json_response(answer))
 
@@ -59,12 +59,12 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
 async def detokenize(exchange: Exchange, services: Services) -> None:
     """The text of token ids, special tokens included."""
     with services.admission.place():
-        body = convert(await exchange.json(), DetokenizeRequest)
+        body = await exchange.work(convert, await exchange.json(), DetokenizeRequest)
         target = services.router.resolve(body.model)
         most = target.info.vocab_size
-        if any(not 0 <= token < most for token in body.tokens):
+        if not await exchange.work(in_range, body.tokens, most):
             raise InvalidRequest(f"tokens: ids must be between 0 and {most - 1}.", "tokens")
-        text = await asyncio.to_thread(target.tokenizer.decode, body.tokens)
+        text = await beside(target.tokenizer.decode_long, body.tokens)
         await exchange.respond(json_response({"prompt": text}))
 
 
