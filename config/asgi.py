@@ -12,20 +12,56 @@ django.setup(set_prefix=False)
 
 from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
-from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
 from django.core.asgi import get_asgi_application  # noqa: E402
 from django.urls import path  # noqa: E402
 
+from config.options import get_options  # noqa: E402
+from inference.errors import Forbidden  # noqa: E402
+from inference.sites import SAFE_METHODS, Sites  # noqa: E402
 from management.status import StatusConsumer  # noqa: E402
 
+FOREIGN = 4403
+"""Closes a WebSocket that another site's page has opened."""
+
+
+class SiteGuard:
+    """Keeps other sites' pages from an application that trusts a session."""
+
+    def __init__(self, application: Any, sites: Sites) -> None:
+        self._application, self._sites = application, sites
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """One connection."""
+        headers = dict(scope["headers"])
+        try:
+            self._sites.check_host(headers)
+            if scope.get("method") not in SAFE_METHODS:  # a WebSocket has none
+                self._sites.check_origin(headers)
+        except Forbidden as error:
+            await _turn_away(scope, send, error.message)
+            return
+        await self._application(scope, receive, send)
+
+
+async def _turn_away(scope: dict[str, Any], send: Any, message: str) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": FOREIGN})
+        return
+    body = message.encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 403, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 # Also what a generic ASGI server would run: the admin alone.
-application = ProtocolTypeRouter(
-    {
-        "http": get_asgi_application(),
-        "websocket": AllowedHostsOriginValidator(
-            AuthMiddlewareStack(URLRouter([path("ws/status", StatusConsumer.as_asgi())]))
-        ),
-    }
+application = SiteGuard(
+    ProtocolTypeRouter(
+        {
+            "http": get_asgi_application(),
+            "websocket": AuthMiddlewareStack(URLRouter([path("ws/status", StatusConsumer.as_asgi())])),
+        }
+    ),
+    Sites(get_options().own_hosts),
 )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
+import socket
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +36,13 @@ class Options(BaseSettings):
     database_url: str = Field("", description="postgresql://user:password@host/name; empty is SQLite in data_dir.")
     model: str = Field(str(ROOT / "models" / "demo"), description="Directory or hub id that `serve` deploys.")
     require_api_key: bool | None = Field(None, description="Ask for API keys; unset asks unless bound to loopback.")
-    allowed_hosts: list[str] = Field([], description="Further host names under which the admin answers.")
+    allowed_hosts: list[str] = Field([], description="Further host names under which the server answers; * is any.")
+    allowed_origins: list[str] = Field(
+        [], description="Origins of other sites' pages that may call the inference planes; * is any."
+    )
+    behind_tls: bool = Field(
+        False, description="A proxy in front speaks TLS: the admin's cookies are Secure, X-Forwarded-Proto is believed."
+    )
     adapter_roots: list[Path] | None = Field(
         None, description="Folders from which clients may load adapters; unset is any folder if bound to loopback."
     )
@@ -66,6 +74,24 @@ class Options(BaseSettings):
     )
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="CUDA devices that compute one model together.")
     threads: int = Field(0, ge=0, description="Threads of an engine worker; 0 is one per core.")
+
+    @field_validator("allowed_hosts", "allowed_origins")
+    @classmethod
+    def _lower_case(cls, values: list[str]) -> list[str]:
+        return [value.lower().rstrip("/") for value in values]
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, values: list[str]) -> list[str]:
+        for value in values:
+            if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+|null", value):
+                raise ValueError(f"{value!r} is no origin: scheme://host, with a port where it is not the scheme's own")
+        return values
+
+    @property
+    def own_hosts(self) -> frozenset[str]:
+        """The names with a dot by which the server may be called."""
+        return frozenset({self.host.lower(), socket.gethostname().lower(), *self.allowed_hosts})
 
     @property
     def mindie_address(self) -> str:

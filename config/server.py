@@ -34,6 +34,7 @@ from inference.planes import Plane
 from inference.router import EngineRouter
 from inference.server.grpc import GrpcServer
 from inference.services import Limits, Services
+from inference.sites import Sites
 from management import live
 from management.launchers.local import LocalLauncher
 from management.reconcile import Reconciler
@@ -75,6 +76,7 @@ class Server:
             authenticator=Authenticator(options.api_key_required),
             metrics=metrics,
             limits=Limits(max_body_bytes=options.max_body_bytes),
+            sites=Sites(options.own_hosts, frozenset(options.allowed_origins)),
             version=_version(),
         )
         self.listeners = build_listeners(options, config, self.services, self._terminate)

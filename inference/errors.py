@@ -55,6 +55,20 @@ class Forbidden(ServingError):
     """The API key is good and lacks the scope."""
 
 
+class ForeignHost(Forbidden):
+    """The request calls the server by a name that is not its own."""
+
+    def __init__(self) -> None:
+        super().__init__("This server does not answer to the name in the Host header.")
+
+
+class ForeignOrigin(Forbidden):
+    """A page of another site sent the request."""
+
+    def __init__(self) -> None:
+        super().__init__("Pages of other sites may not send this request.")
+
+
 class ModelNotFound(ServingError):
     """No running deployment answers to this name."""
 

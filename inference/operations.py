@@ -69,5 +69,5 @@ def operation_dialect(dialects: list[Dialect]) -> Dialect:
 
 
 def _render(error: ServingError) -> Response:
-    status = STATUSES.get(type(error), 500)
+    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
     return json_response({"error": error.message}, status)

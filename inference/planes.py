@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from inference.asgi import ClientGone, Exchange, request_id_of
+from inference.asgi import ClientGone, Exchange, Response, request_id_of
 from inference.errors import InternalError, ServingError
 from inference.routing import route_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from inference.asgi import Headers, Receive, Response, Send
+    from inference.asgi import Headers, Receive, Send
     from inference.auth import Authenticator
     from inference.routing import Render, Route, RouteTable
     from inference.services import Services
-    from management.snapshot import ApiKeyEntry
 
 logger = structlog.get_logger(__name__)
 
@@ -44,7 +43,11 @@ class Plane:
             await send({"type": "websocket.close"})
             return
         exchange = Exchange(scope, receive, send)
-        exchange.answer_headers = self.answer_headers(exchange.path, exchange.request_id)
+        sites = self.services.sites
+        exchange.answer_headers = [
+            *self.answer_headers(exchange.path, exchange.request_id),
+            *sites.answer_headers(exchange.headers),
+        ]
         structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
         try:
             await self._answer(exchange)
@@ -57,12 +60,18 @@ class Plane:
 
     async def _answer(self, exchange: Exchange) -> None:
         render = self.table.renderer(exchange.path)
+        sites = self.services.sites
         try:
+            sites.check_host(exchange.headers)
+            preflight = sites.preflight(exchange.method, exchange.headers)
+            if preflight is not None:
+                exchange.answer_headers = preflight
+                await exchange.respond(Response(200, b"", b"text/plain"))
+                return
             routes, exchange.parameters = self.table.find(exchange.method, exchange.path)
             route = routes[0]
             render = route.render
-            key = self._key(route, exchange.header("authorization"))
-            exchange.tenant = key.prefix if key else ""
+            exchange.tenant = self._admit(route, exchange.headers)
             if len(routes) > 1:
                 route = route_for(routes, await exchange.json())
                 render = route.render
@@ -80,13 +89,15 @@ class Plane:
             await exchange.respond(render(InternalError("internal error")))
 
     def preview(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
-        """The answer where route and key, which stand in the headers, already decide; None where the body is wanted."""
+        """The answer where host, route, origin and key, which stand in the headers, already decide; None where the body is
+        wanted.
+        """
         render = self.table.renderer(path)
         try:
+            self.services.sites.check_host(headers)
             routes, _ = self.table.find(method, path)
             render = routes[0].render
-            given = headers.get(b"authorization")
-            self._key(routes[0], None if given is None else given.decode("latin-1"))
+            self._admit(routes[0], headers)
         except ServingError as error:
             return self._complete(path, _rendered(render, error), request_id_of(headers))
         return None
@@ -95,10 +106,18 @@ class Plane:
         """The answer to a request that never reached a handler."""
         return self._complete(path, _rendered(self.table.renderer(path), error), secrets.token_hex(16))
 
-    def _key(self, route: Route, authorization: str | None) -> ApiKeyEntry | None:
+    def _admit(self, route: Route, headers: dict[bytes, bytes]) -> str:
+        """The tenant: the prefix of the key that the route asks for, else nothing. Raises ForeignOrigin, Unauthorized or
+        Forbidden.
+        """
+        if route.guarded:
+            self.services.sites.check_origin(headers)
         if route.scope is None:
-            return None
-        return self.authenticator.check(authorization, route.scope, self.services.holder.current)
+            return ""
+        given = headers.get(b"authorization")
+        authorization = None if given is None else given.decode("latin-1")
+        key = self.authenticator.check(authorization, route.scope, self.services.holder.current)
+        return key.prefix if key else ""
 
     def _complete(self, path: str, response: Response, request_id: str) -> Response:
         response.headers = [*response.headers, *self.answer_headers(path, request_id)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inference.errors import MethodNotAllowed, RouteNotFound
+from inference.sites import SAFE_METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -29,7 +30,8 @@ class Route:
     `{name}` in the path matches a segment, `{name:path}` any text with its slashes (model names hold them),
     `{name:name}` letters, digits, `_`, `-` and `.`. `scope` is what an API key must allow; None opens the route to
     everybody. `render` turns errors into the dialect's own answers. `body` is the schema of the request, for the
-    documentation. Where dialects share a path, `keys` tells them apart: the route takes bodies that have one of them,
+    documentation. `changes` marks what changes something although its method should not: it is kept from other sites'
+    pages as every POST is. Where dialects share a path, `keys` tells them apart: the route takes bodies that have one of them,
     and a route without keys takes the rest.
     """
 
@@ -41,6 +43,12 @@ class Route:
     scope: str | None = "infer"
     body: Any = None
     keys: tuple[str, ...] = ()
+    changes: bool = False
+
+    @property
+    def guarded(self) -> bool:
+        """Whether pages of other sites may not send it."""
+        return self.changes or self.method not in SAFE_METHODS
 
     @property
     def plain_path(self) -> str:

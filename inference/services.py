@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from inference.metrics import Metrics
     from inference.registry import Registry
     from inference.router import EngineRouter
+    from inference.sites import Sites
     from management.snapshot import SnapshotHolder
 
 
@@ -48,6 +49,7 @@ class Services:
     authenticator: Authenticator
     metrics: Metrics
     limits: Limits
+    sites: Sites
     version: str
 
     @property

@@ -77,6 +77,8 @@ MANAGEMENT: Rows = (
     ("POST", "/v1/load_lora_adapter", lora.load, "Load an adapter"),
     ("POST", "/v1/unload_lora_adapter", lora.unload, "Unload an adapter"),
 )
+CHANGING_GETS = (control.stop_service, health.timed)
+"""One ends the service, the other computes."""
 METRICS: Rows = (("GET", "/metrics", control.metrics, "Metrics in the Prometheus format"),)
 
 
@@ -99,7 +101,9 @@ def _plane(
     name: str, rows: Rows, scope: str, services: Services, state: MindieState, authenticator: Authenticator
 ) -> Plane:
     routes = tuple(
-        Route(method, each, partial(_with, handler, state), _render, summary, scope)
+        Route(
+            method, each, partial(_with, handler, state), _render, summary, scope, changes=handler in CHANGING_GETS
+        )
         for method, path, handler, summary in rows
         for each in _forms(path)
     )
