@@ -64,11 +64,13 @@ INSTALLED_APPS = [
     "config",
 ]
 MIDDLEWARE = [
+    "management.protection.content_security_policy",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
+    "management.protection.login_throttle",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
@@ -98,9 +100,12 @@ WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = False
 USE_TZ = True
 TIME_ZONE = "UTC"
-# The admin's buttons are links, so no other site may send the session along with one.
+CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "OPTIONS": {"MAX_ENTRIES": 100_000}}}
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Strict"
 SESSION_COOKIE_HTTPONLY = True
+BEHIND_TLS = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = options.behind_tls
+if BEHIND_TLS:
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 X_FRAME_OPTIONS = "DENY"
 LOGGING_CONFIG = None  # config.logs sets logging up
 UNFOLD = {

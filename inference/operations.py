@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from hashlib import sha256
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -21,10 +23,18 @@ ASSETS = {
     "swagger-ui-bundle.js": b"text/javascript",
     "favicon-32x32.png": b"image/png",
 }
-PAGE = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Dragoman API</title>
+SCRIPT = b'SwaggerUIBundle({url: "/openapi.json", dom_id: "#ui"})'
+PAGE = (
+    b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Dragoman API</title>
 <link rel="stylesheet" href="/docs/swagger-ui.css"><link rel="icon" href="/docs/favicon-32x32.png"></head>
 <body><div id="ui"></div><script src="/docs/swagger-ui-bundle.js"></script>
-<script>SwaggerUIBundle({url: "/openapi.json", dom_id: "#ui"})</script></body></html>"""
+<script>%b</script></body></html>"""
+    % SCRIPT
+)
+POLICY = (
+    b"default-src 'self'; script-src 'self' 'sha256-%b'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    b"object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+) % b64encode(sha256(SCRIPT).digest())
 
 
 async def metrics(exchange: Exchange, services: Services) -> None:
@@ -34,7 +44,8 @@ async def metrics(exchange: Exchange, services: Services) -> None:
 
 async def docs(exchange: Exchange, services: Services) -> None:
     """The page that shows /openapi.json."""
-    await exchange.respond(Response(200, PAGE, b"text/html; charset=utf-8"))
+    headers = [(b"content-security-policy", POLICY)]
+    await exchange.respond(Response(200, PAGE, b"text/html; charset=utf-8", headers))
 
 
 async def asset(exchange: Exchange, services: Services) -> None:

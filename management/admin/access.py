@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.http import HttpResponseRedirect
 from django.shortcuts import get_object_or_404
-from django.urls import reverse
 from unfold.decorators import action
 
-from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor, run
+from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor
 from management.models import ApiKey, AuditEvent
 from management.models.access import SCOPES
 from management.services import keys
@@ -62,8 +60,8 @@ class ApiKeyAdmin(ServiceAdmin):
     def revoke(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """For good."""
         key = get_object_or_404(ApiKey, pk=object_id)
-        run(request, lambda: keys.revoke_key(key, actor(request)), f"{key.name} is revoked.")
-        return HttpResponseRedirect(reverse("admin:management_apikey_changelist"))
+        question, done = f"Revoke the key {key.name}?", f"{key.name} is revoked."
+        return self.confirmed(request, question, lambda: keys.revoke_key(key, actor(request)), done)
 
 
 @admin.register(AuditEvent)

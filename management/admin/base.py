@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
+from django.http import HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
 from unfold.admin import ModelAdmin
 
 from management.services.errors import RegistryError
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django.db.models import Model
-    from django.http import HttpRequest
+    from django.http import HttpRequest, HttpResponse
 
 
 class ReadOnlyAdmin(ModelAdmin):
@@ -38,6 +41,15 @@ class ServiceAdmin(ModelAdmin):
     def remove(self, obj: Any, actor: str) -> None:
         """The service that removes `obj`."""
         raise RegistryError(f"{obj} cannot be removed")
+
+    def confirmed(self, request: HttpRequest, question: str, change: Callable[[], object], done: str) -> HttpResponse:
+        """A button that changes something. Buttons are links: following one asks, and the form that it shows does it."""
+        back = reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
+        if request.method == "POST":
+            run(request, change, done)
+            return HttpResponseRedirect(back)
+        context = {**self.admin_site.each_context(request), "opts": self.opts, "title": question, "question": question}
+        return TemplateResponse(request, "admin/confirm_action.html", {**context, "back": back})
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         """One row."""

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin
-from django.http import HttpResponseRedirect
 from django.shortcuts import get_object_or_404
-from django.urls import reverse
 from unfold.decorators import action, display
 
 from management import live
-from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor, run
+from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor
 from management.models import Deployment, Worker
 from management.services import deployments
 from management.services.errors import RegistryError
@@ -100,22 +98,24 @@ class DeploymentAdmin(ServiceAdmin):
     @action(description="Start", permissions=["operate"], icon="play_arrow")
     def start(self, request: HttpRequest, object_id: int) -> HttpResponse:
         """One worker."""
-        return self._operate(request, object_id, deployments.start_deployment, "is starting")
+        return self._operate(request, object_id, "Start", deployments.start_deployment, "is starting")
 
     @action(description="Stop", permissions=["operate"], icon="stop")
     def stop(self, request: HttpRequest, object_id: int) -> HttpResponse:
         """Running requests are finished first."""
-        return self._operate(request, object_id, deployments.stop_deployment, "is stopping")
+        return self._operate(request, object_id, "Stop", deployments.stop_deployment, "is stopping")
 
     @action(description="Make default", permissions=["operate"], icon="star")
     def make_default(self, request: HttpRequest, object_id: int) -> HttpResponse:
         """For requests that name no model."""
-        return self._operate(request, object_id, deployments.make_default, "is the default now")
+        return self._operate(request, object_id, "Make default:", deployments.make_default, "is the default now")
 
-    def _operate(self, request: HttpRequest, object_id: int, service: Any, done: str) -> HttpResponse:
+    def _operate(self, request: HttpRequest, object_id: int, verb: str, service: Any, done: str) -> HttpResponse:
         deployment = get_object_or_404(Deployment, pk=object_id)
-        run(request, lambda: service(deployment, actor(request)), f"{deployment.name} {done}.")
-        return HttpResponseRedirect(reverse("admin:management_deployment_changelist"))
+        name = deployment.name
+        return self.confirmed(
+            request, f"{verb} {name}?", lambda: service(deployment, actor(request)), f"{name} {done}."
+        )
 
 
 @admin.register(Worker)

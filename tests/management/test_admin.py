@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.core.cache import cache
+from django.test import Client
 from django.urls import reverse
 
 from management.models import ApiKey, AuditEvent, Deployment, Model, Worker
+from management.protection import TRIES, TRIES_OF_ONE
 from management.services.deployments import start_deployment
+from management.services.keys import create_key
+from tests.conftest import ROOT
 
 PAGES = ["deployment", "worker", "model", "adapter", "apikey", "auditevent"]
 
@@ -55,7 +63,12 @@ def test_an_operator_sees_state_and_reason(browser, deployment):
 
 def test_start_and_stop(browser, deployment):
     for action, replicas in (("start", 1), ("stop", 0)):
-        answer = browser.get(url("deployment", action, deployment.pk), follow=True)
+        before = deployment.replicas
+        page = browser.get(url("deployment", action, deployment.pk))
+        assert "csrfmiddlewaretoken" in page.content.decode()
+        deployment.refresh_from_db()
+        assert deployment.replicas == before  # following a link changes nothing
+        answer = browser.post(url("deployment", action, deployment.pk), follow=True)
         assert answer.status_code == 200
         deployment.refresh_from_db()
         assert deployment.replicas == replicas
@@ -69,6 +82,7 @@ def test_viewers_cannot_operate(client, deployment):
     client.force_login(viewer)
     assert client.get(url("deployment")).status_code == 200
     assert client.get(url("deployment", "start", deployment.pk)).status_code == 403
+    assert client.post(url("deployment", "start", deployment.pk)).status_code == 403
     deployment.refresh_from_db()
     assert deployment.replicas == 0
 
@@ -90,7 +104,7 @@ def test_register_a_model_and_deploy_it(browser):
 def test_a_reserved_name_is_refused_at_its_field(browser, deployment):
     body = {"name": "tgi", "version": deployment.version_id, "engine_options": "{}"}
     assert "always means the default" in browser.post(url("deployment", "add"), body).content.decode()
-    assert browser.get(url("deployment", "start", 999)).status_code == 404
+    assert browser.post(url("deployment", "start", 999)).status_code == 404
 
 
 def test_a_bad_adapter_is_refused_at_its_field(browser, deployment):
@@ -112,7 +126,10 @@ def test_a_key_is_shown_once_and_can_be_revoked(browser):
     text = re.search(rf"shown only now: ({key.prefix}\.\w+)", page)[1]
     assert ApiKey.objects.is_valid(text)
     assert text not in browser.get(url("apikey")).content.decode()
-    browser.get(url("apikey", "revoke", key.pk), follow=True)
+    assert browser.get(url("apikey", "revoke", key.pk)).status_code == 200
+    key.refresh_from_db()
+    assert not key.revoked
+    browser.post(url("apikey", "revoke", key.pk), follow=True)
     key.refresh_from_db()
     assert key.revoked
 
@@ -121,3 +138,89 @@ def test_audit_events_cannot_be_touched(browser, deployment):
     event = AuditEvent.objects.first()
     assert browser.post(url("auditevent", "delete", event.pk), {"post": "yes"}).status_code == 403
     assert browser.get(reverse("admin:management_auditevent_add")).status_code == 403
+
+
+BUTTONS = [("deployment", "start"), ("deployment", "stop"), ("deployment", "make_default"), ("apikey", "revoke")]
+
+
+@pytest.mark.parametrize(("page", "action"), BUTTONS)
+def test_buttons_change_nothing_without_the_forms_token(admin_user, deployment, page, action):
+    key, _ = create_key("ci", ["infer"], "tester")
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(admin_user)
+    address = url(page, action, deployment.pk if page == "deployment" else key.pk)
+    events = AuditEvent.objects.count()
+    assert strict.head(address).status_code == 200
+    form = strict.get(address)
+    assert strict.post(address).status_code == 403
+    assert AuditEvent.objects.count() == events
+    token = re.search(r'csrfmiddlewaretoken" value="(\w+)"', form.content.decode())[1]
+    assert strict.post(address, {"csrfmiddlewaretoken": token}).status_code == 302
+    assert AuditEvent.objects.count() > events
+
+
+def log_in(client, password, username="admin", **extra):
+    body = {"username": username, "password": password}
+    return client.post(reverse("admin:login") + "?next=/admin/", body, **extra)
+
+
+@pytest.fixture
+def no_tries():
+    cache.clear()
+    yield
+    cache.clear()
+
+
+def test_passwords_cannot_be_guessed_for_long(client, admin_user, no_tries):
+    for _ in range(TRIES_OF_ONE):
+        assert log_in(client, "wrong").status_code == 200  # the form again
+    refused = log_in(client, "password")
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) > 0
+    # nobody else is kept out by that: not the user from another address, not another user
+    assert log_in(client, "password", REMOTE_ADDR="10.0.0.2").status_code == 302
+    User.objects.create_superuser("second", password="second-password")
+    assert log_in(client, "second-password", "second").status_code == 302
+
+
+def test_one_address_cannot_try_many_users(client, admin_user, no_tries):
+    statuses = [log_in(client, "wrong", f"user{number}").status_code for number in range(TRIES + 1)]
+    assert statuses == [200] * TRIES + [429]
+
+
+def test_who_gets_in_starts_anew(client, admin_user, no_tries):
+    for _ in range(2):
+        for _ in range(TRIES_OF_ONE - 1):
+            log_in(client, "wrong")
+        assert log_in(client, "password").status_code == 302
+
+
+def test_addresses_behind_a_proxy_are_told_apart(client, admin_user, no_tries, settings):
+    settings.BEHIND_TLS = True
+    for _ in range(TRIES_OF_ONE + 1):
+        last = log_in(client, "wrong", HTTP_X_FORWARDED_FOR="1.1.1.1, 10.0.0.3")
+    assert last.status_code == 429
+    assert log_in(client, "password", HTTP_X_FORWARDED_FOR="10.0.0.3, 10.0.0.4").status_code == 302
+
+
+def test_pages_say_what_they_may_load(browser, client, deployment):
+    for page in (browser.get(url("deployment")), client.get(reverse("admin:login"))):
+        policy = page.headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in policy
+        assert "'unsafe-inline'" not in policy.split("script-src", 1)[1].split(";")[0]
+        # what the policy would not run is not there
+        text = page.content.decode()
+        assert not re.search(r"<script(?![^>]*\bsrc=)(?![^>]*type=\"application/json)[^>]*>", text)
+        assert not re.search(r"\son(click|change|load|submit|input)=", text)
+        assert not re.search(r"""(?:src|href)=["'](?:https?:)?//""", text.replace('href="https://', ""))
+
+
+def test_cookies_are_secure_behind_tls():
+    script = (
+        "import os, django; os.environ['DJANGO_SETTINGS_MODULE'] = 'config.settings'; django.setup();"
+        "from django.conf import settings as s;"
+        "print(s.SESSION_COOKIE_SECURE, s.CSRF_COOKIE_SECURE, s.SECURE_PROXY_SSL_HEADER)"
+    )
+    environment = {**os.environ, "DRAGOMAN_BEHIND_TLS": "true"}
+    told = subprocess.run([sys.executable, "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert told.stdout.strip() == "True True ('HTTP_X_FORWARDED_PROTO', 'https')", told.stderr
