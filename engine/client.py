@@ -1,12 +1,13 @@
 """A connection to one engine worker, for asyncio programs. It moves token ids and never text.
 
 Outputs of one step arrive in one frame and are handed to their requests' queues; a reader that lags finds them
-merged, so nothing is lost and memory is bounded by what a request may generate.
+merged, so nothing is lost and memory is bounded by what a request may generate, in its shortest form.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Literal
 
@@ -47,6 +48,10 @@ SUSPECT_AFTER_S = 5.0
 DEAD_AFTER_S = 20.0
 """Both of this process's own time awake: one that was stopped for an hour has heard nothing, and nothing follows from that."""
 TOO_MANY_DEATHS = "workers died twice while it ran; it is not tried again"
+MAX_MERGED = 32
+"""Tokens that a reader gets at once."""
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(RequestOutput)
 
 
 class EngineDead(Exception):
@@ -54,15 +59,32 @@ class EngineDead(Exception):
 
 
 class _Collector:
-    """One request's outputs between the connection and its reader."""
+    """One request's outputs between the connection and its reader.
+
+    A reader that lags a little finds them merged. Behind MAX_MERGED tokens they wait as they came over the socket, which
+    takes about a tenth of what decoded log-probabilities take: 0.1 kB a token, and 13 bytes for each of its alternatives.
+    """
 
     def __init__(self) -> None:
         self._pending: RequestOutput | None = None
+        self._packed: deque[bytes] = deque()
         self._arrived = asyncio.Event()
+        self.begun = False
         self.failure: str | None = None
 
+    @property
+    def packed_bytes(self) -> int:
+        """What waits for a reader that lags far behind."""
+        return sum(map(len, self._packed))
+
     def put(self, output: RequestOutput) -> None:
-        self._pending = output if self._pending is None else _merge(self._pending, output)
+        self.begun = True
+        if self._pending is None:
+            self._pending = output
+        elif self._packed or len(self._pending.token_ids) >= MAX_MERGED:
+            self._packed.append(_encoder.encode(output))
+        else:
+            self._pending = _merge(self._pending, output)
         self._arrived.set()
 
     def fail(self, reason: str) -> None:
@@ -70,12 +92,15 @@ class _Collector:
         self._arrived.set()
 
     async def get(self) -> RequestOutput:
-        """Everything since the last call; raises EngineDead when nothing more will come."""
+        """What has come since the last call, or its beginning; raises EngineDead when nothing more will come."""
         await self._arrived.wait()
         if self._pending is None:
             raise EngineDead(self.failure)
         output, self._pending = self._pending, None
-        if self.failure is None:
+        while self._packed and (self._pending is None or len(self._pending.token_ids) < MAX_MERGED):
+            later = _decoder.decode(self._packed.popleft())
+            self._pending = later if self._pending is None else _merge(self._pending, later)
+        if self.failure is None and self._pending is None:
             self._arrived.clear()
         return output
 
@@ -156,6 +181,12 @@ class EngineClient:
         """Requests of this client that have not ended."""
         return len(self._collectors)
 
+    def release_waiting(self) -> None:
+        """Give up the requests that have brought nothing yet, so that another worker may have them."""
+        for collector in self._collectors.values():
+            if not collector.begun:
+                collector.fail("the worker does not answer")
+
     def next_request_id(self) -> int:
         """An id for `generate`, unique within the connection."""
         request_id, self._next_request = self._next_request, self._next_request + 1
@@ -218,7 +249,7 @@ class EngineClient:
                     self._casualties.survived(message)
                 yield output
         except EngineDead:
-            if self._died:
+            if self._died or self.suspect:  # one that hangs has not died yet
                 self._casualties.died(message, f"{self.worker_id} {self.epoch}")
             raise
         finally:

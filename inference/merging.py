@@ -13,24 +13,27 @@ T = TypeVar("T")
 
 
 async def merge(sources: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(number of the source, item) as items come. The first error ends all; closing this closes every source."""
+    """(number of the source, item) as items come. The first error ends all; closing this closes every source.
+
+    Sources wait while the reader does: as many items as there are sources lie ready, and each has one more in hand.
+    """
     if len(sources) == 1:
         async with aclosing(sources[0]) as source:
             async for item in source:
                 yield 0, item
         return
-    queue: asyncio.Queue[tuple[int, Any, BaseException | None]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, Any, BaseException | None]] = asyncio.Queue(len(sources))
     end = object()
 
     async def forward(number: int, source: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(source):
                 async for item in source:
-                    queue.put_nowait((number, item, None))
+                    await queue.put((number, item, None))
         except Exception as error:  # carried to the consumer, who sees it where it would see its own source's
-            queue.put_nowait((number, end, error))
+            await queue.put((number, end, error))
         else:
-            queue.put_nowait((number, end, None))
+            await queue.put((number, end, None))
 
     tasks = [asyncio.create_task(forward(number, source)) for number, source in enumerate(sources)]
     try:
