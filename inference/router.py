@@ -44,11 +44,26 @@ class Target:
         return None if self.adapter is None else AdapterRef(self.adapter.digest, self.adapter.directory)
 
     def pick(self) -> EngineClient:
-        """The usable worker with the fewest requests of ours, silent ones last; raises Unavailable without one."""
-        usable = [client for client in self.clients.values() if client.usable]
-        if not usable:
+        """The usable worker with the fewest requests of ours; raises Unavailable without one.
+
+        One that has not been heard of lately gets nothing: who asks is told at once, and need not wait for its end.
+        """
+        heard = self.heard
+        if not heard:
             raise Unavailable("The model is not available at the moment; its workers are starting or restarting.")
-        return min(usable, key=lambda client: (client.suspect, client.inflight))
+        return min(heard, key=lambda client: client.inflight)
+
+    @property
+    def heard(self) -> list[EngineClient]:
+        """The workers that take requests and answer."""
+        return [client for client in self.clients.values() if client.usable and not client.suspect]
+
+    def relieve(self) -> None:
+        """What waits for its first token at a silent worker goes to another, where there is one."""
+        if self.heard:
+            for client in self.clients.values():
+                if client.suspect:
+                    client.release_waiting()
 
 
 class EngineRouter:
@@ -90,8 +105,7 @@ class EngineRouter:
     @property
     def ready(self) -> bool:
         """Whether any deployment can take a request now."""
-        clients = [client for target in self._targets.values() for client in target.clients.values()]
-        return any(client.usable and not client.suspect for client in clients)
+        return any(target.heard for target in self._targets.values())
 
     def resolve(self, name: str | None) -> Target:
         """The deployment, and the adapter, that a client's model name means; raises ModelNotFound or Unavailable."""
@@ -130,6 +144,7 @@ class EngineRouter:
                     self._tell_at.pop(worker, None)
                     self._telling.pop(worker, None)
                     await client.close()
+            target.relieve()
             if name not in wanted and not target.clients:
                 del self._targets[name]
         for deployment in snapshot.deployments:

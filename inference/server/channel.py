@@ -23,6 +23,8 @@ class DeadlineChannel(http.HTTPChannel):
 
     headers_timeout_s = 10.0
     body_timeout_s = 60.0
+    when_lost: Any = None
+    """Called once, when the channel leaves its connection."""
     _deadline: Any = None
     _unread: float | None = None
     """Set once the client was turned away: so many further bytes are thrown away, then the connection ends."""
@@ -121,8 +123,15 @@ class DeadlineChannel(http.HTTPChannel):
 
     def connectionLost(self, reason: Any) -> None:
         """Nothing is expected any more."""
-        self._met()
+        self.leave()
         super().connectionLost(reason)
+
+    def leave(self) -> None:
+        """The connection has ended, or belongs to another protocol from here on."""
+        self._met()
+        when_lost, self.when_lost = self.when_lost, None
+        if when_lost is not None:
+            when_lost()
 
     def _expect(self, timeout_s: float) -> None:
         self._met()

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+BACKLOG = 4096
+"""Connections that wait to be accepted; the kernel may allow fewer. What finds no room waits a second, then three, before
+it knocks again: more than any answer takes."""
 LAST_WORDS_S = 2.0
 """After the drain's deadline, streams get this long to send their final event."""
 
@@ -88,7 +91,10 @@ class PlaneRequest(WebRequest):
             self._refuse(400)
         else:
             self.requestHeaders.removeHeader(b"daphne-root-path")
+            channel = self.channel
             super().process()
+            if self.transport is None:  # it became a WebSocket
+                channel.leave()
 
     def _has_wrong_host(self, version: bytes) -> bool:
         hosts = self.requestHeaders.getRawHeaders(b"host") or []
@@ -172,6 +178,9 @@ class PlaneRequest(WebRequest):
 class PlaneFactory(HTTPFactory):
     """Connections with deadlines that make PlaneRequests."""
 
+    open = 0
+    """Connections of this factory."""
+
     @staticmethod
     def protocol() -> Any:
         """Twisted calls this for a new connection."""
@@ -182,13 +191,20 @@ class PlaneFactory(HTTPFactory):
         return [b"http/1.1"]
 
     def buildProtocol(self, addr: Any) -> Any:
-        """One connection."""
+        """One connection; None closes it where there are too many."""
+        if self.open >= self.server.max_connections:
+            return None
         protocol = super().buildProtocol(addr)
+        self.open += 1
+        protocol._channel.when_lost = self._lost
         # The application parses bodies itself; twisted's form parsing would cost 0.1 ms a request.
         protocol._channel.headers_timeout_s = self.server.headers_timeout_s
         protocol._channel.body_timeout_s = self.server.body_timeout_s
         protocol.requestFactory = partial(PlaneRequest, parsePOSTFormSubmission=False)
         return protocol
+
+    def _lost(self) -> None:
+        self.open -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +218,9 @@ class Listener:
     def endpoint(self, reactor: Any) -> Any:
         """The listening socket to be."""
         if self.tls is not None:
-            return endpoints.SSL4ServerEndpoint(reactor, self.port, self.tls, interface=self.host)
+            return endpoints.SSL4ServerEndpoint(reactor, self.port, self.tls, BACKLOG, self.host)
         kind = endpoints.TCP6ServerEndpoint if ":" in self.host else endpoints.TCP4ServerEndpoint
-        return kind(reactor, self.port, interface=self.host)
+        return kind(reactor, self.port, BACKLOG, self.host)
 
 
 daphne_server.HTTPFactory = PlaneFactory
@@ -225,6 +241,7 @@ class PlaneServer(daphne_server.Server):
         slow_client_timeout_s: float,
         headers_timeout_s: float,
         body_timeout_s: float,
+        max_connections: int,
         on_ready: Callable[[], None],
         on_drain: Callable[[], list[asyncio.Task[None]]],
         on_deadline: Callable[[], Awaitable[None]],
@@ -240,6 +257,7 @@ class PlaneServer(daphne_server.Server):
         self.refuse, self.preview, self.max_body_bytes = refuse, preview, max_body_bytes
         self.drain_s, self.slow_client_timeout_s = drain_s, slow_client_timeout_s
         self.headers_timeout_s, self.body_timeout_s = headers_timeout_s, body_timeout_s
+        self.max_connections = max_connections
         self._on_drain, self._on_deadline = on_drain, on_deadline
         self.ports: list[Any] = []
         self.failed: str | None = None

@@ -101,9 +101,7 @@ def _plane(
     name: str, rows: Rows, scope: str, services: Services, state: MindieState, authenticator: Authenticator
 ) -> Plane:
     routes = tuple(
-        Route(
-            method, each, partial(_with, handler, state), _render, summary, scope, changes=handler in CHANGING_GETS
-        )
+        Route(method, each, partial(_with, handler, state), _render, summary, scope, changes=handler in CHANGING_GETS)
         for method, path, handler, summary in rows
         for each in _forms(path)
     )
