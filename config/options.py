@@ -47,7 +47,13 @@ class Options(BaseSettings):
         None, description="Folders from which clients may load adapters; unset is any folder if bound to loopback."
     )
     max_concurrent_requests: int = Field(256, ge=1, le=65536, description="Requests inside at once; more are refused.")
+    max_requests_per_tenant: int = Field(
+        0, ge=0, description="Of these, how many one API key, or without keys one gRPC connection, may hold; 0 is 3/4."
+    )
     max_body_bytes: int = Field(2_000_000, ge=1024, le=1 << 30, description="Largest request body.")
+    max_connections: int = Field(4096, ge=1, le=1 << 20, description="HTTP connections to one address at once.")
+    grpc_max_message_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="Largest message over gRPC.")
+    grpc_max_connections: int = Field(256, ge=1, le=65536, description="Connections to the gRPC port at once.")
     request_timeout_s: float = Field(600, gt=0, description="Longest time that one request may take.")
     headers_timeout_s: float = Field(10, gt=0, description="How long a client may take to send a request's headers.")
     body_timeout_s: float = Field(60, gt=0, description="How long a client may take to send a request's body.")

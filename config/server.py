@@ -25,6 +25,7 @@ from inference.adapters import AdapterControl
 from inference.admission import Admission
 from inference.auth import Authenticator
 from inference.beam_search import BeamSearch
+from inference.dialects.triton.grpc_calls import Timeouts
 from inference.dialects.triton.grpc_service import GrpcInferenceService
 from inference.embeddings import Embedder
 from inference.generate import Generator
@@ -32,7 +33,7 @@ from inference.metrics import Metrics
 from inference.offload import prepare_process
 from inference.planes import Plane
 from inference.router import EngineRouter
-from inference.server.grpc import GrpcServer
+from inference.server.grpc import GrpcLimits, GrpcServer
 from inference.services import Limits, Services
 from inference.sites import Sites
 from management import live
@@ -72,7 +73,7 @@ class Server:
             embedder=Embedder(self.router, options.request_timeout_s),
             adapters=AdapterControl(registry, self.router, self.holder),
             registry=registry,
-            admission=Admission(most),
+            admission=Admission(most, options.max_requests_per_tenant),
             authenticator=Authenticator(options.api_key_required),
             metrics=metrics,
             limits=Limits(max_body_bytes=options.max_body_bytes),
@@ -83,8 +84,10 @@ class Server:
         self.planes = PlaneRouter(self.listeners.shared)
         self.grpc: list[GrpcServer] = []
         if options.grpc_port:
-            triton = GrpcInferenceService(self.services)
-            self.grpc.append(GrpcServer([triton.handler()], options.host, options.grpc_port))
+            timeouts = Timeouts(options.body_timeout_s, options.slow_client_timeout_s)
+            triton = GrpcInferenceService(self.services, timeouts)
+            limits = GrpcLimits(options.grpc_max_message_bytes, options.grpc_max_connections, options.headers_timeout_s)
+            self.grpc.append(GrpcServer([triton.handler()], options.host, options.grpc_port, limits))
         self.stopping = threading.Event()
         self.failed: str | None = None
         """Why the server could not begin to serve."""
@@ -107,6 +110,7 @@ class Server:
             slow_client_timeout_s=options.slow_client_timeout_s,
             headers_timeout_s=options.headers_timeout_s,
             body_timeout_s=options.body_timeout_s,
+            max_connections=options.max_connections,
             on_ready=self._ready,
             on_drain=self._drain,
             on_deadline=self.router.stop,

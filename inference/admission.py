@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,20 +15,38 @@ if TYPE_CHECKING:
 class Admission:
     """A counter with a limit; it never queues."""
 
-    def __init__(self, max_concurrent_requests: int) -> None:
+    def __init__(self, max_concurrent_requests: int, max_requests_per_tenant: int = 0) -> None:
+        """Of all places one tenant may hold `max_requests_per_tenant`; 0 is three quarters."""
         self.max_concurrent_requests = max_concurrent_requests
+        self.max_requests_per_tenant = max_requests_per_tenant or max(1, max_concurrent_requests * 3 // 4)
         self.inside = 0
         self.draining = False
+        self._by_tenant: Counter[str] = Counter()
 
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """One place for the duration of a request; raises Overloaded or ShuttingDown when there is none."""
+    def check(self, tenant: str = "") -> None:
+        """Raises Overloaded or ShuttingDown where `place` would; takes nothing."""
         if self.draining:
             raise ShuttingDown("The server is shutting down.")
         if self.inside >= self.max_concurrent_requests:
             raise Overloaded("Model is overloaded")
+        if tenant and self._by_tenant[tenant] >= self.max_requests_per_tenant:
+            raise Overloaded("Model is overloaded")
+
+    @contextmanager
+    def place(self, tenant: str = "") -> Iterator[None]:
+        """One place for the duration of a request; raises Overloaded or ShuttingDown when there is none.
+
+        Who is nobody in particular, "", shares with nobody.
+        """
+        self.check(tenant)
         self.inside += 1
+        if tenant:
+            self._by_tenant[tenant] += 1
         try:
             yield
         finally:
             self.inside -= 1
+            if tenant:
+                self._by_tenant[tenant] -= 1
+                if not self._by_tenant[tenant]:
+                    del self._by_tenant[tenant]

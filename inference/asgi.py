@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from inference.errors import MalformedBody, ServingError
+from inference.errors import MalformedBody, Overloaded, ServingError, Unavailable
 from inference.offload import INLINE_BYTES, beside
 
 if TYPE_CHECKING:
@@ -47,6 +47,14 @@ class Response(msgspec.Struct):
 def json_response(value: Any, status: int = 200, headers: Headers | None = None) -> Response:
     """A JSON answer."""
     return Response(status, msgspec.json.encode(value), headers=headers or [])
+
+
+def retry_headers(error: ServingError) -> Headers:
+    """When a client may try again, for the refusals that pass: in seconds, and in OpenAI's milliseconds."""
+    if not isinstance(error, Overloaded | Unavailable):
+        return []
+    seconds = error.retry_after_s
+    return [(b"retry-after", b"%d" % seconds), (b"retry-after-ms", b"%d" % (seconds * 1000))]
 
 
 def parse_json(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:

@@ -60,6 +60,12 @@ class Caller:
 
     request_id: str
     tenant: str = ""
+    connection: str = ""
+
+    @property
+    def occupant(self) -> str:
+        """Whose share of the places it takes: without keys each connection stands for a client."""
+        return self.tenant or self.connection
 
 
 class Observer(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
@@ -9,21 +10,51 @@ import grpc
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MAX_MESSAGE_BYTES = 64 << 20
+MAX_STREAMS = 128
+"""Calls of one connection at once."""
+MAX_METADATA_BYTES = 16 << 10
+IDLE_S, PING_EVERY_S, PING_TIMEOUT_S = 300, 60, 20
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcLimits:
+    """What clients may send and hold: the longest message, connections, and seconds until a new one must speak HTTP/2."""
+
+    max_message_bytes: int
+    max_connections: int
+    handshake_timeout_s: float
+
+    @property
+    def options(self) -> list[tuple[str, int]]:
+        """In gRPC core's own names; all else is its default. A message that is too long is refused by its length, unread."""
+        return [
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_concurrent_streams", MAX_STREAMS),
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
+            ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+            ("grpc.server_handshake_timeout_ms", round(self.handshake_timeout_s * 1000)),
+            ("grpc.max_connection_idle_ms", IDLE_S * 1000),
+            # A client that has stopped altogether answers no ping; its calls and places end with its connection.
+            ("grpc.keepalive_time_ms", PING_EVERY_S * 1000),
+            ("grpc.keepalive_timeout_ms", PING_TIMEOUT_S * 1000),
+            # A window that grows with the bandwidth would take in what nobody has asked to read yet.
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.so_reuseport", 0),
+        ]
 
 
 class GrpcServer:
     """Serves the handlers of one port until it is stopped."""
 
-    def __init__(self, handlers: Iterable[grpc.GenericRpcHandler], host: str, port: int) -> None:
-        self._handlers, self._host, self._port = tuple(handlers), host, port
+    def __init__(self, handlers: Iterable[grpc.GenericRpcHandler], host: str, port: int, limits: GrpcLimits) -> None:
+        self._handlers, self._host, self._port, self._limits = tuple(handlers), host, port, limits
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
         """Bind; raises OSError or RuntimeError when the address is taken."""
-        options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", -1),
-                   ("grpc.so_reuseport", 0)]  # fmt: skip
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(options=self._limits.options)
         self._server.add_generic_rpc_handlers(self._handlers)
         host = f"[{self._host}]" if ":" in self._host else self._host
         if self._server.add_insecure_port(f"{host}:{self._port}") == 0:

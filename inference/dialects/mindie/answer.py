@@ -108,11 +108,11 @@ async def body_of(exchange: Exchange, state: MindieState, wrong: str = UNPARSED)
 
 
 @contextmanager
-def counted(services: Services, state: MindieState) -> Iterator[None]:
+def counted(exchange: Exchange, services: Services, state: MindieState) -> Iterator[None]:
     """A place for an inference request, and its counters."""
     state.metrics.received()
     try:
-        with services.admission.place():
+        with services.admission.place(exchange.tenant):
             yield
     except ClientGone:
         raise

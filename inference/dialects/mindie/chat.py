@@ -29,7 +29,7 @@ UNKNOWN_TO_OPENAI = "Got model {name}, but not found in server"
 
 async def create(exchange: Exchange, services: Services, state: MindieState) -> None:
     """The route's handler."""
-    with counted(services, state):
+    with counted(exchange, services, state):
         body = await body_of(exchange, state)
         state.check_accepting(services)
         request_id = state.new_id(exchange)

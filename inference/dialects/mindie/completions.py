@@ -33,7 +33,7 @@ MAX_TOKENS = 1 << 20
 
 async def create(exchange: Exchange, services: Services, state: MindieState) -> None:
     """The route's handler."""
-    with counted(services, state):
+    with counted(exchange, services, state):
         body = await body_of(exchange, state)
         state.check_accepting(services)
         request_id = state.new_id(exchange)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inference import errors
-from inference.asgi import Headers, Response, json_response
+from inference.asgi import Response, json_response, retry_headers
 from inference.dialects.mindie.settings import MEBIBYTE
 from inference.errors import ServingError
 
@@ -85,10 +85,8 @@ def render(error: ServingError) -> Response:
         most = error.limit // MEBIBYTE
         return json_response({"message": f"Request body too large. Maximum allowed size is {most}MB."}, 413)
     told = translated(error)
-    headers: Headers = []
-    if isinstance(error, errors.Overloaded | errors.Unavailable):
-        headers.append((b"retry-after", str(error.retry_after_s).encode()))
-    return json_response({"error": told.message, "error_type": told.error_type}, told.status, headers)
+    body = {"error": told.message, "error_type": told.error_type}
+    return json_response(body, told.status, retry_headers(error))
 
 
 def render_late(error: ServingError) -> bytes:

@@ -30,7 +30,7 @@ NO_LIST = "Inputs arr is empty"
 
 async def infer(exchange: Exchange, services: Services, state: MindieState) -> None:
     """Both routes."""
-    with counted(services, state):
+    with counted(exchange, services, state):
         body = await body_of(exchange, state)
         state.check_accepting(services)
         prompt = await exchange.work(_prompt, body, state)

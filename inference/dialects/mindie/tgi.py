@@ -30,13 +30,13 @@ NO_LIST = "Inputs arr is empty"
 
 async def generate_stream(exchange: Exchange, services: Services, state: MindieState) -> None:
     """POST /generate_stream: always a stream."""
-    with counted(services, state):
+    with counted(exchange, services, state):
         await _run(exchange, services, state, await body_of(exchange, state), stream=True, as_list=False)
 
 
 async def compat(exchange: Exchange, services: Services, state: MindieState) -> None:
     """POST /: a stream if asked for, else a list of one answer."""
-    with counted(services, state):
+    with counted(exchange, services, state):
         body = await body_of(exchange, state, "Failed to parse context to json body")
         stream = body.get("stream")
         if stream is not None and not isinstance(stream, bool):

@@ -37,7 +37,7 @@ NO_LIST = "Parameter text_input arr is empty"
 
 async def infer(exchange: Exchange, services: Services, state: MindieState) -> None:
     """Token ids in a tensor, token ids back."""
-    with counted(services, state):
+    with counted(exchange, services, state):
         target, body = await _begin(exchange, services, state)
         request_id = _request_id(body)
         ids, nested = await exchange.work(_tensor, body)
@@ -79,7 +79,7 @@ async def stop(exchange: Exchange, services: Services, state: MindieState) -> No
 
 
 async def _text(exchange: Exchange, services: Services, state: MindieState, stream: bool) -> None:
-    with counted(services, state):
+    with counted(exchange, services, state):
         target, body = await _begin(exchange, services, state)
         request_id = _request_id(body)
         given = body.get("text_input")

@@ -32,7 +32,7 @@ NO_LIST = "Prompt arr is empty"
 
 async def generate(exchange: Exchange, services: Services, state: MindieState) -> None:
     """POST /generate: `prompt` is vLLM's, `inputs` TGI's, in this order."""
-    with counted(services, state):
+    with counted(exchange, services, state):
         body = await body_of(exchange, state, NEITHER)
         if body.get("prompt") is not None:
             await _run(exchange, services, state, body)

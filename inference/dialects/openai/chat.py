@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 async def create(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
-    with services.admission.place():
+    with services.admission.place(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), ChatCompletionRequest)
         generation = await prepare(body, exchange, services)
         chat = ChatCompletion(body, generation, exchange.request_id, services.fingerprint)

@@ -37,7 +37,7 @@ INLINE_CHOICES = 16
 
 async def create(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
-    with services.admission.place():
+    with services.admission.place(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), CompletionRequest)
         await exchange.work(check, body, services.limits)
         prompts = await exchange.work(parse_prompts, body, services.limits)

@@ -54,7 +54,7 @@ class EmbeddingsRequest(msgspec.Struct):
 
 async def create(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
-    with services.admission.place():
+    with services.admission.place(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), EmbeddingsRequest)
         write = _writer(body)
         inputs = await exchange.work(parse_inputs, body, services.limits.max_embedding_inputs)

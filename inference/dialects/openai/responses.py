@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 async def create(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
-    with services.admission.place():
+    with services.admission.place(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), ResponsesRequest)
         request = await exchange.work(as_chat, body)
         generation = await chat.prepare(request, exchange, services)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inference import errors
-from inference.asgi import Headers, Response, json_response
+from inference.asgi import Response, json_response, retry_headers
 from inference.errors import ServingError
 from inference.sse import event
 
@@ -37,11 +37,9 @@ def body(error: ServingError) -> tuple[int, dict[str, str]]:
 def render(error: ServingError) -> Response:
     """A complete answer."""
     status, value = body(error)
-    headers: Headers = []
+    headers = retry_headers(error)
     if isinstance(error, errors.MethodNotAllowed):
         headers.append((b"allow", ", ".join(error.allowed).encode()))
-    if isinstance(error, errors.Overloaded | errors.Unavailable):
-        headers.append((b"retry-after", str(error.retry_after_s).encode()))
     return json_response(value, status, headers)
 
 

@@ -82,7 +82,7 @@ async def _prepare(exchange: Exchange, services: Services, request: GenerateRequ
 
 async def _whole(exchange: Exchange, services: Services, request: GenerateRequest, as_list: bool) -> None:
     started = time.monotonic()
-    with counted_place(services):
+    with counted_place(exchange, services):
         generation = await _prepare(exchange, services, request, streaming=False)
         sequences = await exchange.unless_gone(_collect(generation, request))
     answer = await beside_if(generation.heavy, _told, request, sequences, as_list)
@@ -122,7 +122,7 @@ async def _stream(exchange: Exchange, services: Services, request: GenerateReque
 
 async def _frames(exchange: Exchange, services: Services, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
     """One frame per token; the last carries the whole text."""
-    with counted_place(services):
+    with counted_place(exchange, services):
         generation = await _prepare(exchange, services, request, streaming=True)
         sequence = Sequence(generation, request, 0)
         async with aclosing(generation.deltas()) as deltas:
@@ -267,10 +267,10 @@ def _compute_headers(request: GenerateRequest, generation: Generation, total_s: 
 
 
 @contextmanager
-def counted_place(services: Services) -> Iterator[None]:
+def counted_place(exchange: Exchange, services: Services) -> Iterator[None]:
     """A place, and TGI's failure counter for what is refused before an engine sees it."""
     try:
-        with services.admission.place():
+        with services.admission.place(exchange.tenant):
             yield
     except InvalidRequest:
         services.metrics.refused("validation")

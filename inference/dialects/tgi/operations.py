@@ -75,7 +75,7 @@ async def chat_tokenize(exchange: Exchange, services: Services) -> None:
         request = await exchange.work(convert, await exchange.json(), ChatRequest)
     except InvalidRequest as error:
         raise undeserialisable(error) from error
-    with services.admission.place():
+    with services.admission.place(exchange.tenant):
         tokenizer = services.router.resolve(request.model).tokenizer
         arguments = {"tools": request.tools} if request.tools else {}
         messages = await exchange.work(parse_messages, request.messages)
@@ -89,7 +89,7 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
     """Tokens of `inputs` with the byte range that each covers."""
     request: GenerateRequest = parse(await exchange.json(), GenerateRequest)
     tokenizer = services.router.resolve(None).tokenizer
-    with services.admission.place():
+    with services.admission.place(exchange.tenant):
         encoding = await tokenizer.encoding(request.inputs, add_special_tokens=True)
         await exchange.respond(json_response(await beside(_tokens, request.inputs, encoding)))
 

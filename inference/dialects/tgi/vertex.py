@@ -39,7 +39,7 @@ async def predict(exchange: Exchange, services: Services) -> None:
     if len(body.instances) > services.limits.max_prompts:
         most = services.limits.max_prompts
         raise invalid(f"`instances` supports up to {most} entries. Given: {len(body.instances)}", "instances")
-    with counted_place(services):
+    with counted_place(exchange, services):
         generations = [await _prepare(exchange, services, instance) for instance in body.instances]
         texts = await exchange.unless_gone(_all(generations))
     await exchange.respond(json_response({"predictions": texts}))

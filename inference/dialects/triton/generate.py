@@ -28,7 +28,7 @@ ONE_ANSWER = (
 
 async def generate(exchange: Exchange, services: Services) -> None:
     """One answer."""
-    with services.admission.place():
+    with services.admission.place(exchange.tenant):
         prepared = await _prepare(exchange, services)
         if prepared.streams:
             raise InvalidRequest(ONE_ANSWER, "stream")
@@ -38,7 +38,7 @@ async def generate(exchange: Exchange, services: Services) -> None:
 
 async def generate_stream(exchange: Exchange, services: Services) -> None:
     """One frame for each step, and no [DONE]."""
-    with services.admission.place():
+    with services.admission.place(exchange.tenant):
         prepared = await _prepare(exchange, services)
         await exchange.stream(
             _frames(prepared), headers=HEADERS, render_error=errors.render_event, keep_alive=KEEP_ALIVE

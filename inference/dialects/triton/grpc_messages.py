@@ -4,33 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import DecodeError
-
 from inference.dialects.triton.infer import Inference
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from inference.dialects.triton.tensors import Tensor, from_bytes, from_json, to_bytes
 from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 CONTENTS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
-
-
-def reader(message: Any) -> Callable[[bytes], Any]:
-    """What turns bytes into a `message`, or into the refusal to be raised where the key has been checked."""
-
-    def read(data: bytes) -> Any:
-        try:
-            return message.FromString(data)
-        except DecodeError:  # its text names classes of ours
-            return InvalidRequest(f"the request is no {message.DESCRIPTOR.name}")
-
-    return read
 
 
 def inference_of(request: Any) -> Inference:

@@ -3,102 +3,63 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import structlog
 
 from inference.dialects.triton import repository
 from inference.dialects.triton.errors import told
-from inference.dialects.triton.grpc_messages import inference_of, reader, response_of
+from inference.dialects.triton.grpc_calls import Calls, Method
+from inference.dialects.triton.grpc_messages import inference_of, response_of
 from inference.dialects.triton.infer import embed, embeds, prepare
 from inference.dialects.triton.model import EXTENSIONS, SERVER, configuration, find, metadata
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from inference.dialects.triton.queries import model_ready, server_ready
 from inference.dialects.triton.statistics import statistics_of
 from inference.errors import InternalError, InvalidRequest, ModelNotFound, ServingError
-from inference.generate import Caller
 from inference.offload import INLINE_BYTES, beside_if
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator
 
+    import grpc
+
+    from inference.dialects.triton.grpc_calls import Timeouts
+    from inference.generate import Caller
     from inference.services import Services
-
-    Context = Any  # grpc.aio.ServicerContext, which has no types
-    Unary = Callable[[Any, Caller], Awaitable[Any]]
 
 SERVICE = "inference.GRPCInferenceService"
 MAX_IN_STREAM = 256
 """Requests of one stream that may run at once."""
+MAX_UNWRITTEN = 8
+"""Answers of one stream that wait for the client to read; behind them its requests wait, and merge what comes."""
 logger = structlog.get_logger(__name__)
 
 
 class GrpcInferenceService:
     """The methods by name; what each is asked and answers is `protocol/grpc_service.proto`'s."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, services: Services, timeouts: Timeouts) -> None:
+        self._services, self._timeouts = services, timeouts
 
     def handler(self) -> grpc.GenericRpcHandler:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
-        rows: tuple[tuple[str, Any, Any, Unary, str | None], ...] = (
-            ("ServerLive", pb.ServerLiveRequest, pb.ServerLiveResponse, self._live, None),
-            ("ServerReady", pb.ServerReadyRequest, pb.ServerReadyResponse, self._ready, None),
-            ("ModelReady", pb.ModelReadyRequest, pb.ModelReadyResponse, self._model_ready, "infer"),
-            ("ServerMetadata", pb.ServerMetadataRequest, pb.ServerMetadataResponse, self._server, "infer"),
-            ("ModelMetadata", pb.ModelMetadataRequest, pb.ModelMetadataResponse, self._metadata, "infer"),
-            ("ModelConfig", pb.ModelConfigRequest, pb.ModelConfigResponse, self._config, "infer"),
-            ("ModelStatistics", pb.ModelStatisticsRequest, pb.ModelStatisticsResponse, self._statistics, "infer"),
-            ("ModelInfer", pb.ModelInferRequest, pb.ModelInferResponse, self._infer, "infer"),
-            ("RepositoryIndex", pb.RepositoryIndexRequest, pb.RepositoryIndexResponse, self._index, "manage"),
-            ("RepositoryModelLoad", pb.RepositoryModelLoadRequest, pb.RepositoryModelLoadResponse, self._load, "manage"),
-            ("RepositoryModelUnload", pb.RepositoryModelUnloadRequest, pb.RepositoryModelUnloadResponse, self._unload,
-             "manage"),
-        )  # fmt: skip
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(
-                self._guarded(method, scope), reader(asked), answered.SerializeToString
-            )
-            for name, asked, answered, method, scope in rows
+            "ServerLive": Method(None, None, self._live),
+            "ServerReady": Method(None, None, self._ready),
+            "ServerMetadata": Method(None, "infer", self._server),
+            "ModelReady": Method(pb.ModelReadyRequest, "infer", self._model_ready),
+            "ModelMetadata": Method(pb.ModelMetadataRequest, "infer", self._metadata),
+            "ModelConfig": Method(pb.ModelConfigRequest, "infer", self._config),
+            "ModelStatistics": Method(pb.ModelStatisticsRequest, "infer", self._statistics),
+            "ModelInfer": Method(pb.ModelInferRequest, "infer", self._infer, infers=True),
+            "ModelStreamInfer": Method(pb.ModelInferRequest, "infer", stream=self._stream),
+            "RepositoryIndex": Method(pb.RepositoryIndexRequest, "manage", self._index),
+            "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, "manage", self._load),
+            "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, "manage", self._unload),
         }
-        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream, reader(pb.ModelInferRequest), pb.ModelStreamInferResponse.SerializeToString
-        )
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
-
-    def _guarded(self, method: Unary, scope: str | None) -> Callable[[Any, Context], Awaitable[Any]]:
-        """Check the key, run, and turn errors into statuses."""
-
-        async def run(request: Any, context: Context) -> Any:
-            try:
-                caller = self._caller(context, scope)
-                return await method(_readable(request), caller)
-            except ServingError as error:
-                _, code, text = told(error)
-                await context.abort(grpc.StatusCode[code], text)
-            except (asyncio.CancelledError, grpc.aio.AbortError):
-                raise
-            except Exception:  # one of the edges: what nobody foresaw is logged here and told without details
-                logger.exception("unhandled error", method=method.__name__)
-                await context.abort(grpc.StatusCode.INTERNAL, "internal error")
-
-        return run
-
-    def _caller(self, context: Context, scope: str | None) -> Caller:
-        services = self._services
-        sent = dict(context.invocation_metadata() or ())
-        given = str(sent.get("x-request-id", ""))
-        request_id = given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else ""
-        request_id = request_id or secrets.token_hex(16)
-        structlog.contextvars.bind_contextvars(request_id=request_id)
-        if scope is None:
-            return Caller(request_id)
-        header = sent.get("authorization")
-        key = services.authenticator.check(None if header is None else str(header), scope, services.holder.current)
-        return Caller(request_id, key.prefix if key else "")
+        return Calls(SERVICE, methods, self._services, self._timeouts)
 
     async def _live(self, request: Any, caller: Caller) -> Any:
         return pb.ServerLiveResponse(live=True)
@@ -170,25 +131,19 @@ class GrpcInferenceService:
 
     async def _infer(self, request: Any, caller: Caller) -> Any:
         services = self._services
-        with services.admission.place():
-            inference = await beside_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
-            if (target := embeds(inference, services)) is not None:
-                tensors = await embed(inference, services, caller)
-                return response_of(inference, str(target.entry.version), tensors)
-            prepared = await prepare(inference, services, caller)
-            if prepared.streams:
-                raise InvalidRequest("ModelInfer answers once: use ModelStreamInfer for a stream", "stream")
-            version = str(prepared.generation.target.entry.version)
-            return response_of(inference, version, await prepared.whole())
+        inference = await beside_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
+        if (target := embeds(inference, services)) is not None:
+            tensors = await embed(inference, services, caller)
+            return response_of(inference, str(target.entry.version), tensors)
+        prepared = await prepare(inference, services, caller)
+        if prepared.streams:
+            raise InvalidRequest("ModelInfer answers once: use ModelStreamInfer for a stream", "stream")
+        version = str(prepared.generation.target.entry.version)
+        return response_of(inference, version, await prepared.whole())
 
-    async def _stream(self, requests: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
+    async def _stream(self, requests: AsyncIterator[Any], caller: Caller) -> AsyncGenerator[Any, None]:
         """Responses in the order in which they come; a request that fails is told in the stream, which goes on."""
-        try:
-            caller = self._caller(context, "infer")
-        except ServingError as error:
-            _, code, text = told(error)
-            await context.abort(grpc.StatusCode[code], text)
-        answers: asyncio.Queue[Any] = asyncio.Queue(maxsize=MAX_IN_STREAM)
+        answers: asyncio.Queue[Any] = asyncio.Queue(maxsize=MAX_UNWRITTEN)
         reader = asyncio.ensure_future(self._read(requests, caller, answers))
         try:
             while (answer := await answers.get()) is not None:
@@ -221,7 +176,7 @@ class GrpcInferenceService:
 
     async def _answer(self, request: Any, caller: Caller, answers: asyncio.Queue[Any]) -> None:
         try:
-            async with aclosing(self._responses(_readable(request), caller)) as responses:
+            async with aclosing(self._responses(request, caller)) as responses:
                 async for response in responses:
                     await answers.put(pb.ModelStreamInferResponse(infer_response=response))
         except ServingError as error:
@@ -236,7 +191,7 @@ class GrpcInferenceService:
     async def _responses(self, request: Any, caller: Caller) -> AsyncGenerator[Any, None]:
         """One for each step where the request asks for a stream, else one; the last is marked."""
         services = self._services
-        with services.admission.place():
+        with services.admission.place(caller.occupant):
             inference = await beside_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
             if (target := embeds(inference, services)) is not None:
                 tensors = await embed(inference, services, caller)
@@ -250,10 +205,3 @@ class GrpcInferenceService:
             async with aclosing(prepared.steps()) as steps:
                 async for tensors, last in steps:
                     yield response_of(inference, version, tensors, final=last)
-
-
-def _readable(request: Any) -> Any:
-    """The request; raises the refusal that stands in its place where its bytes were none."""
-    if isinstance(request, ServingError):
-        raise request
-    return request

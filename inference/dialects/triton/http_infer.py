@@ -23,7 +23,7 @@ WBITS = {"gzip": 31, "deflate": 47}
 
 async def infer(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
-    with services.admission.place():
+    with services.admission.place(exchange.tenant):
         request, raw = await _split(exchange, services.limits.max_body_bytes)
         inference, binary = await exchange.work(_parse, request, raw, exchange.parameters)
         if (target := embeds(inference, services)) is not None:

@@ -40,7 +40,7 @@ class DemoRequest(SamplingFields):
 
 async def generate(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
-    with services.admission.place():
+    with services.admission.place(exchange.tenant):
         value = await exchange.json()
         unknown = min(value.keys() - set(DemoRequest.__struct_fields__), default=None)
         if unknown is not None:

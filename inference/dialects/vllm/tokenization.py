@@ -44,7 +44,7 @@ class DetokenizeRequest(msgspec.Struct):
 
 async def tokenize(exchange: Exchange, services: Services) -> None:
     """Token ids, and their texts if asked for."""
-    with services.admission.place():
+    with services.admission.place(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), TokenizeRequest)
         prompt = await exchange.work(_prompt, body)
         target = services.router.resolve(body.model)
@@ -58,7 +58,7 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
 
 async def detokenize(exchange: Exchange, services: Services) -> None:
     """The text of token ids, special tokens included."""
-    with services.admission.place():
+    with services.admission.place(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), DetokenizeRequest)
         target = services.router.resolve(body.model)
         most = target.info.vocab_size

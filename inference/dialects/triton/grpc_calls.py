@@ -1,0 +1,182 @@
+"""How a gRPC call is let in, read, answered and cut: the same keys, places and deadlines as for HTTP.
+
+A key is checked when the call's metadata are there, before a byte of its message is read, and an inference has its place
+before that too. Every call is handled as a stream, which looks the same on the wire: only so may the server decide when,
+and for how long, it reads and writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+
+from inference.admission import Admission
+from inference.asgi import retry_headers
+from inference.dialects.triton.errors import told
+from inference.errors import InvalidRequest, Overloaded, ServingError
+from inference.generate import Caller
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+
+    from inference.services import Services
+
+    Context = Any  # grpc.aio.ServicerContext, which has no types
+    Unary = Callable[[Any, Caller], Awaitable[Any]]
+    Stream = Callable[[AsyncIterator[Any], Caller], AsyncGenerator[Any, None]]
+
+MAX_QUERIES = 64
+"""Calls beside inferences that may be read or answered at once."""
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds: how long a client may take to send a message, and to read one."""
+
+    message_s: float
+    slow_client_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One row of the service. `asked` is the class of its messages, None where they say nothing and are not read;
+    `infers` takes a place; of `unary` and `stream` it has one.
+    """
+
+    asked: Any
+    scope: str | None
+    unary: Unary | None = None
+    stream: Stream | None = None
+    infers: bool = False
+
+
+class NotReading(Exception):
+    """The client leaves its answers unread for too long."""
+
+
+class Calls(grpc.GenericRpcHandler):
+    """The calls of one service."""
+
+    def __init__(self, name: str, methods: dict[str, Method], services: Services, timeouts: Timeouts) -> None:
+        self._methods = {f"/{name}/{method}": row for method, row in methods.items()}
+        self._services, self._timeouts = services, timeouts
+        self._streams = Admission(services.admission.max_concurrent_requests)
+        self._queries = 0
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """Asked once for each call, before its first message is."""
+        method = self._methods.get(details.method)
+        if method is None:
+            return None
+        metadata = {str(key): value for key, value in details.invocation_metadata or ()}
+        try:
+            request_id, tenant = self._admitted(metadata, method.scope)
+        except ServingError as error:
+            refusal = error
+
+            async def refuse(_: Any, context: Context) -> None:
+                await _abort(context, refusal)
+
+            return grpc.stream_stream_rpc_method_handler(refuse)
+
+        async def run(_: Any, context: Context) -> None:
+            caller = Caller(request_id, tenant, str(context.peer()))
+            try:
+                await (self._answer(method, caller, context) if method.unary else self._flow(method, caller, context))
+            except ServingError as error:
+                await _abort(context, error)
+            except NotReading:  # its place is free again; the status reaches it when it reads on
+                logger.warning("client stopped reading; call ended", method=details.method)
+                with suppress(grpc.aio.InternalError):  # or it hangs up instead
+                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client did not read its answers")
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception:  # one of the edges: what nobody foresaw is logged here and told without details
+                logger.exception("unhandled error", method=details.method)
+                await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+
+        return grpc.stream_stream_rpc_method_handler(run)
+
+    def _admitted(self, metadata: dict[str, Any], scope: str | None) -> tuple[str, str]:
+        """The call's id and tenant; raises Unauthorized or Forbidden."""
+        given = str(metadata.get("x-request-id", ""))
+        request_id = given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else ""
+        request_id = request_id or secrets.token_hex(16)
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        if scope is None:
+            return request_id, ""
+        services, header = self._services, metadata.get("authorization")
+        key = services.authenticator.check(None if header is None else str(header), scope, services.holder.current)
+        return request_id, key.prefix if key else ""
+
+    async def _answer(self, method: Method, caller: Caller, context: Context) -> None:
+        """One message, one answer."""
+        assert method.unary is not None
+        place = self._services.admission.place(caller.occupant) if method.infers else self._query(method)
+        with place:
+            request = None
+            if method.asked is not None:
+                try:
+                    async with asyncio.timeout(self._timeouts.message_s):
+                        request = await _read(method, context)
+                except TimeoutError:
+                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the message took too long")
+                if request is None:
+                    raise InvalidRequest("the call has no message")
+            await self._write(context, await method.unary(request, caller))
+
+    async def _flow(self, method: Method, caller: Caller, context: Context) -> None:
+        """Messages and answers as they come; between messages a client may take its time."""
+        assert method.stream is not None
+
+        async def requests() -> AsyncIterator[Any]:
+            while (request := await _read(method, context)) is not None:
+                yield request
+
+        with self._streams.place(caller.occupant):
+            async with aclosing(method.stream(requests(), caller)) as answers:
+                async for answer in answers:
+                    await self._write(context, answer)
+
+    @contextmanager
+    def _query(self, method: Method) -> Iterator[None]:
+        if method.asked is not None and self._queries >= MAX_QUERIES:
+            raise Overloaded("too many queries at once")
+        self._queries += 1
+        try:
+            yield
+        finally:
+            self._queries -= 1
+
+    async def _write(self, context: Context, answer: Any) -> None:
+        """Waits until the transport has taken it, which it does as fast as the client reads."""
+        try:
+            async with asyncio.timeout(self._timeouts.slow_client_s):
+                await context.write(answer.SerializeToString())
+        except TimeoutError:
+            raise NotReading from None
+
+
+async def _read(method: Method, context: Context) -> Any:
+    """The next message, or None behind the last."""
+    data = await context.read()
+    if data is grpc.aio.EOF:
+        return None
+    try:
+        return method.asked.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"the message is no {method.asked.DESCRIPTOR.full_name}") from error
+
+
+async def _abort(context: Context, error: ServingError) -> None:
+    _, code, text = told(error)
+    trailers = tuple((name.decode(), value.decode()) for name, value in retry_headers(error))
+    await context.abort(grpc.StatusCode[code], text, trailers)
