@@ -51,7 +51,7 @@ class Launcher(Protocol):
     """A place where workers run."""
 
     def launch(self, config: EngineConfig) -> WorkerHandle:
-        """Start a worker."""
+        """Start a worker; raises OSError, and leaves nothing behind, where none can be started now."""
 
     def socket_path(self, name: str) -> str:
         """Where a worker of that name should listen."""

@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from management.launchers.base import WorkerStatus
+from management.launchers.environment import worker_environment
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
@@ -26,7 +28,11 @@ class LocalWorker:
 
     def __init__(self, config: EngineConfig) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+            [sys.executable, "-m", "engine"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env=worker_environment(os.environ),
         )
         self.process_id: int | None = self._process.pid
         self._unread = b""
@@ -35,8 +41,15 @@ class LocalWorker:
             raise RuntimeError("the worker's pipes were not made")
         self._lifeline, self._status = stdin, stdout
         os.set_blocking(stdout.fileno(), False)
-        stdin.write(msgspec.json.encode(config) + b"\n")
-        stdin.flush()
+        try:
+            stdin.write(msgspec.json.encode(config) + b"\n")
+            stdin.flush()
+        except OSError:  # it ended at once, and nobody else would know of it
+            self.kill()
+            stdout.close()
+            with suppress(OSError):  # what it was not told is told to nobody
+                stdin.close()
+            raise
 
     def statuses(self) -> list[WorkerStatus]:
         """The lines that are complete by now."""

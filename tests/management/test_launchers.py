@@ -1,0 +1,58 @@
+"""What a worker is started with, and what is left of one that could not be started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from engine.config import EngineConfig
+from management.launchers import environment, local
+from management.launchers.environment import worker_environment
+
+GIVEN = {
+    "PATH": "/bin", "HOME": "/home/me", "LC_ALL": "C", "LD_LIBRARY_PATH": "/lib", "XDG_CACHE_HOME": "/cache",
+    "PYTHONPATH": "/lib/python", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0", "NVIDIA_VISIBLE_DEVICES": "all",
+    "HF_TOKEN": "hf_x", "HF_HUB_OFFLINE": "1", "TRITON_INTERPRET": "1", "TMPDIR": "/tmp", "https_proxy": "http://proxy",
+    "NO_PROXY": "localhost", "PYTORCH_CUDA_ALLOC_CONF": "x", "NUMBA_CACHE_DIR": "/numba",
+}  # fmt: skip
+KEPT_BACK = {
+    "DRAGOMAN_DATABASE_URL": "postgresql://u:p@h/d", "DATABASE_URL": "x", "PGPASSWORD": "x", "SECRET_KEY": "x",
+    "DJANGO_SECRET_KEY": "x", "AWS_SECRET_ACCESS_KEY": "x", "OPENAI_API_KEY": "x", "MIES_CONFIG_JSON_PATH": "x",
+    "GITHUB_TOKEN": "x", "SSH_AUTH_SOCK": "x", "ftp_proxy": "x", "path": "x",
+}  # fmt: skip
+
+
+def test_a_worker_knows_what_libraries_need_and_no_secrets():
+    assert worker_environment(GIVEN | KEPT_BACK) == GIVEN
+
+
+def test_a_full_disk_leaves_memory_for_temporary_files(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(environment.tempfile, "TemporaryFile", refuse)
+    assert worker_environment({"PATH": "/bin", "TMPDIR": "/full"})["TMPDIR"] == environment.MEMORY
+
+
+def test_a_worker_that_ends_before_it_was_told_anything_leaves_no_process(monkeypatch):
+    started = []
+
+    class Deaf(subprocess.Popen):
+        """Closes its pipe at once."""
+
+        def __init__(self, _: object, **options: object) -> None:
+            super().__init__([sys.executable, "-c", "import os; os.close(0)"], **options)
+            started.append(self)
+            self.wait()
+
+    monkeypatch.setattr(local.subprocess, "Popen", Deaf)
+    launcher = local.LocalLauncher()
+    with pytest.raises(BrokenPipeError):
+        launcher.launch(EngineConfig(model="x" * (1 << 17)))
+    launcher.close()
+    assert not psutil.pid_exists(started[0].pid)
+    for pipe in (started[0].stdin, started[0].stdout):
+        assert pipe.closed
