@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import structlog
-from asgiref.sync import sync_to_async
-from django.db import DatabaseError
+from django.db import Error, close_old_connections
+from engine.adapter_files import CONFIG, WEIGHTS
 
 from inference.errors import AdapterNotFound, AdapterRefused, Unavailable
 from inference.registry import DeploymentState
 from management.models import Adapter, Deployment, Model
 from management.services import adapters, deployments
 from management.services.errors import RegistryError
-from management.services.snapshots import build_snapshot
 from management.snapshot import AdapterEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from management.snapshot import SnapshotHolder
 
 logger = structlog.get_logger(__name__)
 
@@ -30,20 +28,38 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
+CALL_TIMEOUT_S = 8.0
+"""A little more than one wait for the database may take."""
+
+_threads = ThreadPoolExecutor(4, "registry")
+"""Their own, so that nobody else waits behind calls that wait for the database."""
+
+
 async def _with_database(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run where Django's connections live; a database that is away is a refusal, and no failure of ours."""
+    """Run beside the event loop; a database that is away or does not answer is a refusal, and no failure of ours."""
+
+    def call() -> T:
+        close_old_connections()  # one that broke since the last call would refuse for ever
+        try:
+            return function(*args, **kwargs)
+        finally:
+            close_old_connections()
+
     try:
-        return await sync_to_async(function)(*args, **kwargs)
-    except DatabaseError as error:
-        logger.warning("registry not reachable", error=str(error))
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            return await asyncio.get_running_loop().run_in_executor(_threads, call)
+    except (Error, TimeoutError) as error:
+        logger.warning("registry not reachable", error=str(error) or "no answer in time")
         raise Unavailable("The registry is not reachable at the moment.") from error
 
 
 class DjangoRegistry:
-    """`inference.registry.Registry`. `roots` are the folders that clients may name adapters in; None: any folder."""
+    """`inference.registry.Registry`. `refresh` publishes what was changed; `roots` are the folders that clients may name
+    adapters in, None: any folder.
+    """
 
-    def __init__(self, holder: SnapshotHolder, roots: list[Path] | None) -> None:
-        self._holder = holder
+    def __init__(self, refresh: Callable[[], None], roots: list[Path] | None) -> None:
+        self._refresh = refresh
         self._roots = None if roots is None else [root.resolve() for root in roots]
 
     async def read_adapter(self, name: str, source: str) -> AdapterEntry:
@@ -73,10 +89,15 @@ class DjangoRegistry:
     def _read(self, name: str, source: str) -> AdapterEntry:
         try:
             directory = Path(source).expanduser().resolve()
+            files = [(directory / file).resolve() for file in (CONFIG, WEIGHTS)]
+            there = all(file.is_file() for file in files)
         except (OSError, ValueError, RuntimeError) as error:  # no text of a path, or nobody's home
             raise AdapterNotFound(source) from error
-        allowed = self._roots is None or any(directory.is_relative_to(root) for root in self._roots)
-        if not allowed or not all((directory / file).is_file() for file in adapters.FILES):
+        # The files too: a link must not lead out of the folders.
+        allowed = self._roots is None or all(
+            any(path.is_relative_to(root) for root in self._roots) for path in (directory, *files)
+        )
+        if not allowed or not there:
             raise AdapterNotFound(source)
         try:
             digest, _ = adapters.read_identity(directory)
@@ -89,13 +110,13 @@ class DjangoRegistry:
             adapters.register_adapter(name, Model.objects.get(name=model), source, actor)
         except RegistryError as error:
             raise AdapterRefused(str(error)) from error
-        self._holder.refresh(build_snapshot)
+        self._refresh()
 
     def _remove(self, name: str, actor: str) -> None:
         adapter = Adapter.objects.filter(name=name).first()
         if adapter is not None:
             adapters.remove_adapter(adapter, actor)
-        self._holder.refresh(build_snapshot)
+        self._refresh()
 
     def _deployments(self) -> list[DeploymentState]:
         rows = Deployment.objects.select_related("version")
@@ -107,7 +128,7 @@ class DjangoRegistry:
             return False
         if not row.replicas or row.state == Deployment.State.FAILED:
             deployments.start_deployment(row, actor, max(1, row.replicas))
-        self._holder.refresh(build_snapshot)
+        self._refresh()
         return True
 
     def _stop(self, name: str, actor: str) -> bool:
@@ -115,7 +136,7 @@ class DjangoRegistry:
         if row is None:
             return False
         deployments.stop_deployment(row, actor)
-        self._holder.refresh(build_snapshot)
+        self._refresh()
         return True
 
 

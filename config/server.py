@@ -14,6 +14,7 @@ from inference.server.plane_server import PlaneServer  # first: installs the asy
 
 # isort: split
 import structlog
+from django.db import Error as DatabaseError
 
 from config import logs
 from config.asgi import PlaneRouter
@@ -62,7 +63,7 @@ class Server:
         metrics = Metrics(self.router, logs.dropped_lines)
         config = None if options.mindie_config is None else read_config(options.mindie_config)
         hosts = [options.host, *(host for host, _ in mindie_addresses(options, config).values())]
-        registry = DjangoRegistry(self.holder, options.allowed_adapter_roots(hosts))
+        registry = DjangoRegistry(self.reconciler.refresh, options.allowed_adapter_roots(hosts))
         most = options.max_concurrent_requests
         if config is not None:  # so many are worked on, and twice as many may wait
             most = max(most, 3 * config.ServerConfig.maxLinkNum)
@@ -122,12 +123,19 @@ class Server:
             self.stopping.set()
             loop_of_reconciler.join()
             self.launcher.close()
-            self.reconciler.forget_earlier_workers()
+            self._say_goodbye()
         failed = server.failed or self.failed
         if failed:
             print(f"error: {failed}", file=sys.stderr)
             return 1
         return 0
+
+    def _say_goodbye(self) -> None:
+        """The workers are gone; a registry that cannot be told now is told at the next start."""
+        try:
+            self.reconciler.forget_earlier_workers()
+        except DatabaseError as error:
+            logger.warning("registry not reachable", error=str(error))
 
     def _ready(self) -> None:
         loop = asyncio.get_event_loop()
@@ -193,13 +201,11 @@ class Server:
 
     async def _announce(self) -> None:
         """Tell the person at the terminal when the model answers, or why it does not."""
-        from management.models import Deployment
-
         options = self.options
         while not self.router.ready:
-            failed = [row async for row in Deployment.objects.filter(state=Deployment.State.FAILED, replicas__gt=0)]
-            if failed:
-                print(f"\nThe deployment {failed[0].name} failed: {failed[0].reason}", flush=True)
+            failure = self.reconciler.failure()
+            if failure:
+                print(f"\nThe deployment {failure[0]} failed: {failure[1]}", flush=True)
                 print(f"The server stays up; the admin is at {_url(options, options.control_port)}/admin/", flush=True)
                 return
             await asyncio.sleep(0.1)

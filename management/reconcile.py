@@ -1,13 +1,18 @@
 """Makes desired state true: launches, watches, restarts and drains workers, and writes what it observes.
 
 One pass: (1) observe every launched worker, (2) bring each deployment nearer to its desired number of workers,
-(3) write each deployment's observed state, (4) publish the snapshot. A model that cannot be served fails its
-deployment at once, with the reason; a worker that crashes is restarted with growing pauses, and its deployment fails
-after too many crashes in a row. Starting the deployment again gives it a fresh chance.
+(3) note each deployment's observed state, (4) publish the snapshot. A pass needs no database: the wishes are those that
+`management.ledger` read last, and what was observed is written down by it when that is possible.
+
+A model that cannot be served, or that ends its process before it was ready, fails its deployment at once, with the
+reason; a worker that crashes is restarted with growing pauses, and its deployment fails after too many crashes in a row.
+Starting the deployment again gives it a fresh chance. A worker that could not even be launched is no fault of the
+model's: that is tried again for as long as the deployment is wished for.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections import defaultdict
@@ -16,17 +21,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
-from django.db import DatabaseError, close_old_connections
-from django.db.models import Max
 from django.utils import timezone
 
 from engine.config import EngineConfig
+from management.ledger import Ledger, Observed
 from management.models import Deployment, Model, Worker
-from management.services.snapshots import build_snapshot
+from management.services.snapshots import Registries, build_snapshot
 
 if TYPE_CHECKING:
     from management.launchers.base import Launcher, WorkerHandle, WorkerStatus
-    from management.snapshot import SnapshotHolder
+    from management.snapshot import Snapshot, SnapshotHolder
 
 logger = structlog.get_logger(__name__)
 
@@ -41,6 +45,11 @@ DRAIN_PATIENCE_S = 60.0
 MAX_CRASHES = 5
 STABLE_AFTER_S = 60.0
 FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP)
+"""Signals that code brings upon its own process: before a worker was ready they would come again."""
+MAX_KILLED_UNREADY = 2
+"""Nobody's own fault, but where memory is short a model that is loaded again and again takes it from everybody."""
 
 
 @dataclass(slots=True)
@@ -49,7 +58,13 @@ class _Crashes:
 
     generation: int = 0
     count: int = 0
+    killed_unready: int = 0
+    failed_launches: int = 0
     next_launch: float = 0.0
+    failed: str | None = None
+    """Why this generation is given up; the row may not say so yet."""
+    reason: str = ""
+    """What keeps it from starting at the moment."""
 
 
 @dataclass(slots=True)
@@ -58,27 +73,23 @@ class _Watched:
 
     worker: Worker
     handle: WorkerHandle
+    ledger: Ledger
     draining_since: float | None = None
     reason: str = ""
     ready_since: float | None = None
     silent_s: float = 0.0
     """Since its last report, in time that this process was awake."""
-    reports: list[WorkerStatus] = field(default_factory=list)
-    unsaved: set[str] = field(default_factory=set)
-    """Fields of the row that are newer than the database, which may have been away."""
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Deployment, index and epoch."""
+        return self.worker.deployment_id, self.worker.index, self.worker.epoch
 
     def write(self, **fields: object) -> None:
-        """Note what was observed, and save it now or in a later pass."""
+        """Note what was observed."""
         for name, value in fields.items():
             setattr(self.worker, name, value)
-        self.unsaved |= set(fields)
-        self.save()
-
-    def save(self) -> None:
-        """Bring the row up to date."""
-        if self.unsaved:
-            self.worker.save(update_fields=sorted(self.unsaved))
-            self.unsaved.clear()
+        self.ledger.note(self.worker, *fields)
 
 
 @dataclass(slots=True)
@@ -89,50 +100,84 @@ class Reconciler:
     holder: SnapshotHolder
     cache_dir: str
     _last_pass: float = field(default_factory=time.monotonic)
-    watched: dict[int, _Watched] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    watched: dict[tuple[int, int, int], _Watched] = field(default_factory=dict)
+    """By deployment, index and epoch, in the order of launch."""
     _crashes: dict[int, _Crashes] = field(default_factory=lambda: defaultdict(_Crashes))
 
     def forget_earlier_workers(self) -> None:
         """Workers of an earlier process of ours died with it."""
-        rows = Worker.objects.filter(state__in=Worker.LIVE)
-        rows.update(state=Worker.State.EXITED, reason="the server stopped", ended_at=timezone.now())
+        self.ledger.forget_earlier_workers()
 
     def reconcile_once(self) -> None:
+        """One pass with what the database says now, written down at its end."""
+        self.ledger.read()
+        self.step()
+        self.ledger.write()
+
+    def step(self) -> None:
         """One pass, as described at the top of this file."""
         now = time.monotonic()
         awake_s, self._last_pass = min(now - self._last_pass, AWAKE_S), now
-        for pk in list(self.watched):
-            self._observe(pk, awake_s)
-        for deployment in Deployment.objects.select_related("version__model"):
+        for key in list(self.watched):
+            self._observe(key, awake_s)
+        if self.ledger.registries is None:
+            return
+        deployments = self.ledger.registries.deployments
+        for deployment in deployments:
             self._converge(deployment)
-        self.holder.refresh(build_snapshot)
+        known = {deployment.pk for deployment in deployments}
+        for watched in list(self.watched.values()):
+            if watched.worker.deployment_id not in known and watched.draining_since is None:
+                self._drain(watched)
+        self.holder.refresh(self.snapshot)
+
+    def snapshot(self) -> Snapshot:
+        """The registries as they were last read, with the workers that are ready now."""
+        workers = [watched.worker for watched in list(self.watched.values())]
+        ready = [worker for worker in workers if worker.state == Worker.State.READY]
+        return build_snapshot(self.ledger.registries or Registries(), ready)
+
+    def refresh(self) -> None:
+        """Read the registries and publish; any thread may call this. Raises `django.db.Error`."""
+        self.ledger.read()
+        self.holder.refresh(self.snapshot)
+
+    def failure(self) -> tuple[str, str] | None:
+        """A deployment that should serve and is given up: its name, and why."""
+        for row in self.ledger.registries.deployments if self.ledger.registries else ():
+            seen = self.ledger.observed.get(row.pk)
+            if row.replicas and seen is not None and seen.generation == row.generation:
+                if seen.state == str(Deployment.State.FAILED):
+                    return row.name, seen.reason
+            elif row.replicas and _failed(row):
+                return row.name, row.reason
+        return None
 
     def run(self, stop: threading.Event) -> None:
-        """Pass after pass until `stop`. A database that is away is waited for; workers go on meanwhile."""
+        """Pass after pass until `stop`; a thread beside it follows the database, so that none waits for it."""
+        follower = threading.Thread(
+            target=self.ledger.follow, args=(stop, lambda: self.holder.refresh(self.snapshot)), name="ledger"
+        )
+        follower.start()
         pause = INTERVAL_S
         while not stop.wait(pause):
             try:
-                self.reconcile_once()
+                self.step()
                 pause = INTERVAL_S
-            except DatabaseError as error:
-                pause = min(pause * 2, 5.0)
-                logger.warning("registry not reachable", error=str(error))
-                close_old_connections()
             except Exception:  # one of the edges: whatever one pass met, the next may go well
                 pause = min(pause * 2, 5.0)
                 logger.exception("reconciling failed")
+        follower.join()
 
-    def _observe(self, pk: int, awake_s: float) -> None:
+    def _observe(self, key: tuple[int, int, int], awake_s: float) -> None:
         """`awake_s` have passed since the last time."""
-        watched = self.watched[pk]
+        watched = self.watched[key]
         worker, handle = watched.worker, watched.handle
         code = handle.exit_code()  # before its last words are read, so that none are missed
         heard = handle.statuses()
         watched.silent_s = 0.0 if heard else watched.silent_s + awake_s
-        watched.reports += heard
-        watched.save()
-        while watched.reports:  # one that could not be written down is looked at again in the next pass
-            status = watched.reports[0]
+        for status in heard:
             if status.state == "loading":
                 if (worker.state, worker.reason) != (Worker.State.LOADING, status.doing):
                     logger.info("worker loading", worker=worker.worker_id, doing=status.doing)
@@ -143,7 +188,6 @@ class Reconciler:
                 logger.info("worker ready", worker=worker.worker_id, epoch=worker.epoch)
             elif status.reason:
                 watched.reason = status.reason
-            del watched.reports[0]
         if code is not None:
             self._ended(watched, code)
         elif watched.draining_since is not None and time.monotonic() - watched.draining_since > DRAIN_PATIENCE_S:
@@ -159,7 +203,7 @@ class Reconciler:
         reason = watched.reason or (f"killed by signal {-code}" if code < 0 else f"exit status {code}")
         state = Worker.State.EXITED if intended or code == 0 else Worker.State.FAILED
         watched.write(state=state, reason=reason, ended_at=timezone.now())
-        del self.watched[worker.pk]
+        del self.watched[watched.key]
         if intended:
             return
         logger.error("worker ended", worker=worker.worker_id, code=code, reason=reason)
@@ -167,11 +211,14 @@ class Reconciler:
         if watched.ready_since is not None and time.monotonic() - watched.ready_since > STABLE_AFTER_S:
             crashes.count = 0
         crashes.count += 1
-        crashes.next_launch = time.monotonic() + FIRST_PAUSE_S * 2 ** (crashes.count - 1)
-        if code == MODEL_UNSERVABLE or crashes.count >= MAX_CRASHES:
-            text = reason if code == MODEL_UNSERVABLE else f"{crashes.count} crashes in a row, the last: {reason}"
-            rows = Deployment.objects.filter(pk=worker.deployment_id)
-            rows.update(state=Deployment.State.FAILED, reason=text)
+        crashes.next_launch = time.monotonic() + _pause(crashes.count)
+        if watched.ready_since is not None:
+            crashes.killed_unready = 0
+        elif code == -signal.SIGKILL:
+            crashes.killed_unready += 1
+        text = _hopeless(crashes, code, watched.ready_since is not None, reason)
+        if text is not None:
+            crashes.failed = text
             logger.error("deployment failed", deployment=worker.deployment.name, reason=text)
 
     def _converge(self, deployment: Deployment) -> None:
@@ -180,9 +227,9 @@ class Reconciler:
             self._crashes[deployment.pk] = crashes = _Crashes(deployment.generation)
         mine = [w for w in self.watched.values() if w.worker.deployment_id == deployment.pk]
         serving = sorted((w for w in mine if w.draining_since is None), key=lambda w: w.worker.index)
-        failed = deployment.state == Deployment.State.FAILED and deployment.observed_generation == deployment.generation
+        failed = crashes.failed is not None or _failed(deployment)
         wanted = 0 if failed else deployment.replicas
-        if deployment.observed_generation != deployment.generation:  # started anew: workers of other wishes go
+        if self._seen_generation(deployment) != deployment.generation:  # started anew: workers of other wishes go
             for stale in [w for w in serving if not _as_wished(w.worker, deployment)]:
                 self._drain(stale)
                 serving.remove(stale)
@@ -192,36 +239,48 @@ class Reconciler:
             taken = {w.worker.index for w in serving}
             free = [index for index in range(wanted) if index not in taken]
             for index in free[: wanted - len(serving)]:
-                mine.append(self._launch(deployment, index))
-        if not failed or not deployment.replicas:
-            self._write_state(deployment, mine, wanted)
+                launched = self._launch(deployment, index, crashes)
+                if launched is None:
+                    break
+                mine.append(launched)
+        self._note_state(deployment, mine, wanted, crashes)
 
-    def _launch(self, deployment: Deployment, index: int) -> _Watched:
-        latest = Worker.objects.filter(deployment=deployment, index=index).aggregate(Max("epoch"))["epoch__max"] or 0
+    def _launch(self, deployment: Deployment, index: int, crashes: _Crashes) -> _Watched | None:
         worker = Worker(
             deployment=deployment,
             version=deployment.version,
             engine_options=deployment.engine_options,
             index=index,
-            epoch=latest + 1,
+            epoch=self.ledger.next_epoch(deployment.pk, index),
+            started_at=timezone.now(),
         )
         worker.socket = self.launcher.socket_path(f"{deployment.pk}-{index}-{worker.epoch}")
-        config = msgspec.convert(
-            {
-                "task": "embed" if deployment.version.model.kind == Model.Kind.EMBEDDING else "auto",
-                **deployment.engine_options,
-                "model": deployment.version.source,
-                "worker_id": worker.worker_id,
-                "epoch": worker.epoch,
-                "socket": worker.socket,
-                "cache_dir": self.cache_dir,
-            },
-            EngineConfig,
-        )
-        worker.save()  # first, so that no process runs without a row
-        self.watched[worker.pk] = watched = _Watched(worker, self.launcher.launch(config))
+        options = {
+            "task": "embed" if deployment.version.model.kind == Model.Kind.EMBEDDING else "auto",
+            **deployment.engine_options,
+            "model": deployment.version.source,
+            "worker_id": worker.worker_id,
+            "epoch": worker.epoch,
+            "socket": worker.socket,
+            "cache_dir": self.cache_dir,
+        }
+        try:
+            handle = self.launcher.launch(msgspec.convert(options, EngineConfig))
+        except msgspec.ValidationError as error:  # options of an earlier release
+            crashes.failed = f"engine_options: {error}"
+            logger.error("deployment failed", deployment=deployment.name, reason=crashes.failed)
+            return None
+        except OSError as error:
+            crashes.failed_launches += 1
+            crashes.next_launch = time.monotonic() + _pause(crashes.failed_launches)
+            crashes.reason = f"a worker could not be launched: {error.strerror or error}"
+            logger.error("worker not launched", worker=worker.worker_id, error=str(error))
+            return None
+        crashes.failed_launches, crashes.reason = 0, ""
+        watched = _Watched(worker, handle, self.ledger)
+        self.watched[watched.key] = watched
         logger.info("worker launched", worker=worker.worker_id, epoch=worker.epoch, source=deployment.version.source)
-        watched.write(process_id=watched.handle.process_id)
+        watched.write(process_id=handle.process_id)
         return watched
 
     def _drain(self, watched: _Watched) -> None:
@@ -229,16 +288,47 @@ class Reconciler:
         watched.handle.drain()
         watched.write(state=Worker.State.DRAINING)
 
-    def _write_state(self, deployment: Deployment, mine: list[_Watched], wanted: int) -> None:
+    def _seen_generation(self, deployment: Deployment) -> int:
+        """The generation that the latest observed state is of, whether it is written down or not."""
+        seen = self.ledger.observed.get(deployment.pk)
+        return deployment.observed_generation if seen is None else seen.generation
+
+    def _note_state(self, deployment: Deployment, mine: list[_Watched], wanted: int, crashes: _Crashes) -> None:
         ready = sum(w.worker.state == Worker.State.READY for w in mine)
-        if wanted:
-            state = Deployment.State.READY if ready >= wanted else Deployment.State.STARTING
+        reason = ""
+        if deployment.replicas and not wanted:
+            state, reason = str(Deployment.State.FAILED), crashes.failed or deployment.reason
+        elif wanted:
+            state = str(Deployment.State.READY if ready >= wanted else Deployment.State.STARTING)
+            doing = next((w.worker.reason for w in mine if w.worker.state == Worker.State.LOADING), "")
+            reason = "" if ready >= wanted else doing or crashes.reason
         else:
-            state = Deployment.State.STOPPING if mine else Deployment.State.STOPPED
-        doing = next((w.worker.reason for w in mine if w.worker.state == Worker.State.LOADING), "")
-        observed = {"state": state, "reason": doing, "observed_generation": deployment.generation}
-        if any(getattr(deployment, name) != value for name, value in observed.items()):
-            Deployment.objects.filter(pk=deployment.pk, generation=deployment.generation).update(**observed)
+            state = str(Deployment.State.STOPPING if mine else Deployment.State.STOPPED)
+        self.ledger.observed[deployment.pk] = Observed(deployment.generation, state, reason)
+
+
+def _failed(deployment: Deployment) -> bool:
+    """Whether the row says that this generation is given up, as an earlier process of ours may have written."""
+    current = deployment.observed_generation == deployment.generation
+    return current and deployment.state == Deployment.State.FAILED
+
+
+def _pause(failures: int) -> float:
+    """Seconds before the next launch."""
+    return min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S)
+
+
+def _hopeless(crashes: _Crashes, code: int, was_ready: bool, reason: str) -> str | None:
+    """Why the deployment is given up, after a worker of it ended with this exit code; None: another worker may do better."""
+    if code == MODEL_UNSERVABLE:
+        return reason
+    if not was_ready and -code in FAULTS:
+        return f"the worker was ended by {signal.Signals(-code).name} while it loaded and proved the model"
+    if crashes.killed_unready >= MAX_KILLED_UNREADY:
+        return (
+            f"{crashes.killed_unready} workers were killed while they loaded the model; is there enough memory for it?"
+        )
+    return f"{crashes.count} crashes in a row, the last: {reason}" if crashes.count >= MAX_CRASHES else None
 
 
 def _hang(silent_s: float, heard: list[WorkerStatus]) -> str | None:

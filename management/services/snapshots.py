@@ -1,19 +1,47 @@
-"""Builds the snapshot that the request path reads."""
+"""Reads the registries, and composes of them and of the workers that run the snapshot that the request path reads."""
 
 from __future__ import annotations
 
-from management.models import Adapter, ApiKey, Deployment, Worker
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from management.models import Adapter, ApiKey, Deployment
 from management.snapshot import AdapterEntry, ApiKeyEntry, DeploymentEntry, Snapshot, WorkerEntry
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-def build_snapshot() -> Snapshot:
-    """Deployments with workers that can be connected to, their models' adapters, and the keys that are good."""
-    ready = Worker.objects.filter(state=Worker.State.READY).select_related("deployment", "version__model")
+    from management.models import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Registries:
+    """The rows that serving depends on, as of one moment."""
+
+    deployments: tuple[Deployment, ...] = ()
+    """All, stopped ones too, oldest first, with their versions and models."""
+    adapters: tuple[Adapter, ...] = ()
+    keys: tuple[ApiKey, ...] = ()
+
+
+def read_registries() -> Registries:
+    """What the database has now; raises `django.db.Error` when it cannot be read."""
+    return Registries(
+        deployments=tuple(Deployment.objects.select_related("version__model").order_by("created_at")),
+        adapters=tuple(Adapter.objects.order_by("name")),
+        keys=tuple(ApiKey.objects.filter(revoked=False)),
+    )
+
+
+def build_snapshot(registries: Registries, ready: Iterable[Worker] = ()) -> Snapshot:
+    """Deployments with the workers that are `ready`, in the order of their launch, their models' adapters, and the keys
+    that are good. It needs no database.
+    """
     serving: dict[int, list[Worker]] = {}
-    for worker in ready.order_by("index", "-epoch"):
+    for worker in ready:
         serving.setdefault(worker.deployment_id, []).append(worker)
     adapters: dict[int, list[AdapterEntry]] = {}
-    for adapter in Adapter.objects.order_by("name"):
+    for adapter in registries.adapters:
         entry = AdapterEntry(
             name=adapter.name,
             digest=adapter.digest,
@@ -24,10 +52,13 @@ def build_snapshot() -> Snapshot:
         )
         adapters.setdefault(adapter.model_id, []).append(entry)
     deployments = []
-    for row in Deployment.objects.filter(replicas__gt=0).select_related("version__model").order_by("created_at"):
+    for row in registries.deployments:
+        if not row.replicas:
+            continue
         workers = serving.get(row.pk, [])
         # What runs is what is told, not what is wished for.
-        version = max(workers, key=lambda w: w.pk).version if workers else row.version
+        version = workers[-1].version if workers else row.version
+        told = sorted((w for w in workers if w.version == version), key=lambda w: (w.index, -w.epoch))
         deployments.append(
             DeploymentEntry(
                 name=row.name,
@@ -35,7 +66,7 @@ def build_snapshot() -> Snapshot:
                 version=version.number,
                 created=int(row.created_at.timestamp()),
                 is_default=row.is_default,
-                workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.socket) for w in workers if w.version == version),
+                workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.socket) for w in told),
                 adapters=tuple(adapters.get(version.model_id, ())),
             )
         )
@@ -47,6 +78,6 @@ def build_snapshot() -> Snapshot:
             scopes=frozenset(key.scopes),
             expires=key.expiry_date.timestamp() if key.expiry_date else None,
         )
-        for key in ApiKey.objects.filter(revoked=False)
+        for key in registries.keys
     }
     return Snapshot(tuple(deployments), keys)

@@ -50,8 +50,11 @@ class FakeWorker:
 class FakeLauncher:
     def __init__(self):
         self.workers: list[FakeWorker] = []
+        self.error: OSError | None = None
 
     def launch(self, config):
+        if self.error is not None:
+            raise self.error
         self.workers.append(FakeWorker(config))
         return self.workers[-1]
 

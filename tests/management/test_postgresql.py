@@ -44,10 +44,10 @@ def test_migrations_keys_and_deployments(database_url, tmp_path):
     program = (
         "from management.services.models import register_model;"
         "from management.services.deployments import create_deployment, start_deployment;"
-        "from management.services.snapshots import build_snapshot;"
+        "from management.services.snapshots import build_snapshot, read_registries;"
         "d = create_deployment('demo', register_model('demo', '/models/demo', 'tester'), 'tester');"
         "start_deployment(d, 'tester');"
-        f"s = build_snapshot(); print(s.resolve(None).deployment.name, s.find_key('{key}').name)"
+        f"s = build_snapshot(read_registries()); print(s.resolve(None).deployment.name, s.find_key('{key}').name)"
     )
     assert manage("shell", "--no-imports", "-v", "0", "-c", program).splitlines()[-1] == "demo my-client"
     assert manage("makemigrations", "--check", "--dry-run") == "No changes detected"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import signal
+
 import pytest
 from django.db import OperationalError
+from django.db.models import QuerySet
 
-from management import reconcile
+from management import ledger, reconcile
 from management.launchers.base import WorkerStatus
 from management.models import Worker
 from management.services.deployments import change_deployment, start_deployment, stop_deployment
@@ -193,19 +198,150 @@ def test_a_change_takes_effect_with_the_next_start(reconciler, launcher, deploym
     assert reconciler.holder.current.deployments[0].version == 2
 
 
-def test_a_database_that_is_away_for_a_moment_loses_nothing(reconciler, launcher, deployment, monkeypatch):
+@pytest.mark.parametrize("signal_number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL])
+def test_a_model_that_ends_its_process_is_not_tried_again(signal_number, reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    launcher.workers[0].reports.append(WorkerStatus("loading"))
+    launcher.workers[0].code = -signal_number
+    for _ in range(5):
+        reconciler.reconcile_once()
+    assert len(launcher.workers) == 1
+    reason = f"the worker was ended by {signal_number.name} while it loaded and proved the model"
+    assert state(deployment) == ("failed", reason)
+    assert reconciler.failure() == ("demo", reason)
+
+
+def test_a_fault_of_a_worker_that_served_brings_the_next(reconciler, launcher, deployment):
     start_deployment(deployment, "tester")
     reconciler.reconcile_once()
     launcher.workers[0].ready()
-    save = Worker.save
-    monkeypatch.setattr(Worker, "save", lambda *a, **k: (_ for _ in ()).throw(OperationalError("away")))
-    with pytest.raises(OperationalError):
+    reconciler.reconcile_once()
+    launcher.workers[0].code = -signal.SIGSEGV
+    reconciler.reconcile_once()
+    assert [w.config.epoch for w in launcher.workers] == [1, 2]
+
+
+def test_a_model_that_has_its_workers_killed_is_tried_twice(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    for _ in range(5):
         reconciler.reconcile_once()
-    monkeypatch.setattr(Worker, "save", save)
+        launcher.workers[-1].code = -signal.SIGKILL
+    assert len(launcher.workers) == 2
+    assert state(deployment)[0] == "failed"
+    assert "enough memory" in state(deployment)[1]
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OperationalError("database or disk is full")
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Rows are read and never written, until it is undone."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Worker, "save", refuse)
+        patched.setattr(QuerySet, "update", refuse)
+        yield patched
+
+
+@pytest.fixture
+def no_database(monkeypatch):
+    """Nothing is read and nothing written, until it is undone."""
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger, "read_registries", refuse)
+        patched.setattr(Worker, "save", refuse)
+        patched.setattr(QuerySet, "update", refuse)
+        yield patched
+
+
+def pass_without_writing(reconciler):
+    """What the two threads do while the database refuses."""
+    for part in (reconciler.ledger.read, reconciler.step, reconciler.ledger.write):
+        with contextlib.suppress(OperationalError):
+            part()
+
+
+def served_by(reconciler):
+    (entry,) = reconciler.holder.current.deployments
+    return [(worker.worker_id, worker.epoch) for worker in entry.workers]
+
+
+@pytest.mark.parametrize("outage", ["full_disk", "no_database"])
+def test_workers_are_replaced_while_nothing_can_be_written(outage, reconciler, launcher, deployment, request):
+    start_deployment(deployment, "tester")
     reconciler.reconcile_once()
+    launcher.workers[0].ready()
     reconciler.reconcile_once()
-    assert Worker.objects.get().state == "ready"
+    undo = request.getfixturevalue(outage)
+    for epoch in (2, 3):
+        launcher.workers[-1].code = -9
+        pass_without_writing(reconciler)
+        assert served_by(reconciler) == []
+        assert launcher.workers[-1].config.epoch == epoch
+        launcher.workers[-1].ready()
+        pass_without_writing(reconciler)
+        assert served_by(reconciler) == [("demo/0", epoch)]
+    assert Worker.objects.get().state == "ready"  # as far as the database knows
+    undo.undo()
+    reconciler.reconcile_once()
+    assert list(Worker.objects.order_by("epoch").values_list("epoch", "state")) == [
+        (1, "failed"), (2, "failed"), (3, "ready"),
+    ]  # fmt: skip
+    assert all(row.ended_at >= row.ready_at >= row.started_at for row in Worker.objects.filter(state="failed"))
     assert state(deployment)[0] == "ready"
+
+
+def test_a_failure_is_remembered_until_it_can_be_written(reconciler, launcher, deployment, request):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    full_disk = request.getfixturevalue("full_disk")
+    launcher.workers[0].fail(3, "config.json is missing")
+    for _ in range(3):
+        pass_without_writing(reconciler)
+    assert len(launcher.workers) == 1
+    assert reconciler.failure() == ("demo", "config.json is missing")
+    full_disk.undo()
+    reconciler.reconcile_once()
+    assert state(deployment) == ("failed", "config.json is missing")
+    assert Worker.objects.get().state == "failed"
+
+
+def test_a_launch_that_fails_leaves_no_row_and_is_tried_again(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    launcher.error = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    for _ in range(2 * reconcile.MAX_CRASHES):
+        reconciler.reconcile_once()
+    assert not Worker.objects.exists()
+    assert state(deployment) == ("starting", "a worker could not be launched: Resource temporarily unavailable")
+    launcher.error = None
+    reconciler.reconcile_once()
+    launcher.workers[0].ready()
+    reconciler.reconcile_once()
+    assert state(deployment) == ("ready", "")
+
+
+def test_options_that_no_engine_takes_fail_the_deployment(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    type(deployment).objects.update(engine_options={"an_older_option": 1})
+    for _ in range(3):
+        reconciler.reconcile_once()
+    assert not launcher.workers
+    assert not Worker.objects.exists()
+    assert state(deployment)[0] == "failed"
+    assert "an_older_option" in state(deployment)[1]
+
+
+def test_workers_of_a_deployment_that_is_gone_are_drained(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    deployment.delete()
+    reconciler.reconcile_once()
+    assert launcher.workers[0].drained
+    launcher.workers[0].code = 0
+    reconciler.reconcile_once()
+    assert reconciler.watched == {}
+    assert not Worker.objects.exists()
 
 
 def test_scaling_keeps_the_first_workers(reconciler, launcher, deployment):

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import shutil
 
 import pytest
+from django.db import connection
 from django.utils import timezone
+from engine.adapter_files import CONFIG, WEIGHTS, AdapterError, content_digest, parts
 
+from management import adapter_identity
 from management.models import Adapter, AuditEvent, Deployment
 from management.services.adapters import register_adapter, remove_adapter
 from management.services.deployments import (
@@ -20,7 +25,7 @@ from management.services.deployments import (
 from management.services.errors import RegistryError
 from management.services.keys import create_key, revoke_key
 from management.services.models import register_model, remove_model
-from management.services.snapshots import build_snapshot
+from management.services.snapshots import build_snapshot, read_registries
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.django_db
@@ -91,25 +96,25 @@ def test_names_resolve_as_documented(deployment):
     other = create_deployment("other", register_model("org/m", "/b", "tester"), "tester")
     for row in (deployment, other):
         start_deployment(row, "tester")
-    snapshot = build_snapshot()
+    snapshot = build_snapshot(read_registries())
     assert {n: snapshot.resolve(n).deployment.name for n in (None, "", "tgi", "dummy", "demo", "other", "org/m")} == {
         None: "demo", "": "demo", "tgi": "demo", "dummy": "demo", "demo": "demo", "other": "other", "org/m": "other",
     }  # fmt: skip
     assert snapshot.resolve("nobody") is None
     make_default(other, "tester")
-    assert build_snapshot().resolve(None).deployment.name == "other"
+    assert build_snapshot(read_registries()).resolve(None).deployment.name == "other"
 
 
 def test_keys_are_hashed_scoped_and_revocable():
     key, text = create_key("ci", ["infer", "metrics"], "tester")
     assert text not in json.dumps(list(AuditEvent.objects.values("target", "details")))
     assert text not in key.hashed_key
-    entry = build_snapshot().find_key(text)
+    entry = build_snapshot(read_registries()).find_key(text)
     assert entry.scopes == {"infer", "metrics"}
-    assert build_snapshot().find_key(text + "x") is None
-    assert build_snapshot().find_key("") is None
+    assert build_snapshot(read_registries()).find_key(text + "x") is None
+    assert build_snapshot(read_registries()).find_key("") is None
     revoke_key(key, "tester")
-    assert build_snapshot().find_key(text) is None
+    assert build_snapshot(read_registries()).find_key(text) is None
     assert last_event().action == "key.revoke"
     with pytest.raises(RegistryError, match="scopes"):
         create_key("x", ["root"], "tester")
@@ -117,7 +122,7 @@ def test_keys_are_hashed_scoped_and_revocable():
 
 def test_expired_keys_do_not_open():
     _, text = create_key("old", ["infer"], "tester", timezone.now() - datetime.timedelta(seconds=1))
-    assert build_snapshot().find_key(text) is None
+    assert build_snapshot(read_registries()).find_key(text) is None
 
 
 def test_audit_events_are_for_ever(deployment):
@@ -159,3 +164,64 @@ def test_wishes_for_adapters_are_kept_until_they_change(deployment):
     assert (again.preload, again.pinned) == (True, False)
     changed = register_adapter("pirate", model, source, "tester", preload=False, pinned=True)
     assert (changed.preload, changed.pinned) == (False, True)
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """An adapter's directory whose files have been there for a while."""
+    source = ROOT / "models" / "demo-adapters" / "pirate"
+    for name in (CONFIG, WEIGHTS):
+        shutil.copy(source / name, tmp_path / name)
+    return tmp_path
+
+
+def test_an_adapter_is_read_outside_of_the_transaction(deployment, copied, monkeypatch):
+    outside = len(connection.savepoint_ids)
+    depths = []
+
+    def watched(*arguments):
+        depths.append(len(connection.savepoint_ids))
+        return parts(*arguments)
+
+    monkeypatch.setattr(adapter_identity, "parts", watched)
+    register_adapter("copied", deployment.version.model, str(copied), "tester")
+    assert set(depths) == {outside}
+
+
+def test_an_adapter_that_did_not_change_is_not_read_again(copied, monkeypatch):
+    monkeypatch.setattr(adapter_identity, "SETTLED_S", -60.0)  # as if it had been there for a minute
+    read = []
+    monkeypatch.setattr(adapter_identity, "parts", lambda f, name, size: read.append(name) or parts(f, name, size))
+    first = adapter_identity.identify(copied)
+    assert adapter_identity.identify(copied) == first
+    assert read.count(WEIGHTS) == 1
+    with (copied / WEIGHTS).open("r+b") as file:  # as long as before, at its old time
+        status = os.fstat(file.fileno())
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+        file.flush()
+        os.utime(file.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert adapter_identity.identify(copied).digest != first.digest
+    assert read.count(WEIGHTS) == 2
+    assert adapter_identity.identify(copied).digest == content_digest(copied)
+
+
+def test_an_adapter_of_a_moment_ago_is_read_each_time(copied, monkeypatch):
+    monkeypatch.setattr(adapter_identity, "SETTLED_S", 3600.0)
+    read = []
+    monkeypatch.setattr(adapter_identity, "parts", lambda f, name, size: read.append(name) or parts(f, name, size))
+    os.utime(copied / WEIGHTS)
+    for _ in range(2):
+        adapter_identity.identify(copied)
+    assert read.count(WEIGHTS) == 2
+
+
+def test_weights_over_the_limit_are_refused_unread(copied, settings, monkeypatch):
+    settings.MAX_ADAPTER_BYTES = (copied / WEIGHTS).stat().st_size - 1
+    read = []
+    monkeypatch.setattr(adapter_identity, "parts", lambda f, name, size: read.append(name) or parts(f, name, size))
+    with pytest.raises(AdapterError, match="must have between 1 and"):
+        adapter_identity.identify(copied)
+    assert WEIGHTS not in read
