@@ -13,8 +13,18 @@ import torch
 from engine.adapter_slots import AdapterSlots
 from engine.backend import backend_for
 from engine.block_pool import BlockPool
-from engine.grammar import GrammarCompiler
-from engine.messages import AdapterCommand, Embed, ModelInfo, RequestOutput, Stats, StepHistograms, Submit
+from engine.grammar.patience import Patience
+from engine.grammar.processes import GrammarProcesses
+from engine.messages import (
+    AdapterCommand,
+    Embed,
+    ModelInfo,
+    RequestOutput,
+    Stats,
+    StepHistograms,
+    Submit,
+    TokenLogprob,
+)
 from engine.model import load_model
 from engine.model_runner import LaunchedStep, ModelRunner, StepResult
 from engine.progress import Pace, progress
@@ -31,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 2
 """So many failed steps in a row mean that the engine itself is broken."""
+
+WAIT_S = 0.005
+"""How long a step that can do nothing waits for a grammar process."""
 
 ClientOutputs = dict[int, list[RequestOutput]]
 
@@ -89,7 +102,9 @@ class EngineCore:
         self.adapters = AdapterSlots(
             loaded.lora_layers, config.max_adapters, config.max_cached_adapters, config.max_adapter_rank
         )
-        self.grammars = GrammarCompiler(loaded.tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
+        self.grammars = GrammarProcesses(loaded.tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
+        if config.socket:  # a worker: its first grammar shall not wait for an interpreter to start
+            self.grammars.start()
         self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, self.adapters)
         self.runner = ModelRunner(backend, loaded, prepared.cache)
         self.requests: dict[tuple[int, int], Request] = {}
@@ -100,9 +115,12 @@ class EngineCore:
         """The launched step whose tokens have not been read."""
         warm_up(self.runner, loaded.lora_layers, limit, self._pace)
         self._last_read = 0.0
+        self._unsettled: dict[Request, TokenLogprob | None] = {}
+        """Requests whose grammars have not said yet what their last tokens, which nobody has seen, mean."""
+        self._patience = Patience()
         self.failed_steps = 0
         self.blocked = False
-        """Whether the last step could do nothing, because all that wait do so for adapters or grammars."""
+        """Whether the last step could do nothing, because all that wait do so for adapters."""
         self.info = ModelInfo(
             directory=str(loaded.directory),
             tokenizer_file=str(loaded.tokenizer_file),
@@ -138,7 +156,7 @@ class EngineCore:
         )
         error = "this request id is in use" if request.key in self.requests else self._refusal(request)
         if error is None and message.params.grammar is not None:
-            request.compiling = self.grammars.compile(message.params.grammar)
+            request.matcher = self.grammars.open(message.params.grammar)
         if error is not None:
             return RequestOutput(message.request_id, finish_reason="error", error=error)
         self.requests[request.key] = request
@@ -189,10 +207,15 @@ class EngineCore:
         its token is thrown away.
         """
         outputs: ClientOutputs = {}
+        self.grammars.poll()
+        self._settle(outputs)
         self._publish_dropped(self.scheduler.expire(time.monotonic()), outputs)
         batch = self.scheduler.schedule()
         before, self._running = self._running, None
         self.blocked = not batch.requests and before is None and self.scheduler.has_work
+        if self.blocked and self.grammars.users:
+            self.grammars.wait(WAIT_S)
+            self.blocked = False
         launched = self._launch(batch) if batch.requests else None
         if before is not None:
             waited_for = launched if launched is not None and isinstance(launched.result, StepResult) else None
@@ -203,16 +226,19 @@ class EngineCore:
             self._read(launched, outputs)
         elif batch.requests:
             self._fail(batch, outputs)
+        if self._unsettled:
+            self.grammars.settle(self._patience.seconds)
+            self._settle(outputs)
         return outputs
 
     def check_integrity(self) -> None:
         """Called when idle: no request is known and every block is free."""
         self.scheduler.pool.check_integrity()
-        if self.requests or self.scheduler.pool.num_free != self.scheduler.pool.num_usable:
+        if self.requests or self.grammars.users or self.scheduler.pool.num_free != self.scheduler.pool.num_usable:
             raise EngineBroken(f"idle with {len(self.requests)} requests and blocks in use")
 
     def close(self) -> None:
-        """End the threads that load adapters and compile grammars, and what the backend started."""
+        """End the thread that loads adapters, the grammar processes, and what the backend started."""
         self.adapters.close()
         self.grammars.close()
         self.backend.close()
@@ -267,11 +293,29 @@ class EngineCore:
         self.histograms.add_step(elapsed, step.batch.is_decode)
         if step.batch.is_decode:
             stats.decode_steps, stats.decode_s = stats.decode_steps + 1, stats.decode_s + elapsed
+            self._patience.note(elapsed)
         else:
             stats.prefill_steps, stats.prefill_s = stats.prefill_steps + 1, stats.prefill_s + elapsed
         finished = self.scheduler.update(step.batch, result.tokens)
         stats.generation_tokens += sum(map(len, result.tokens.values()))
-        self._publish(step.batch, result, finished, outputs)
+        for request in [request for request in result.tokens if request.matcher is not None]:
+            del result.tokens[request]
+            self._unsettled[request] = result.logprobs.pop(request, [None])[0]
+        self._publish(step.batch.requests, result, finished, outputs)
+
+    def _settle(self, outputs: ClientOutputs) -> None:
+        """Publish the last tokens of requests whose grammars are ready, or have failed, since."""
+        self._unsettled = {r: kept for r, kept in self._unsettled.items() if r.status is not RequestStatus.FINISHED}
+        settled = [r for r in self._unsettled if not r.waits_for_grammar]
+        if not settled:
+            return
+        result = StepResult()
+        for request in settled:
+            result.tokens[request] = [request.token_ids[-1]]
+            logprob = self._unsettled.pop(request)
+            if logprob is not None:
+                result.logprobs[request] = [logprob]
+        self._publish(settled, result, self.scheduler.settle(settled), outputs)
 
     def _fail(self, batch: ScheduledBatch, outputs: ClientOutputs) -> None:
         self.failed_steps += 1
@@ -279,7 +323,7 @@ class EngineCore:
         failed = [request for request in batch.requests if request.status is not RequestStatus.FINISHED]
         for request in failed:
             self.scheduler.finish(request)
-        self._publish(batch, StepResult(), dict.fromkeys(failed, "error"), outputs)
+        self._publish(failed, StepResult(), dict.fromkeys(failed, "error"), outputs)
 
     def _publish_dropped(self, dropped: list[tuple[Request, str]], outputs: ClientOutputs) -> None:
         """The end of requests that are in no step any more."""
@@ -290,11 +334,11 @@ class EngineCore:
             del self.requests[request.key]
 
     def _publish(
-        self, batch: ScheduledBatch, result: StepResult, finished: dict[Request, str], outputs: ClientOutputs
+        self, requests: list[Request], result: StepResult, finished: dict[Request, str], outputs: ClientOutputs
     ) -> None:
-        """The step's outputs by client, and the end of the requests that are done."""
+        """The outputs of these requests by client, and the end of those that are done."""
         tokens_of_step = sum(map(len, result.tokens.values()))
-        for request in batch.requests:
+        for request in requests:
             finish_reason = finished.get(request)
             tokens = result.tokens.get(request, [])
             prompt_logprobs = result.prompt_logprobs.get(request)

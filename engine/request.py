@@ -7,9 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from engine.grammar import Matcher
+    from engine.grammar.matcher import Matcher
     from engine.messages import AdapterRef
     from engine.sampling_params import SamplingParams
     from engine.speculation import PromptLookup
@@ -58,9 +56,8 @@ class Request:
     aborted: bool = False
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
-    compiling: Future[Matcher] | None = None
     matcher: Matcher | None = None
-    """The grammar that the output follows, once it is compiled."""
+    """The grammar that the output follows. While it is not ready the request takes part in no step."""
     failure: str | None = None
     lookup: PromptLookup | None = None
     """Where guesses at its next tokens come from, once there were any."""
@@ -69,6 +66,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
+
+    @property
+    def waits_for_grammar(self) -> bool:
+        """Whether no token can be chosen yet, because what its grammar allows is not known."""
+        return self.matcher is not None and not self.matcher.ready
 
     @property
     def num_output_tokens(self) -> int:

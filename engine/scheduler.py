@@ -13,7 +13,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.grammar import GrammarError
 from engine.request import PENDING, Request, RequestStatus
 from engine.speculation import PromptLookup, allowance
 
@@ -93,7 +92,7 @@ class Scheduler:
 
     def expire(self, now: float) -> list[tuple[Request, str]]:
         """Drop the requests that were aborted ("abort"), are past their deadline ("timeout"), or wait for an adapter
-        that cannot be loaded or a grammar that cannot be compiled ("error").
+        that cannot be loaded or a grammar that cannot be followed ("error").
         """
         self.adapters.poll(busy=bool(self.running))
         dropped = []
@@ -111,26 +110,19 @@ class Scheduler:
         return dropped
 
     def _fails(self, request: Request) -> bool:
-        """Whether what the request waits for will never be there; takes in its grammar when that is compiled."""
+        """Whether what the request waits for will never be there."""
         if request.adapter is not None and (reason := self.adapters.failure(request.adapter.digest)) is not None:
             request.failure = f"adapter: {reason}"
-        if request.compiling is not None and request.compiling.done():
-            error = request.compiling.exception()
-            if error is None:
-                request.matcher = request.compiling.result()
-            else:  # anything that the compiler's library may raise, its panics too
-                request.failure = f"grammar: {error if isinstance(error, GrammarError) else 'it cannot be compiled'}"
-            request.compiling = None
-        if request.matcher is not None and request.matcher.error is not None:
-            request.failure = f"grammar: {request.matcher.error}"
+        if request.matcher is not None and request.matcher.failure is not None:
+            request.failure = f"grammar: {request.matcher.failure}"
         return request.failure is not None
 
     def finish(self, request: Request) -> None:
         """Take the request out of the engine and give its blocks back."""
         (self.running if request.status is RequestStatus.RUNNING else self.waiting).remove(request)
         request.status = RequestStatus.FINISHED
-        if request.compiling is not None:
-            request.compiling.cancel()
+        if request.matcher is not None:
+            request.matcher.close()
         self.pool.free(request)
 
     def schedule(self) -> ScheduledBatch:
@@ -156,7 +148,7 @@ class Scheduler:
     def update(self, batch: ScheduledBatch, sampled: dict[Request, list[int]]) -> dict[Request, str]:
         """Account for the tokens of a launched step, of which those behind a request's end are cut off; returns the
         requests that ended with their finish reasons. What was dropped, or had ended, before the tokens were read gets
-        none of them.
+        none of them. Whether a request with a grammar has ended is known only later (`settle`).
         """
         finished = {}
         for request, end in zip(batch.requests, batch.ends, strict=True):
@@ -170,6 +162,8 @@ class Scheduler:
                     end += 1
                     request.num_computed_tokens = end
                 self._take(request, end, token)
+                if request.matcher is not None:
+                    break
                 reason = self._stop_reason(request, token, end + 1)
                 if reason is not None:
                     del tokens[number + 1 :]
@@ -183,6 +177,14 @@ class Scheduler:
             if reason is not None:
                 self.finish(request)
                 finished[request] = reason
+        return finished
+
+    def settle(self, requests: Iterable[Request]) -> dict[Request, str]:
+        """Those of the requests that ended with their last tokens, with their finish reasons; their grammars are ready."""
+        reasons = {r: self._stop_reason(r, r.token_ids[-1], len(r.token_ids)) for r in requests}
+        finished = {request: reason for request, reason in reasons.items() if reason is not None}
+        for request in finished:
+            self.finish(request)
         return finished
 
     def _take(self, request: Request, position: int, token: int) -> None:
@@ -203,6 +205,9 @@ class Scheduler:
             request = self.running[i]
             if request.num_pending_tokens and self._is_full(request, len(request.token_ids)):
                 i += 1  # it ends with the token that is being chosen
+                continue
+            if request.waits_for_grammar:
+                i += 1
                 continue
             count = min(len(request.token_ids) - request.num_computed_tokens, budget)
             while not self.pool.allocate(request, request.num_computed_tokens + count):
@@ -245,8 +250,8 @@ class Scheduler:
 
         A request whose next uncached block is being computed by a running one waits for that block instead of
         computing it again; so siblings of one prompt, and prompts with one prefix, share their prefill. A request
-        whose adapter is not loaded, or has no slot, waits without holding up others; but those who come after it may
-        not keep busy the adapter whose slot it will get.
+        whose grammar is not ready, or whose adapter is not loaded or has no slot, waits without holding up others; but
+        those who come after it may not keep busy the adapter whose slot it will get.
         """
         if not self.waiting:
             return
@@ -259,9 +264,7 @@ class Scheduler:
             adapter = request.adapter
             if adapter is not None:
                 ahead.add(adapter.digest)
-            if request.compiling is not None or (
-                adapter is not None and not self._adapter_ready(adapter, closing, ahead)
-            ):
+            if request.waits_for_grammar or (adapter is not None and not self._adapter_ready(adapter, closing, ahead)):
                 position += 1
                 continue
             # At least one token must be computed for its logits, and prompt logprobs need every position's.
@@ -347,7 +350,7 @@ class Scheduler:
         """Whether the text ends with `token`, the last of the first `length`. VLLM's order: end of sequence, stop ids,
         then length. `min_tokens` is the sampler's business.
         """
-        if request.matcher is not None and request.matcher.error is not None:
+        if request.matcher is not None and request.matcher.failure is not None:
             return None  # the next step drops it with that error
         if self.is_stop_token(request, token) or (request.matcher is not None and request.matcher.complete):
             return "stop"

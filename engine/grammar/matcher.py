@@ -1,0 +1,167 @@
+"""The worker's side of a grammar process and of the requests that follow its grammar. It never waits for one."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from engine.grammar.wire import FIRST, Compile, Follow
+from engine.messages import FrameBuffer, frame
+
+if TYPE_CHECKING:
+    import socket
+
+    from engine.grammar.wire import Followed
+    from engine.sampling_params import Grammar
+
+
+class GrammarProcess:
+    """One grammar, the process that follows it, and the rows of its table. It reads and writes what is possible now."""
+
+    def __init__(self, digest: bytes, grammar: Grammar) -> None:
+        self.digest = digest
+        self.users = 0
+        self.compiled = False
+        self.failure: str | None = None
+        self.late = False
+        """Whether its last masks took longer than anybody waited for them."""
+        self.started: float | None = None
+        """When the process was asked for, in monotonic seconds; None while that has to wait."""
+        self.waiting: dict[int, Matcher | None] = {}
+        """Rows whose masks are awaited; None in place of a request that has left."""
+        self.waiting_since = 0.0
+        self.number = 0
+        self.socket: socket.socket | None = None
+        self.table = -1
+        self._unsent = bytearray(frame(Compile(grammar.kind, grammar.text)))
+        self.received = FrameBuffer()
+        self._tokens: list[tuple[int, int]] = []
+        self._freed: list[int] = []
+        self._free_rows: list[int] = []
+        self._next_row = FIRST + 1
+        self._row_bytes = 0
+        self._masks = np.empty((0, 0), dtype=np.uint8)
+
+    def begin(self, number: int, connection: socket.socket, table: int) -> None:
+        """The process has been asked for under this number."""
+        self.number, self.socket, self.table, self.started = number, connection, table, time.monotonic()
+        self.flush()
+
+    def map(self, row_bytes: int) -> None:
+        """The grammar is compiled."""
+        self.compiled, self._row_bytes = True, row_bytes
+
+    def mask(self, row: int) -> np.ndarray:
+        """[row_bytes] uint8: a row of the table."""
+        if row >= len(self._masks):
+            table = mmap.mmap(self.table, os.fstat(self.table).st_size, access=mmap.ACCESS_READ)
+            self._masks = np.frombuffer(table, dtype=np.uint8).reshape(-1, self._row_bytes)
+        found: np.ndarray = self._masks[row]
+        return found
+
+    def follow(self, matcher: Matcher, row: int, token: int) -> int:
+        """Note that a token was chosen, to be told with the others of its step; the row that its mask will be in."""
+        if row == FIRST:
+            if not self._free_rows:
+                self._free_rows.append(self._next_row)
+                self._next_row += 1
+            row = self._free_rows.pop()
+        if not self.waiting:
+            self.waiting_since = time.monotonic()
+        self.waiting[row] = matcher
+        self._tokens.append((row, token))
+        return row
+
+    def free(self, row: int) -> None:
+        """The request of this row has left."""
+        if row in self.waiting:
+            self.waiting[row] = None  # until then its mask may still be written there
+        else:
+            self._freed.append(row)
+            self._free_rows.append(row)
+
+    def take(self, message: Followed, now: float) -> None:
+        """Masks have come."""
+        for row, complete, error in message.rows:
+            matcher = self.waiting.pop(row)
+            if matcher is None:
+                self.free(row)
+            else:
+                matcher.complete, matcher.error = complete, error
+        self.waiting_since = now
+
+    def flush(self) -> None:
+        """Send what the socket takes; raises OSError where the process is gone."""
+        if self._tokens:
+            self._unsent += frame(Follow(self._freed, self._tokens))
+            self._freed, self._tokens = [], []
+        if self._unsent and self.socket is not None:
+            try:
+                sent = self.socket.send(self._unsent)
+            except BlockingIOError:
+                return
+            del self._unsent[:sent]
+
+    def close(self) -> None:
+        """Give up the process; who has masks of it cannot go on."""
+        if self.socket is not None:
+            self.socket.close()
+            os.close(self.table)
+            self.socket = None
+
+
+class Matcher:
+    """How far one request has got in its grammar."""
+
+    def __init__(self, process: GrammarProcess, grammar: Grammar, vocab_size: int) -> None:
+        """`vocab_size` is how many logits the model has; its tokenizer may know more tokens."""
+        self.error: str | None = None
+        """Why the grammar can be followed no further by this request."""
+        self.complete = False
+        """Whether nothing may follow."""
+        self._think_begin, self._think_end = grammar.think_begin, grammar.think_end
+        self._thinking = grammar.thinking
+        self._process, self._vocab_size = process, vocab_size
+        self._row = FIRST
+        process.users += 1
+
+    @property
+    def failure(self) -> str | None:
+        """Why the request cannot go on."""
+        return self.error or self._process.failure
+
+    @property
+    def ready(self) -> bool:
+        """Whether all is known about the tokens so far, and a next one may be chosen."""
+        return self._process.compiled and (self._row == FIRST or self._row not in self._process.waiting)
+
+    def forbidden(self) -> torch.Tensor:
+        """[V] bool: the tokens that may not come next. Only where it is ready."""
+        if self._thinking:
+            return torch.zeros(self._vocab_size, dtype=torch.bool)
+        unpacked = np.unpackbits(~self._process.mask(self._row), bitorder="little", count=self._vocab_size)
+        forbidden = torch.from_numpy(unpacked.view(np.bool_))
+        if self._think_begin is not None:
+            forbidden[self._think_begin] = False
+        return forbidden
+
+    def advance(self, token: int) -> None:
+        """A token was chosen."""
+        if self._thinking:
+            self._thinking = token != self._think_end
+        elif token == self._think_begin:
+            self._thinking = True
+        else:
+            self._row = self._process.follow(self, self._row, token)
+        self._think_begin = None  # thoughts come first or not at all
+
+    def close(self) -> None:
+        """The request is done."""
+        self._process.users -= 1
+        if self._row != FIRST:
+            self._process.free(self._row)

@@ -1,0 +1,299 @@
+"""The grammar processes of one worker: one for each grammar that is in use, and some for those that may be again.
+
+A process that crashes, or takes more time or memory than it may, fails the requests that have its grammar and no
+others. All of them end with the worker, however that ends: their template sees its socket's end, and they die with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections import OrderedDict
+from contextlib import suppress
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from engine.grammar import wire
+from engine.grammar.matcher import GrammarProcess, Matcher
+from engine.messages import frame
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engine.sampling_params import Grammar
+
+logger = logging.getLogger("engine")
+
+MAX_PROCESSES = 128
+MAX_YOUNG = 4
+"""So many grammars are compiled at once, not counting those that take longer than `YOUNG_S`."""
+YOUNG_S = 1.0
+IMPATIENT_S = 5.0
+"""Where every process is in use, one that has been compiling for so long makes room."""
+COMPILE_S, MASK_S = 120.0, 60.0
+"""Of real time: for a process that gets no time to compute, whose own limits are of CPU time."""
+KNOWN_BAD, KNOWN_BAD_S = 1024, 300.0
+"""How many grammars that failed are remembered, and for how long."""
+STRIKES = 2
+"""So many processes have to end over a grammar before it is refused unheard: one may have ended for other reasons."""
+RESTART_S = 5.0
+ENDED = "it needs more time, memory or depth than a grammar may take"
+UNAVAILABLE = "no grammars can be compiled at the moment"
+
+
+class GrammarProcesses:
+    """Starts and ends them, and tells requests what they say. Everything but `wait` and `settle` returns at once."""
+
+    def __init__(self, tokenizer_file: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
+        self._load = wire.Load(str(tokenizer_file), vocab_size, eos_token_ids)
+        self._known: OrderedDict[bytes, GrammarProcess] = OrderedDict()
+        """By grammar, least recently asked for first."""
+        self._queue: list[GrammarProcess] = []
+        self._bad: OrderedDict[bytes, tuple[str, int, float]] = OrderedDict()
+        """Why, at which strike, and when."""
+        self._started_template = -RESTART_S
+        self._next_number = 1
+        self._patience_s = 0.0
+        self._open = _Open()
+        self._live = self._open.processes
+        self._finalizer = weakref.finalize(self, self._open.close)
+
+    def start(self) -> bool:
+        """Start the template, where there is none, without waiting for it; False where it has just failed."""
+        opened = self._open
+        if opened.template is not None:
+            return True
+        if time.monotonic() - self._started_template < RESTART_S:
+            return False
+        self._started_template = time.monotonic()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            opened.template = subprocess.Popen(
+                [sys.executable, "-m", "engine.grammar.template", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # a worker's own standard output is its status
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "RUST_BACKTRACE": "0", "TOKENIZERS_PARALLELISM": "false"},
+            )
+        opened.connection = ours
+        opened.epoll.register(ours, select.EPOLLIN)
+        ours.setblocking(False)
+        ours.sendall(frame(self._load))
+        return True
+
+    def open(self, grammar: Grammar) -> Matcher:
+        """A matcher of the request's own, which is ready once the grammar is compiled, or fails."""
+        self.poll()
+        digest = blake2b(f"{grammar.kind}\0{grammar.text}".encode(), digest_size=16).digest()
+        vocab_size = self._load.vocab_size
+        process = self._known.get(digest)
+        if process is None:
+            process = GrammarProcess(digest, grammar)
+            process.failure = self._refusal(digest)
+            if process.failure is None:
+                self._known[digest] = process
+                self._queue.append(process)
+        else:
+            self._known.move_to_end(digest)
+        matcher = Matcher(process, grammar, vocab_size)
+        ids = (grammar.think_begin, grammar.think_end)
+        if any(token is not None and not 0 <= token < vocab_size for token in ids):
+            matcher.error = "the model has no tokens for thoughts"
+        self._start_queued()
+        return matcher
+
+    def poll(self) -> None:
+        """Take in what has come, and do what is due."""
+        for process in self._live.values():
+            if process.waiting:
+                with suppress(OSError):  # its end is about to be read
+                    process.flush()
+        self._receive()
+        now = time.monotonic()
+        for process in [*self._live.values()]:
+            since, most = (process.waiting_since, MASK_S) if process.compiled else (process.started or now, COMPILE_S)
+            if (process.waiting or not process.compiled) and now - since > most:
+                self._fail(process, ENDED)
+            elif not process.compiled and not process.users:
+                self._drop(process)
+        self._queue = [process for process in self._queue if process.users]
+        self._start_queued()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something comes, at most so long."""
+        self._sleep(timeout_s)
+        self.poll()
+
+    def settle(self, patience_s: float) -> None:
+        """Tell the tokens of this step; wait so long for the masks behind them, if theirs have been quick."""
+        self._patience_s = patience_s
+        busy = [process for process in self._live.values() if process.waiting]
+        for process in busy:
+            with suppress(OSError):
+                process.flush()
+        deadline = time.monotonic() + patience_s
+        while any(process.waiting and not process.late and process.failure is None for process in busy):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                for process in busy:
+                    process.late |= bool(process.waiting)
+                return
+            self._sleep(left)
+            self._receive()
+
+    @property
+    def users(self) -> int:
+        """How many requests have a grammar."""
+        return sum(process.users for process in self._known.values())
+
+    def close(self) -> None:
+        """End all of them."""
+        self._finalizer()
+
+    def _sleep(self, timeout_s: float) -> None:
+        select.select([self._open.epoll], [], [], timeout_s)  # epoll's own timeout is in whole milliseconds
+
+    def _receive(self) -> None:
+        for fd, _ in self._open.epoll.poll(0):
+            process = self._open.by_fd.get(fd)
+            if process is None:
+                self._template_ended()
+            else:
+                self._receive_from(process)
+
+    def _receive_from(self, process: GrammarProcess) -> None:
+        assert process.socket is not None
+        try:
+            data = process.socket.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            ended = self._open.template is None or self._open.template.poll() is not None
+            return self._fail(process, UNAVAILABLE if ended else ENDED)
+        for body in process.received.feed(data):
+            message = wire.from_process.decode(body)
+            if isinstance(message, wire.Followed):
+                process.take(message, time.monotonic())
+                process.late = message.seconds > self._patience_s
+            elif message.error is None:
+                process.map(message.row_bytes)
+            else:
+                self._remember(process, message.error, STRIKES)
+                process.failure = message.error
+                return self._drop(process)
+
+    def _template_ended(self) -> None:
+        logger.error("the template of grammar processes ended; the next grammar starts another")
+        for process in [*self._live.values()]:
+            self._fail(process, UNAVAILABLE)
+        self._open.end_template()
+
+    def _fail(self, process: GrammarProcess, why: str) -> None:
+        """The process has ended, or has to."""
+        process.failure = why
+        if why == ENDED and not process.compiled:
+            self._remember(process, why, self._bad.get(process.digest, ("", 0, 0.0))[1] + 1)
+        self._drop(process)
+
+    def _drop(self, process: GrammarProcess) -> None:
+        self._known.pop(process.digest, None)
+        self._open.drop(process)
+
+    def _remember(self, process: GrammarProcess, why: str, strikes: int) -> None:
+        self._bad[process.digest] = (why, strikes, time.monotonic())
+        self._bad.move_to_end(process.digest)
+        if len(self._bad) > KNOWN_BAD:
+            self._bad.popitem(last=False)
+
+    def _refusal(self, digest: bytes) -> str | None:
+        why, strikes, when = self._bad.get(digest, ("", 0, 0.0))
+        return why if strikes >= STRIKES and time.monotonic() - when < KNOWN_BAD_S else None
+
+    def _start_queued(self) -> None:
+        while self._queue and self._has_room():
+            process = self._queue.pop(0)
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            table = os.memfd_create("masks")
+            try:
+                if not self.start() or self._open.connection is None:
+                    raise ConnectionError
+                with theirs:
+                    message = frame(wire.Fork(self._next_number))
+                    socket.send_fds(self._open.connection, [message], [theirs.fileno(), table])
+            except OSError:
+                ours.close()
+                os.close(table)
+                process.failure = UNAVAILABLE
+                self._known.pop(process.digest, None)
+                continue
+            process.begin(self._next_number, ours, table)
+            self._open.add(process)
+            self._next_number += 1
+
+    def _has_room(self) -> bool:
+        """Whether one more may be started; ends one that nobody uses, or that compiles too long, to make it so."""
+        now = time.monotonic()
+        compiling = [p for p in self._live.values() if not p.compiled]
+        if sum(now - (p.started or now) < YOUNG_S for p in compiling) >= MAX_YOUNG:
+            return False
+        if len(self._live) < MAX_PROCESSES:
+            return True
+        idle = next((p for p in self._known.values() if p.socket is not None and not p.users), None)
+        if idle is not None:
+            self._drop(idle)
+            return True
+        oldest = min(compiling, key=lambda p: p.started or now, default=None)
+        if oldest is not None and now - (oldest.started or now) > IMPATIENT_S:
+            self._fail(oldest, ENDED)
+            return True
+        return False
+
+
+class _Open:
+    """What has to be closed, and does not refer to who uses it."""
+
+    def __init__(self) -> None:
+        self.epoll = select.epoll()
+        self.template: subprocess.Popen[bytes] | None = None
+        self.connection: socket.socket | None = None
+        self.processes: dict[int, GrammarProcess] = {}
+        self.by_fd: dict[int, GrammarProcess] = {}
+
+    def add(self, process: GrammarProcess) -> None:
+        assert process.socket is not None
+        self.processes[process.number] = process
+        self.by_fd[process.socket.fileno()] = process
+        self.epoll.register(process.socket, select.EPOLLIN)
+
+    def drop(self, process: GrammarProcess) -> None:
+        if process.socket is None:
+            return
+        del self.processes[process.number], self.by_fd[process.socket.fileno()]
+        self.epoll.unregister(process.socket)
+        process.close()
+        if self.connection is not None:
+            with suppress(OSError):  # it ends with the template
+                self.connection.send(frame(wire.Kill(process.number)))
+
+    def end_template(self) -> None:
+        if self.connection is not None and self.template is not None:
+            self.epoll.unregister(self.connection)
+            self.connection.close()
+            self.template.kill()
+            self.template.wait()
+        self.connection = self.template = None
+
+    def close(self) -> None:
+        for process in [*self.processes.values()]:
+            self.drop(process)
+        self.end_template()
+        self.epoll.close()
