@@ -30,8 +30,8 @@ from engine.kernels.emit import (
     switch,
     zeros,
 )
-from engine.kernels.matmul import MOST_TILES, PIECES
-from engine.kernels.simd import address_of, load_acquired, load_int, take_ticket
+from engine.kernels.matmul import piece, tile_rows
+from engine.kernels.simd import address_of, load_int, take_ticket
 from engine.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, end_row
 
 BYTE = ir.IntType(8)
@@ -136,43 +136,50 @@ def byte_product(
 
 
 @cache
+def quantise_kernel(kind: int) -> Any:
+    """Each row of x in bytes. Arguments: see `int8_kernel`, which comes after it."""
+    element = 4 if kind == F32 else 2
+
+    @kernel
+    def quantise(data: Any) -> None:
+        a = address_of(data)
+        rows, inner, x, x_stride = load_int(a, 2), load_int(a, 3), load_int(a, 5), load_int(a, 6)
+        small, scales = load_int(a, 13), load_int(a, 14)
+        while True:
+            first = take_ticket(a) * TASK_ROWS
+            if first >= rows:
+                return
+            for row in range(first, min(rows, first + TASK_ROWS)):
+                quantise_row(small + row * inner, scales + 4 * row, x + row * x_stride * element, inner, kind)
+
+    return quantise
+
+
+@cache
 def int8_kernel(kind: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight [panels, inner / 4, 32, 4]; its scales float32 and begins
-    int32, [panels * 32]; start (0: none); out, its stride; room for x in bytes, and for its scales; two counters that are 0.
+    int32, [panels * 32]; start (0: none); out, its stride; x in bytes, and its scales, as `quantise_kernel` left them.
     """
-    element = 4 if kind == F32 else 2
-    out_element = 4 if ending in (ADD, WIDEN) else element
+    out_element = 4 if ending in (ADD, WIDEN) or kind == F32 else 2
     width = LANES if ending == GATE else PANEL
-    pieces = PIECES
 
     @kernel
     def multiply(data: Any) -> None:
         a = address_of(data)
         rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
-        x, x_stride, weight = load_int(a, 5), load_int(a, 6), load_int(a, 7)
-        weight_scales, begins, start = load_int(a, 8), load_int(a, 9), load_int(a, 10)
+        weight, weight_scales, begins, start = load_int(a, 7), load_int(a, 8), load_int(a, 9), load_int(a, 10)
         out, stride, small, scales = load_int(a, 11), load_int(a, 12), load_int(a, 13), load_int(a, 14)
-        taken, done = a + 8 * 15, a + 8 * 16
-        tasks = (rows + TASK_ROWS - 1) // TASK_ROWS
+        tile = tile_rows(rows)
+        panels_each, rows_each = piece(rows, tile, panels, inner * PANEL)
+        across = (rows + rows_each - 1) // rows_each
         while True:
-            ticket = take_ticket(taken)
-            if ticket >= tasks:
-                break
-            for row in range(ticket * TASK_ROWS, min(rows, (ticket + 1) * TASK_ROWS)):
-                quantise_row(small + row * inner, scales + 4 * row, x + row * x_stride * element, inner, kind)
-            take_ticket(done)
-        while load_acquired(done) < tasks:
-            pass
-        tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
-        tile = (rows + tiles - 1) // tiles
-        each = max(1, panels // pieces) if tiles <= MOST_TILES else 1
-        while True:
-            first_panel = take_ticket(a) * each
+            ticket = take_ticket(a)
+            first_panel, head = ticket // across * panels_each, ticket % across * rows_each
             if first_panel >= panels:
                 return
-            for panel in range(first_panel, min(first_panel + each, panels)):
+            for panel in range(first_panel, min(first_panel + panels_each, panels)):
                 column = 4 * panel * PANEL
-                for first in range(0, rows, tile):
+                for first in range(head, min(head + rows_each, rows), tile):
                     byte_product(
                         min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
                         small + first * inner, scales + 4 * first, weight + panel * inner * PANEL, inner,

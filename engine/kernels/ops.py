@@ -10,14 +10,12 @@ import torch
 
 from engine.kernels import attention, layers, matmul, sampling
 from engine.kernels.emit import BF16, F16, F32, LANES, has_bf16_dot
-from engine.kernels.int8 import int8_kernel
-from engine.kernels.lora import adapted_kernel
+from engine.kernels.int8 import int8_kernel, quantise_kernel
+from engine.kernels.lora import adapted_kernel, low_rank_kernel
 from engine.kernels.threads import float_bits, num_threads, run
 from engine.kernels.tiles import MAX_ROWS, PANEL, STORE
 
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
-SERIAL = 1 << 13
-"""Below so many elements waking a second thread costs more than it does."""
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> None:
@@ -26,7 +24,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tenso
     run(
         layers.norm_kernel(KINDS[out.dtype]),
         rows, width, x.data_ptr(), x.stride(0), weight.data_ptr(), float_bits(epsilon),
-        out.data_ptr(), out.stride(0), parallel=rows * width > SERIAL,
+        out.data_ptr(), out.stride(0), work=rows * width, wakes=False,
     )  # fmt: skip
 
 
@@ -47,7 +45,7 @@ def rotate(
     run(
         layers.rotary_kernel(KINDS[heads.dtype]),
         rows, heads.data_ptr(), heads.stride(0), *counts, dim, cosines.data_ptr(), sines.data_ptr(),
-        query_norm, key_norm, float_bits(epsilon), parallel=rows * sum(counts) * dim > SERIAL,
+        query_norm, key_norm, float_bits(epsilon), work=rows * sum(counts) * dim, wakes=False,
     )  # fmt: skip
 
 
@@ -57,7 +55,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = gate_up.new_empty(rows, width)
     run(
         layers.silu_mul_kernel(KINDS[out.dtype]),
-        rows, width, gate_up.data_ptr(), out.data_ptr(), parallel=rows * width > SERIAL // 2,
+        rows, width, gate_up.data_ptr(), out.data_ptr(), work=2 * rows * width, wakes=False,
     )  # fmt: skip
     return out
 
@@ -122,10 +120,11 @@ def linear_int8(
     room = _workspace(rows * inner + 4 * rows)
     panels = weight.packed.shape[0]
     run(
-        int8_kernel(KINDS[x.dtype], ending),
+        quantise_kernel(KINDS[x.dtype]),
         rows, inner, panels, x.data_ptr(), x.stride(0), weight.packed.data_ptr(), weight.scales.data_ptr(),
         weight.begins.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0),
-        room + 4 * rows, room, 0, 0, parallel=rows * inner * panels > SERIAL,
+        room + 4 * rows, room,
+        after=int8_kernel(KINDS[x.dtype], ending), work=rows * inner * panels,
     )  # fmt: skip
 
 
@@ -191,16 +190,17 @@ def linear(
         run(
             matmul.matmul_kernel(kind, paired, ending),
             rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-            out.data_ptr(), out.stride(0), parallel=rows * inner * panels > SERIAL,
+            out.data_ptr(), out.stride(0), work=rows * inner * panels,
         )  # fmt: skip
         return
     each = rows * PANEL * 4
     low = _workspace(num_threads() * each + rows * lora.ranks * 4)
     run(
-        adapted_kernel(kind, paired, ending),
+        low_rank_kernel(kind, paired),
         rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), out.stride(0),
         0 if lora.factors is None else lora.factors.data_ptr(), lora.runs.data_ptr(), len(lora.runs),
-        low, lora.ranks, low + rows * lora.ranks * 4, each, 0, 0, parallel=rows * inner * panels > SERIAL,
+        low, lora.ranks, low + rows * lora.ranks * 4, each,
+        after=adapted_kernel(kind, paired, ending), work=rows * inner * panels,
     )  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def write_kv(
         rows, slots.data_ptr(), heads, values.shape[2], keys.shape[3],
         key.data_ptr(), key.stride(1), key.stride(0), dim, keys.data_ptr(),
         value.data_ptr(), value.stride(1), value.stride(0), value.shape[2], values.shape[3], values.data_ptr(),
-        parallel=rows * heads * dim > SERIAL // 2,
+        work=2 * rows * heads * dim, wakes=False,
     )  # fmt: skip
 
 
@@ -239,7 +239,7 @@ class AttentionPlan:
         numbers = np.array([entry[:3] for entry in sequences], dtype=np.int64).reshape(-1, 3)
         self.sequences = torch.from_numpy(np.column_stack([numbers, starts]).astype(np.int64))
         self._counts = numbers[:, 1]
-        self._longest = max((len(blocks) for *_, blocks in sequences), default=0) * lanes
+        self.longest = max((len(blocks) for *_, blocks in sequences), default=0) * lanes
         self._tasks: dict[tuple[int, int], torch.Tensor] = {}
         self._scratch: dict[int, torch.Tensor] = {}
 
@@ -264,7 +264,7 @@ class AttentionPlan:
 
     def scratch_bytes(self, key_dim: int, value_width: int) -> int:
         """What one worker needs for the longest sequence."""
-        return attention.scratch_bytes(key_dim, value_width, self._longest)
+        return attention.scratch_bytes(key_dim, value_width, self.longest)
 
 
 def attend(
@@ -293,7 +293,7 @@ def attend(
         heads // kv_heads, dim, out.shape[2], width, plan.block_size, plan.lanes,
         float_bits(dim**-0.5 if scale is None else scale), window or 0, float_bits(softcap or 0.0),
         0 if sink_row is None else sink_row.data_ptr(), out.data_ptr(), out.stride(0), out.stride(1),
-        plan.scratch(each).data_ptr(), each, parallel=len(tasks) > 1,
+        plan.scratch(each).data_ptr(), each, work=len(tasks) * plan.longest * dim // 2,
     )  # fmt: skip
 
 
@@ -310,7 +310,7 @@ def choose(logits: torch.Tensor, temperatures: Sequence[float], uniforms: Sequen
     run(
         sampling.choose_kernel(KINDS[logits.dtype]),
         rows, columns, logits.data_ptr(), logits.stride(0), heat.data_ptr(), draws.data_ptr(), out.data_ptr(),
-        parallel=rows > 1,
+        work=rows * columns // 4,
     )  # fmt: skip
     tokens: list[int] = out.tolist()
     return tokens
@@ -341,7 +341,7 @@ def select(logits: torch.Tensor, temperatures: Sequence[float], wanted: int) -> 
     run(
         sampling.select_kernel(KINDS[logits.dtype]),
         rows, columns, logits.data_ptr(), logits.stride(0), heat.data_ptr(), wanted, room, values.data_ptr(),
-        ids.data_ptr(), counts.data_ptr(), totals.data_ptr(), parallel=rows > 1,
+        ids.data_ptr(), counts.data_ptr(), totals.data_ptr(), work=rows * columns // 4,
     )  # fmt: skip
     if int(counts.min()) < 0:
         return None

@@ -107,6 +107,92 @@ def take_ticket(typing_context: Any, address: Any) -> Any:
 
 
 @intrinsic
+def add_atomic(typing_context: Any, address: Any, value: Any) -> Any:
+    """Add to the int64 at `address` atomically; returns what it was."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], ir.PointerType(I64)), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), emit
+
+
+@intrinsic
+def exchange(typing_context: Any, address: Any, value: Any) -> Any:
+    """Put another number into the int64 at `address` atomically; returns what it was."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("xchg", builder.inttoptr(args[0], ir.PointerType(I64)), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), emit
+
+
+@intrinsic
+def compare_exchange(typing_context: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Put `value` into the int64 at `address` if it is the expected one, atomically; returns whether it was."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.PointerType(I64))
+        pair = builder.cmpxchg(pointer, args[1], args[2], "seq_cst", "seq_cst")
+        return builder.zext(builder.extract_value(pair, 1), I64)
+
+    return types.int64(types.int64, types.int64, types.int64), emit
+
+
+@intrinsic
+def call_kernel(typing_context: Any, function: Any, data: Any) -> Any:
+    """Call the C function `void f(void *data)` at an address."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.PointerType(ir.FunctionType(ir.VoidType(), [I64])))
+        builder.call(pointer, [args[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), emit
+
+
+@intrinsic
+def call_system(typing_context: Any, function: Any, number: Any, first: Any, second: Any, third: Any) -> Any:
+    """Linux's system call of that number through libc's `syscall`, whose address is `function`; other arguments are 0."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.PointerType(ir.FunctionType(I64, [I64] * 7)))
+        return builder.call(pointer, [*args[1:], I64(0), I64(0), I64(0)])
+
+    return types.int64(*(types.int64,) * 5), emit
+
+
+@intrinsic
+def clock_ns(typing_context: Any, function: Any) -> Any:
+    """Monotonic nanoseconds, by libc's `clock_gettime`, whose address is `function`."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        timespec = cgutils.alloca_once(builder, ir.ArrayType(I64, 2))
+        address = builder.ptrtoint(timespec, I64)
+        pointer = builder.inttoptr(args[0], ir.PointerType(ir.FunctionType(I32, [I32, I64])))
+        builder.call(pointer, [I32(1), address])  # 1: CLOCK_MONOTONIC
+        seconds, rest = (builder.load(pointer_at(builder, address, I64(i), I64)) for i in range(2))
+        return builder.add(builder.mul(seconds, I64(1_000_000_000)), rest)
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
+def lost_core(typing_context: Any, function: Any, number: Any) -> Any:
+    """How often the system took the core from this thread while it had work: `ru_nivcsw` of getrusage(RUSAGE_THREAD),
+    which is the system call of that number, through libc's `syscall`, whose address is `function`.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        usage = cgutils.alloca_once(builder, ir.ArrayType(I64, 18))
+        address = builder.ptrtoint(usage, I64)
+        pointer = builder.inttoptr(args[0], ir.PointerType(ir.FunctionType(I64, [I64] * 3)))
+        builder.call(pointer, [args[1], I64(1), address])  # 1: RUSAGE_THREAD
+        return builder.load(pointer_at(builder, address, I64(17), I64))
+
+    return types.int64(types.int64, types.int64), emit
+
+
+@intrinsic
 def address_of(typing_context: Any, pointer: Any) -> Any:
     """A void pointer as an address."""
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.adapter import Adapter, LoraWeights
+from engine.kernels.threads import set_num_threads
 from engine.layers import PanelGate, PanelLinear
 from engine.lora import adapters_of
 from tests.engine.test_kernels import DTYPES, assert_near
@@ -85,12 +86,12 @@ def test_threads_change_no_bit():
     for name, rank in (("a", 16), ("b", 40), ("c", 5)):
         layer.lora.put(name, layer.lora.make(adapter(parts, 320, [rank, rank], generator)))
     x = torch.randn(ROWS, 320, generator=generator).bfloat16()
-    found, before = [], torch.get_num_threads()
+    found: list[torch.Tensor] = []
     try:
         for threads in (1, 2, 4):
-            torch.set_num_threads(threads)
+            set_num_threads(threads)
             with adapters_of(RUNS, ROWS):
                 found += [layer.rows(x) for _ in range(20)]
     finally:
-        torch.set_num_threads(before)
+        set_num_threads(1)
     assert all(torch.equal(found[0], other) for other in found)
