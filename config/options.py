@@ -79,7 +79,7 @@ class Options(BaseSettings):
         4, ge=0, le=16, description="Tokens guessed ahead in small batches of new deployments; 0 guesses nothing."
     )
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="CUDA devices that compute one model together.")
-    threads: int = Field(0, ge=0, description="Threads of an engine worker; 0 is one per core.")
+    threads: int = Field(0, ge=0, description="Threads of an engine worker; 0 is one per usable CPU.")
 
     @field_validator("allowed_hosts", "allowed_origins")
     @classmethod

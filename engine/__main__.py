@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("engine")
 
+SPIN_COUNT = "10000"
+"""About 100 microseconds, for which torch's OpenMP threads look for work before they sleep; it reads this when it is loaded."""
+
 
 def main() -> int:
     """Read the config, load the model, serve."""
@@ -56,6 +59,7 @@ def main() -> int:
     report("loading", doing=progress.doing)
     reporter = Reporter(beat)
     reporter.start()
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     from engine.core import EngineBroken, EngineCore  # torch is imported only now, after "loading" is known
     from engine.embedding_core import EmbeddingCore
     from engine.model_files import ModelError, locate, makes_embeddings

@@ -12,8 +12,10 @@ from engine.attention import Context, PagedAttention, attend_with
 from engine.batch import fill_in
 from engine.fused import FusedDecoder
 from engine.kernels.int8 import has_int8_dot
+from engine.kernels.threads import crowded, num_threads
+from engine.kernels.tiles import MAX_ROWS
 from engine.kv_cache import KVCache, block_bytes, default_num_blocks
-from engine.layers import pack_linears
+from engine.layers import has_amx, pack_linears
 from engine.lora import adapters_of
 from engine.model_files import ModelError
 from engine.sampler import Sampler
@@ -95,6 +97,14 @@ class CpuBackend:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
 
+    def _share_torch(self, forward: Forward, rows: int) -> None:
+        """Choose torch's own threads for a step: one, but for many rows in operations that are not our kernels.
+
+        They wait for each other at the end of every operation, and while they do they keep our helpers' cores.
+        """
+        ours = isinstance(forward, FusedDecoder) and not has_amx()
+        torch.set_num_threads(1 if ours or rows <= MAX_ROWS or crowded() else num_threads())
+
     def pretrained_options(self) -> dict[str, Any]:
         """As `Backend`."""
         return {}
@@ -124,6 +134,7 @@ class CpuBackend:
 
     def run(self, forward: Forward, cache: KVCache, batch: ForwardBatch) -> torch.Tensor:
         """As `Backend`."""
+        self._share_torch(forward, batch.input_ids.shape[1])
         context: Context = PagedAttention(cache, batch)
         with attend_with(context), adapters_of(batch.runs, batch.input_ids.shape[1]):
             # A step of partial chunks samples nothing; one row of logits is the least that the models compute.

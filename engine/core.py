@@ -13,8 +13,10 @@ import torch
 from engine.adapter_slots import AdapterSlots
 from engine.backend import backend_for
 from engine.block_pool import BlockPool
+from engine.cpus import usable_cpus
 from engine.grammar.patience import Patience
 from engine.grammar.processes import GrammarProcesses
+from engine.kernels.threads import set_num_threads
 from engine.messages import (
     AdapterCommand,
     Embed,
@@ -91,7 +93,9 @@ class EngineCore:
 
     def __init__(self, config: EngineConfig, backend: Backend | None = None) -> None:
         """Load the model; raises ModelError when it cannot be served. `backend` is the configured device's unless given."""
-        torch.set_num_threads(config.threads or torch.get_num_threads())
+        threads = config.threads or usable_cpus()
+        torch.set_num_threads(threads)
+        set_num_threads(threads)
         backend = backend or backend_for(config)
         if backend.device.type == "cuda":  # a guess there leaves the captured graphs, which costs more than it saves
             config = msgspec.structs.replace(config, speculative_tokens=0)

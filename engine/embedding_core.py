@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.core import ClientOutputs, EngineBroken
+from engine.cpus import FairShare, usable_cpus
 from engine.embedding_model import load_embedding_model
 from engine.messages import (
     AdapterCommand,
@@ -52,7 +53,9 @@ class EmbeddingCore:
 
     def __init__(self, config: EngineConfig) -> None:
         """Load the model; raises ModelError when it cannot be served."""
-        torch.set_num_threads(config.threads or torch.get_num_threads())
+        threads = config.threads or usable_cpus()
+        torch.set_num_threads(threads)
+        self._share = FairShare(threads)
         self.config, self.model = config, load_embedding_model(config)
         self.jobs: dict[tuple[int, int], _Job] = {}
         self.queue: deque[_Job] = deque()
@@ -140,6 +143,7 @@ class EmbeddingCore:
             return outputs
         tokens = sum(len(job.message.inputs[index]) for job, index in batch)
         progress.begin("computing a step", self._pace.expected_s(tokens))
+        torch.set_num_threads(self._share.begin())
         try:
             vectors = self.model.embed([job.message.inputs[index] for job, index in batch])
         except Exception:  # the step loop is one of the edges: the batch fails, the engine goes on
@@ -149,6 +153,7 @@ class EmbeddingCore:
                 error = "the step that computed this request failed"
                 self._end(job, outputs, RequestOutput(job.key[1], finish_reason="error", error=error))
             return outputs
+        self._share.end()
         self.failed_steps = 0
         elapsed = time.monotonic() - now
         self._pace.learn(tokens, elapsed)

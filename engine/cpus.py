@@ -1,0 +1,125 @@
+"""How many CPUs this process may use: those it may run on, and no more than the quotas of its control groups allow.
+
+Threads beyond a quota only use it up sooner: then all of them stand still for the rest of the period.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+PROC = Path("/proc/self")
+
+
+def usable_cpus(proc: Path = PROC) -> int:
+    """The CPUs of this process's affinity, at most as many whole ones as the least quota gives; at least 1.
+
+    `proc` is the folder of the process in /proc, of which `cgroup` and `mountinfo` are read.
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([affinity, *(int(quota) for quota in _quotas(proc))]))
+
+
+def _quotas(proc: Path) -> list[float]:
+    """The quotas, in CPUs, of this process's control group and of those above it, of both versions of the interface."""
+    try:
+        groups = (proc / "cgroup").read_text().splitlines()
+        mounts = (proc / "mountinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return []
+    # Lines are `hierarchy:controllers:path`; version 2 has hierarchy 0 and names no controllers.
+    paths: dict[str, str] = {}
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "cpu" in controllers.split(","):
+            paths["cgroup" if controllers else "cgroup2"] = path
+    found = []
+    for line in mounts:
+        # See proc_pid_mountinfo(5): the fourth field is the mounted root, the fifth where; behind " - " type and options.
+        fields, _, rest = line.partition(" - ")
+        root, mount_point = (_unescaped(field) for field in fields.split()[3:5])
+        kind, *_, options = rest.split()
+        if kind not in paths or (kind == "cgroup" and "cpu" not in options.split(",")):
+            continue
+        quota = _quota_v2 if kind == "cgroup2" else _quota_v1
+        found += [quota(folder) for folder in _folders(Path(mount_point), root, paths[kind])]
+    return [quota for quota in found if quota is not None]
+
+
+def _unescaped(field: str) -> str:
+    """A path of mountinfo, where white space stands as octal numbers."""
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(code, character)
+    return field
+
+
+def _folders(mount_point: Path, root: str, path: str) -> list[Path]:
+    """The folder of the group `path` where the group `root` is mounted at `mount_point`, and those above it there."""
+    below = path.removeprefix(root.rstrip("/")) if path == root or path.startswith(root.rstrip("/") + "/") else ""
+    parts = [part for part in below.split("/") if part]
+    if ".." in parts:  # a group outside of what this process may see
+        parts = []
+    return [mount_point.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _quota_v2(folder: Path) -> float | None:
+    """`cpu.max` is "quota period" in microseconds; the quota may be "max". The root has none."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except OSError:
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(folder: Path) -> float | None:
+    """`cpu.cfs_quota_us` is -1 where there is none."""
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        period = int((folder / "cpu.cfs_period_us").read_text())
+    except OSError:
+        return None
+    return None if quota <= 0 or period <= 0 else quota / period
+
+
+class FairShare:
+    """How many threads to use for work at whose every end they wait for each other, as torch's own operations do.
+
+    Threads that wait for a short time go on running, so while such work is done each should have a CPU all the time. Where
+    they get clearly less, other processes have some of the CPUs, and one thread alone is faster; after a time, which
+    doubles while that goes on, all are tried again.
+    """
+
+    SHARE, WINDOW_S, SHORTEST_S, LONGEST_S = 0.8, 0.05, 0.25, 8.0
+
+    def __init__(self, threads: int) -> None:
+        self._most = threads
+        self._wall_s = self._cpu_s = self._alone_until_s = self._alone_s = 0.0
+        self._begin_s = (0.0, 0.0)
+        self._used = threads
+
+    def begin(self) -> int:
+        """Work begins; the threads that it should use."""
+        self._begin_s = (time.monotonic(), time.process_time())
+        self._used = 1 if self._begin_s[0] < self._alone_until_s else self._most
+        return self._used
+
+    def end(self) -> None:
+        """The work is done."""
+        self.note(time.monotonic() - self._begin_s[0], time.process_time() - self._begin_s[1])
+
+    def note(self, wall_s: float, cpu_s: float) -> None:
+        """Work of that many threads took so many seconds, and so many of all CPUs."""
+        if self._used == 1:
+            return
+        self._wall_s += wall_s
+        self._cpu_s += cpu_s
+        if self._wall_s < self.WINDOW_S:
+            return
+        crowded = self._cpu_s < self.SHARE * self._used * self._wall_s
+        self._wall_s = self._cpu_s = 0.0
+        if crowded:
+            self._alone_s = min(max(2 * self._alone_s, self.SHORTEST_S), self.LONGEST_S)
+            self._alone_until_s = time.monotonic() + self._alone_s
+        else:
+            self._alone_s /= 2
