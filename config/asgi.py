@@ -13,7 +13,7 @@ django.setup(set_prefix=False)
 from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from django.core.asgi import get_asgi_application  # noqa: E402
-from django.urls import path  # noqa: E402
+from django.urls import path, re_path  # noqa: E402
 
 from config.options import get_options  # noqa: E402
 from inference.errors import Forbidden  # noqa: E402
@@ -53,12 +53,19 @@ async def _turn_away(scope: dict[str, Any], send: Any, message: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+async def no_such_socket(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """A WebSocket on a path that has none: turned away before it opens."""
+    await send({"type": "websocket.close"})
+
+
 # Also what a generic ASGI server would run: the admin alone.
 application = SiteGuard(
     ProtocolTypeRouter(
         {
             "http": get_asgi_application(),
-            "websocket": AuthMiddlewareStack(URLRouter([path("ws/status", StatusConsumer.as_asgi())])),
+            "websocket": AuthMiddlewareStack(
+                URLRouter([path("ws/status", StatusConsumer.as_asgi()), re_path("", no_such_socket)])
+            ),
         }
     ),
     Sites(get_options().own_hosts),

@@ -54,6 +54,9 @@ class Options(BaseSettings):
     max_connections: int = Field(4096, ge=1, le=1 << 20, description="HTTP connections to one address at once.")
     grpc_max_message_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="Largest message over gRPC.")
     grpc_max_connections: int = Field(256, ge=1, le=65536, description="Connections to the gRPC port at once.")
+    parse_special_tokens: bool = Field(
+        True, description="Whether names of control tokens (<|im_end|>) in a client's text act as such, as elsewhere."
+    )
     request_timeout_s: float = Field(600, gt=0, description="Longest time that one request may take.")
     headers_timeout_s: float = Field(10, gt=0, description="How long a client may take to send a request's headers.")
     body_timeout_s: float = Field(60, gt=0, description="How long a client may take to send a request's body.")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 
+MAX_SHOWN = 1000
+"""Characters of a client's path that are told back."""
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -92,17 +94,19 @@ class DjangoRegistry:
             files = [(directory / file).resolve() for file in (CONFIG, WEIGHTS)]
             there = all(file.is_file() for file in files)
         except (OSError, ValueError, RuntimeError) as error:  # no text of a path, or nobody's home
-            raise AdapterNotFound(source) from error
+            raise AdapterNotFound(source[:MAX_SHOWN]) from error
         # The files too: a link must not lead out of the folders.
         allowed = self._roots is None or all(
             any(path.is_relative_to(root) for root in self._roots) for path in (directory, *files)
         )
         if not allowed or not there:
-            raise AdapterNotFound(source)
+            raise AdapterNotFound(source[:MAX_SHOWN])
         try:
             digest, _ = adapters.read_identity(directory)
         except RegistryError as error:
             raise AdapterRefused(str(error)) from error
+        except OSError as error:  # a file that looks like one and cannot be read
+            raise AdapterRefused(f"source: the adapter's files cannot be read: {error.strerror}") from error
         return AdapterEntry(name=name, digest=digest, directory=str(directory), created=0)
 
     def _register(self, name: str, model: str, source: str, actor: str) -> None:
@@ -110,6 +114,8 @@ class DjangoRegistry:
             adapters.register_adapter(name, Model.objects.get(name=model), source, actor)
         except RegistryError as error:
             raise AdapterRefused(str(error)) from error
+        except OSError as error:
+            raise AdapterRefused(f"source: the adapter's files cannot be read: {error.strerror}") from error
         self._refresh()
 
     def _remove(self, name: str, actor: str) -> None:

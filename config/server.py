@@ -10,7 +10,7 @@ import threading
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from inference.server.plane_server import PlaneServer  # first: installs the asyncio reactor
+from inference.server.plane_server import LAST_WORDS_S, PlaneServer  # first: installs the asyncio reactor
 
 # isort: split
 import structlog
@@ -59,7 +59,7 @@ class Server:
         self.holder = SnapshotHolder()
         self.launcher = LocalLauncher()
         self.reconciler = Reconciler(self.launcher, self.holder, str(options.data_dir))
-        self.router = EngineRouter(self.holder)
+        self.router = EngineRouter(self.holder, options.parse_special_tokens)
         metrics = Metrics(self.router, logs.dropped_lines)
         config = None if options.mindie_config is None else read_config(options.mindie_config)
         hosts = [options.host, *(host for host, _ in mindie_addresses(options, config).values())]
@@ -157,7 +157,7 @@ class Server:
         self.services.admission.draining = True
         loop = asyncio.get_event_loop()
         logger.info("draining", running=self.services.admission.inside)
-        return [loop.create_task(server.stop(self.options.drain_s)) for server in self.grpc]
+        return [loop.create_task(server.stop(self.options.drain_s + LAST_WORDS_S)) for server in self.grpc]
 
     def _terminate(self, force_after_s: float | None) -> None:
         """End this process as SIGTERM does; after so many seconds in any case."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.client import EngineDead
-from inference.errors import GenerationFailed, InvalidRequest
+from inference.errors import GenerationFailed, InvalidRequest, ShuttingDown
 from inference.events import Delta
 from inference.generate import Generation
 from inference.text import IncrementalDecoder
@@ -93,6 +93,8 @@ class BeamSearch(Generation):
         try:
             return await asyncio.gather(*tasks)
         except EngineDead as error:
+            if self._generator.router.stopping:
+                raise ShuttingDown("The server is shutting down.") from error
             raise GenerationFailed("The worker that served this request died.") from error
         finally:
             for task in tasks:

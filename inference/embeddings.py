@@ -98,6 +98,8 @@ class Embedder:
                 client = target.pick()
                 output = await client.embed(inputs, dimensions=dimensions, normalise=normalise, timeout_s=timeout_s)
             except EngineDead as error:
+                if self.router.stopping:
+                    raise ShuttingDown("The server is shutting down.") from error
                 if attempt == 2:
                     raise GenerationFailed("The worker that served this request died.") from error
             else:

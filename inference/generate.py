@@ -249,6 +249,8 @@ class Generation:
                             return
                 raise GenerationFailed("The generation ended early.")
             except EngineDead as error:
+                if self._generator.router.stopping:
+                    raise ShuttingDown("The server is shutting down.") from error
                 if text.count or attempt == 2:
                     raise GenerationFailed("The worker that served this request died.") from error
             except ShuttingDown:  # this worker drains; another may not

@@ -69,8 +69,9 @@ class Target:
 class EngineRouter:
     """Connects, reconnects and hangs up as the snapshot says."""
 
-    def __init__(self, holder: SnapshotHolder) -> None:
-        self._holder = holder
+    def __init__(self, holder: SnapshotHolder, parse_special_tokens: bool = True) -> None:
+        """`parse_special_tokens` is for the models' tokenizers."""
+        self._holder, self._parse_special_tokens = holder, parse_special_tokens
         self._targets: dict[str, Target] = {}
         self._refused: set[WorkerEntry] = set()
         self._casualties = Casualties()
@@ -80,6 +81,8 @@ class EngineRouter:
         self._telling: dict[WorkerEntry, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self.stopping = False
+        """Workers are left because this server ends, and not because anything happened to them."""
 
     def start(self) -> None:
         """Begin to follow the snapshot; call on the event loop."""
@@ -88,7 +91,8 @@ class EngineRouter:
         self._task = loop.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Hang up on every worker; requests in flight fail."""
+        """Hang up on every worker; requests in flight fail as those that a shutdown ends."""
+        self.stopping = True
         tasks = [*self._telling.values(), *([self._task] if self._task is not None else [])]
         for task in tasks:
             task.cancel()
@@ -212,13 +216,16 @@ class EngineRouter:
         except EngineDead as error:
             logger.info("worker not told of adapters", worker=worker.worker_id, reason=str(error))
 
+    async def _load_tokenizer(self, info: ModelInfo) -> ModelTokenizer:
+        return await asyncio.to_thread(ModelTokenizer.load, info, self._parse_special_tokens)
+
     async def _connect(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
         client = EngineClient(worker.socket, worker.worker_id, worker.epoch, self._casualties)
         try:
             info = await client.connect()
             target = self._targets.get(deployment.name)
             same = target is not None and target.info.tokenizer_file == info.tokenizer_file
-            tokenizer = target.tokenizer if target and same else await asyncio.to_thread(ModelTokenizer.load, info)
+            tokenizer = target.tokenizer if target and same else await self._load_tokenizer(info)
             clients = {} if target is None else target.clients
             # A restarted worker may have other limits than the one before it.
             self._targets[deployment.name] = Target(deployment, info, tokenizer, clients)

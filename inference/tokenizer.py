@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 
 from inference import reasoning
+from inference.control_tokens import ControlTokens
 from inference.errors import InvalidRequest, TemplateError
 from inference.offload import beside
 from inference.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -59,11 +60,16 @@ class ModelTokenizer:
     tool_style: Style = "hermes"
     thinks: bool = False
     """Whether outputs may begin with thoughts: the template or the vocabulary knows their marks."""
+    control: ControlTokens | None = None
+    """Where special tokens are kept apart from what clients write."""
     _texts: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, info: ModelInfo) -> ModelTokenizer:
-        """Read the files that the worker named; raises OSError or ValueError when they are unusable."""
+    def load(cls, info: ModelInfo, parse_special_tokens: bool = True) -> ModelTokenizer:
+        """Read the files that the worker named; raises OSError or ValueError when they are unusable.
+
+        Without `parse_special_tokens`, names of special tokens in a client's text are plain text.
+        """
         directory = Path(info.directory)
         try:
             fast = FastTokenizer.from_file(info.tokenizer_file)
@@ -86,7 +92,12 @@ class ModelTokenizer:
             template = None
         thinks = reasoning.END in (text or "") or fast.token_to_id(reasoning.END) is not None
         shown = {"tokenizer_class": "PreTrainedTokenizerFast", **config, "chat_template": text}
-        return cls(fast, special_ids, template, special_texts, shown, style_of(text or ""), thinks)
+        control = None if parse_special_tokens else ControlTokens(Path(info.tokenizer_file), fast)
+        return cls(fast, special_ids, template, special_texts, shown, style_of(text or ""), thinks, control)
+
+    @property
+    def _encoder(self) -> FastTokenizer:
+        return self.fast if self.control is None else self.control.plain
 
     @property
     def tool_mark_is_special(self) -> bool:
@@ -114,7 +125,9 @@ class ModelTokenizer:
         if isinstance(prompt, TokenPrompt):
             return prompt.token_ids if keep_last is None else prompt.token_ids[-keep_last:]
         if isinstance(prompt, ChatPrompt):
-            prompt = TextPrompt(await self.rendered(prompt), prompt.add_special_tokens)
+            rendered = await self._rendered(prompt)
+            text = rendered if self.control is None else self.control.marked(rendered)
+            prompt = TextPrompt(text, prompt.add_special_tokens)
         text, special = prompt.text, prompt.add_special_tokens
         if keep_last is not None or keep_first is not None:
             ids = await self._end_of(text, special, keep_last, keep_first)
@@ -151,10 +164,10 @@ class ModelTokenizer:
     async def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         _check_unicode(text)
         if len(text) <= INLINE_CHARACTERS:
-            return list(self.fast.encode(text, add_special_tokens=add_special_tokens).ids)
+            return list(self._encoder.encode(text, add_special_tokens=add_special_tokens).ids)
 
         def work() -> list[int]:  # the batch form alone releases the interpreter's lock; this one keeps no offsets
-            return list(self.fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+            return list(self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
         return await asyncio.to_thread(work)
 
@@ -175,9 +188,9 @@ class ModelTokenizer:
         for text in texts:
             _check_unicode(text)
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
-            return [self.fast.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+            return [self._encoder.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         # The batch form alone releases the interpreter's lock, without which the thread would be of no use.
-        return await asyncio.to_thread(self.fast.encode_batch, texts, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self._encoder.encode_batch, texts, add_special_tokens=add_special_tokens)
 
     def token_text(self, token_id: int) -> str:
         """One token on its own, special tokens included."""
@@ -207,25 +220,38 @@ class ModelTokenizer:
         text: str = self.fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    async def rendered(self, prompt: ChatPrompt) -> str:
-        """The model's chat template over the messages, long ones beside the event loop; raises TemplateError."""
+    async def chat_encoding(self, prompt: ChatPrompt) -> tuple[str, Encoding]:
+        """The rendered template, and its tokens with the character range that each covers."""
+        text = await self._rendered(prompt)
+        if self.control is None:
+            return text, await self.encoding(text, prompt.add_special_tokens)
+        return self.control.shown(text), await self.encoding(self.control.marked(text), prompt.add_special_tokens)
+
+    async def _rendered(self, prompt: ChatPrompt) -> str:
+        """As `render`; long ones beside the event loop."""
         short = len(prompt.messages) <= INLINE_MESSAGES and not prompt.template_arguments
         if short and sum(_length(message) for message in prompt.messages) <= INLINE_CHARACTERS:
             return self.render(prompt)
         return await beside(self.render, prompt)
 
     def render(self, prompt: ChatPrompt) -> str:
-        """As `rendered`, here and now."""
+        """The model's chat template over the messages; with `control`, stand-ins hide the special tokens in them."""
         if self.template is None:
             raise TemplateError(
                 "This model has no usable chat template; use a completion route or add one to the model."
             )
+        messages, arguments = prompt.messages, prompt.template_arguments
+        if self.control is not None:
+            # The marks of thoughts are the assistant's own, and templates look for them.
+            thoughts, none = frozenset((reasoning.BEGIN, reasoning.END)), frozenset[str]()
+            messages = [self.control.hidden(m, thoughts if m.get("role") == "assistant" else none) for m in messages]
+            arguments = self.control.hidden(arguments)
         try:
             text = self.template.render(
-                messages=prompt.messages,
+                messages=messages,
                 add_generation_prompt=prompt.add_generation_prompt,
                 **self.special_texts,
-                **prompt.template_arguments,
+                **arguments,
             )
         except (
             jinja2.TemplateError,
@@ -240,7 +266,7 @@ class ModelTokenizer:
         if len(text) > MAX_RENDERED_CHARACTERS:
             raise TemplateError(f"The chat template produced more than {MAX_RENDERED_CHARACTERS} characters.")
         if prompt.continue_final_message:
-            final = str(prompt.messages[-1].get("content") or "").strip()
+            final = str(messages[-1].get("content") or "").strip()
             if final not in text:
                 raise TemplateError("The chat template changed the final message, so it cannot be continued.")
             text = text[: text.rindex(final) + len(final)]

@@ -63,7 +63,7 @@ def test_streams_that_outlast_the_drain_end_with_an_error(tmp_path):
     for answer in results:
         *_, error, done = events(answer)
         assert done == "[DONE]"
-        assert error["error"]["message"]
+        assert error["error"]["message"] == "The server is shutting down."
 
 
 def test_refused_while_draining(live):

@@ -91,6 +91,6 @@ def render(error: ServingError) -> Response:
 
 def render_late(error: ServingError) -> bytes:
     """A failure after the stream's head: bare text, and then the stream ends."""
-    if isinstance(error, errors.DeadlineExceeded):
+    if isinstance(error, errors.DeadlineExceeded | errors.ShuttingDown):
         return translated(error).message.encode()
     return b"Failed to get engine response"

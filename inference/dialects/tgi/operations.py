@@ -79,8 +79,7 @@ async def chat_tokenize(exchange: Exchange, services: Services) -> None:
         tokenizer = services.router.resolve(request.model).tokenizer
         arguments = {"tools": request.tools} if request.tools else {}
         messages = await exchange.work(parse_messages, request.messages)
-        text = await tokenizer.rendered(ChatPrompt(messages, template_arguments=arguments))
-        encoding = await tokenizer.encoding(text, add_special_tokens=False)
+        text, encoding = await tokenizer.chat_encoding(ChatPrompt(messages, template_arguments=arguments))
         tokens = await beside(_tokens, text, encoding)
         await exchange.respond(json_response({"tokenize_response": tokens, "templated_text": text}))
 

@@ -1,0 +1,84 @@
+"""Special tokens that only the model's own template may write: in a client's text their names are plain text.
+
+Each special token gets a second, secret name of the same length, made anew in each process, and a copy of the tokenizer
+knows the tokens by these names alone. What a client wrote can therefore never be one of them; in a rendered template the
+names that the template wrote are exchanged for the secret ones. While the template is rendered, names in the client's
+own texts are hidden behind stand-ins of the same length, so that the two can be told apart afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer as FastTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PRIVATE_FIRST, PRIVATE_COUNT = 0xF0000, 0xFFFE
+"""Unicode's plane 15, whose characters mean nothing to anybody."""
+SAMPLE = "One line of text, with 12 numbers;\n and another.\tÉté"
+
+
+class ControlTokens:
+    """The special tokens of one tokenizer.json. `plain` encodes marked texts, and what clients wrote as it is."""
+
+    def __init__(self, path: Path, fast: FastTokenizer) -> None:
+        """Raises ValueError for a tokenizer whose special tokens cannot be given other names."""
+        specials = {token.content: i for i, token in fast.get_added_tokens_decoder().items() if token.special}
+        self._secret = {content: _private(len(content)) for content in specials}
+        self._stand_in = {content: _private(len(content)) for content in specials}
+        self._written = {mark: content for content, mark in self._stand_in.items()}
+        self._contents, self._marks = _any_of(specials), _any_of(self._written)
+        self.plain = FastTokenizer.from_str(_renamed(json.loads(path.read_text()), self._secret))
+        self.plain.no_truncation()
+        self.plain.no_padding()
+        same = all(self.plain.token_to_id(self._secret[content]) == i for content, i in specials.items())
+        if not same or self.plain.encode(SAMPLE).ids != fast.encode(SAMPLE).ids:
+            raise ValueError("the tokenizer's special tokens cannot be kept apart from text")
+
+    def hidden(self, value: Any, but: frozenset[str] = frozenset()) -> Any:
+        """A client's value with stand-ins in all its texts; the names in `but` stay."""
+        if isinstance(value, str):
+            return self._contents.sub(lambda m: m[0] if m[0] in but else self._stand_in[m[0]], value)
+        if isinstance(value, list):
+            return [self.hidden(item, but) for item in value]
+        if isinstance(value, dict):
+            return {self.hidden(key, but): self.hidden(item, but) for key, item in value.items()}
+        return value
+
+    def shown(self, rendered: str) -> str:
+        """A rendered template as a person reads it."""
+        return self._marks.sub(lambda match: self._written[match[0]], rendered)
+
+    def marked(self, rendered: str) -> str:
+        """A rendered template as `plain` encodes it; as long as what `shown` gives."""
+        return self.shown(self._contents.sub(lambda match: self._secret[match[0]], rendered))
+
+
+def _private(length: int) -> str:
+    return "".join(chr(PRIVATE_FIRST + secrets.randbelow(PRIVATE_COUNT)) for _ in range(length))
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of the texts, the longest first; nothing where there are none."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
+
+
+def _renamed(tokenizer: dict[str, Any], names: dict[str, str]) -> str:
+    """tokenizer.json with other names for these tokens, wherever it tells of them by name alone."""
+    for token in tokenizer["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    model = tokenizer["model"]
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {names.get(text, text): i for text, i in vocabulary.items()}
+    else:  # Unigram: pieces with their scores, the place is the id
+        model["vocab"] = [[names.get(text, text), score] for text, score in vocabulary]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    return json.dumps(tokenizer)
