@@ -106,7 +106,7 @@ class DjangoRegistry:
         except RegistryError as error:
             raise AdapterRefused(str(error)) from error
         except OSError as error:  # a file that looks like one and cannot be read
-            raise AdapterRefused(f"source: the adapter's files cannot be read: {error.strerror}") from error
+            raise AdapterNotFound(source[:MAX_SHOWN]) from error
         return AdapterEntry(name=name, digest=digest, directory=str(directory), created=0)
 
     def _register(self, name: str, model: str, source: str, actor: str) -> None:
@@ -115,7 +115,7 @@ class DjangoRegistry:
         except RegistryError as error:
             raise AdapterRefused(str(error)) from error
         except OSError as error:
-            raise AdapterRefused(f"source: the adapter's files cannot be read: {error.strerror}") from error
+            raise AdapterNotFound(source[:MAX_SHOWN]) from error
         self._refresh()
 
     def _remove(self, name: str, actor: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import ctypes
 import gc
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ SWITCH_S = 0.001
 SLICE = 512
 """Elements of a list that are encoded in one call."""
 
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _threads = ThreadPoolExecutor(2, thread_name_prefix="beside")
 
 
@@ -48,6 +50,14 @@ async def beside(work: Callable[..., T], *arguments: Any) -> T:
 async def beside_if(heavy: bool, work: Callable[..., T], *arguments: Any) -> T:
     """The result of `work`, computed in a thread where it is heavy, else here."""
     return await beside(work, *arguments) if heavy else work(*arguments)
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system, in a thread, after work that took much: glibc keeps what it may want again, and
+    a tokenizer takes 350 bytes for each token of a text.
+    """
+    if _trim is not None:
+        _trim(0)
 
 
 def encoded(values: Iterable[Any], at_once: int = SLICE) -> msgspec.Raw:

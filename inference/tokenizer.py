@@ -21,7 +21,7 @@ from tokenizers.decoders import DecodeStream
 from inference import reasoning
 from inference.control_tokens import ControlTokens
 from inference.errors import InvalidRequest, TemplateError
-from inference.offload import beside
+from inference.offload import beside, give_back_memory
 from inference.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from inference.tool_calls import MARKS, Style, style_of
 
@@ -36,6 +36,8 @@ INLINE_MESSAGES = 16
 CHARACTERS_PER_TOKEN = 8
 """A text with more than so many for each token that is wanted is not tokenised whole."""
 PART_CHARACTERS = 1 << 16
+MUCH_TEXT = 1 << 18
+"""Characters whose tokenising takes so much memory that it is given back at once."""
 EDGE_TOKENS = 64
 """Where a text is cut, so many tokens beside the cut may be others than in the whole text."""
 PROMPT_END_TOKENS = 8
@@ -167,7 +169,10 @@ class ModelTokenizer:
             return list(self._encoder.encode(text, add_special_tokens=add_special_tokens).ids)
 
         def work() -> list[int]:  # the batch form alone releases the interpreter's lock; this one keeps no offsets
-            return list(self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+            ids = list(self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+            if len(text) > MUCH_TEXT:
+                give_back_memory()
+            return ids
 
         return await asyncio.to_thread(work)
 

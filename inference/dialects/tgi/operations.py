@@ -11,8 +11,9 @@ from inference.conversation import parse_messages
 from inference.dialects.tgi.errors import undeserialisable
 from inference.dialects.tgi.schema import GenerateRequest, parse
 from inference.errors import InvalidRequest
-from inference.offload import beside, encoded
+from inference.offload import beside, encoded, give_back_memory
 from inference.requests import ChatPrompt
+from inference.tokenizer import MUCH_TEXT
 from inference.validation import convert
 
 if TYPE_CHECKING:
@@ -81,16 +82,24 @@ async def chat_tokenize(exchange: Exchange, services: Services) -> None:
         messages = await exchange.work(parse_messages, request.messages)
         text, encoding = await tokenizer.chat_encoding(ChatPrompt(messages, template_arguments=arguments))
         tokens = await beside(_tokens, text, encoding)
-        await exchange.respond(json_response({"tokenize_response": tokens, "templated_text": text}))
+        del encoding
+        if len(text) > MUCH_TEXT:
+            await beside(give_back_memory)
+        answer = {"tokenize_response": tokens, "templated_text": text}
+        await exchange.respond(await beside(json_response, answer))
 
 
 async def tokenize(exchange: Exchange, services: Services) -> None:
     """Tokens of `inputs` with the byte range that each covers."""
-    request: GenerateRequest = parse(await exchange.json(), GenerateRequest)
+    request: GenerateRequest = await exchange.work(parse, await exchange.json(), GenerateRequest)
     tokenizer = services.router.resolve(None).tokenizer
     with services.admission.place(exchange.tenant):
         encoding = await tokenizer.encoding(request.inputs, add_special_tokens=True)
-        await exchange.respond(json_response(await beside(_tokens, request.inputs, encoding)))
+        tokens = await beside(_tokens, request.inputs, encoding)
+        del encoding
+        if len(request.inputs) > MUCH_TEXT:
+            await beside(give_back_memory)
+        await exchange.respond(await beside(json_response, tokens))
 
 
 def _tokens(inputs: str, encoding: Encoding) -> msgspec.Raw:
@@ -98,7 +107,9 @@ def _tokens(inputs: str, encoding: Encoding) -> msgspec.Raw:
     starts = [0]
     for character in inputs:
         starts.append(starts[-1] + len(character.encode()))
+    # One range at a time: `offsets` makes them all in one call, which nothing can interrupt.
+    ranges = (encoding.token_to_chars(i) or (0, 0) for i in range(len(encoding)))
     return encoded(
         {"id": token_id, "text": inputs[start:stop], "start": starts[start], "stop": starts[stop]}
-        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
+        for token_id, (start, stop) in zip(encoding.ids, ranges, strict=True)
     )

@@ -54,7 +54,7 @@ async def load(exchange: Exchange, services: Services) -> None:
         )
         return await _refuse(exchange, 400, "InvalidUserInput", text)
     except AdapterNotFound:
-        text = f"Loading lora {name} failed: No adapter found for {body.lora_path}"
+        text = f"Loading lora {name} failed: No adapter found for {body.lora_path[:1000]}"
         return await _refuse(exchange, 404, "NotFoundError", text)
     except AdapterRefused as error:
         if IS_A_MODEL.search(error.message):

@@ -9,7 +9,7 @@ import msgspec
 from inference.asgi import json_response
 from inference.conversation import parse_messages, template_arguments
 from inference.errors import InvalidRequest, NotServed
-from inference.offload import beside
+from inference.offload import beside, beside_if
 from inference.requests import ChatPrompt, Prompt, TextPrompt
 from inference.validation import convert, in_range
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from inference.asgi import Exchange
     from inference.services import Services
 
+INLINE_IDS = 10_000
 BOTH = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
 
 
@@ -53,7 +54,7 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
         if body.return_token_strs:
             texts = await beside(lambda: [target.tokenizer.fast.id_to_token(i) or "" for i in ids])
         answer = {"count": len(ids), "max_model_len": target.info.max_model_len, "tokens": ids, "token_strs": texts}
-        await exchange.respond(json_response(answer))
+        await exchange.respond(await beside_if(len(ids) > INLINE_IDS, json_response, answer))
 
 
 async def detokenize(exchange: Exchange, services: Services) -> None:
