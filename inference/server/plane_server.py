@@ -72,6 +72,12 @@ class PlaneRequest(WebRequest):
             return None
         return status, *self.server.refuse(address.host, address.port, verb, path, status)
 
+    def gotLength(self, length: int | None) -> None:
+        """The headers are fine. The body is kept in memory, where `max_body_bytes` bounds it: Twisted would write one of
+        100 kB or of unknown length to disk, on the event loop, and fail where the disk is full.
+        """
+        super().gotLength(0)
+
     def handleContentChunk(self, data: bytes) -> None:
         """Keep body bytes only while they are within the limit."""
         if self.too_large:
