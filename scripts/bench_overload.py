@@ -1,10 +1,10 @@
 """What a server does under several times the load that it can take: how much it still answers, how fast it refuses the rest.
 
-    python -m scripts.bench_overload [--times 5] [--seconds 20] [--places 64] [--url http://127.0.0.1:8000]
+    python -m scripts.bench_overload [--times 5] [--seconds 20] [--places 128] [--url http://127.0.0.1:8000]
 
-First as many clients as there are places, each asking anew when it has its answer: the rate that the server can take.
-Then so many times that rate, every request on a connection of its own, whatever comes of the earlier ones. A refusal's time
-runs from the connection's beginning to the last byte.
+First as many clients as there are places, each asking anew when it has its answer. Then so many times as many, all at
+once, who try again a second after a refusal. Every request has a connection of its own; a refusal's time runs from the
+connection's beginning to the last byte.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from urllib.parse import urlsplit
 
 from loadtests.server import running_server
 
-TOKENS = 32
+TOKENS = 8
 BODY = json.dumps({"prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}).encode()
 HEAD = f"POST /v1/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-length: {len(BODY)}\r\n\r\n"
-LATER = 30.0
+LATER = 60.0
 """Seconds after which a request counts as lost."""
+PATIENCE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -35,8 +36,8 @@ class Outcome:
     refusals_ms: list[float] = field(default_factory=list)
     told_when: int = 0
 
-    async def ask(self, host: str, port: int) -> None:
-        """One request on its own connection."""
+    async def ask(self, host: str, port: int) -> bool:
+        """One request on its own connection; whether it was answered."""
         begin = time.perf_counter()
         try:
             async with asyncio.timeout(LATER):
@@ -46,12 +47,13 @@ class Outcome:
                 writer.close()
         except (OSError, TimeoutError) as error:
             self.statuses[type(error).__name__] += 1
-            return
+            return False
         status = answer[9:12].decode() or "closed"
         self.statuses[status] += 1
         if status in ("429", "503"):
             self.refusals_ms.append((time.perf_counter() - begin) * 1e3)
             self.told_when += b"\r\nretry-after-ms:" in answer.lower()
+        return status == "200"
 
     def quantile(self, share: float) -> float:
         """Of the refusals' times, in milliseconds."""
@@ -59,27 +61,16 @@ class Outcome:
         return times[min(len(times) - 1, int(share * len(times)))] if times else 0.0
 
 
-async def closed(host: str, port: int, clients: int, seconds: float) -> float:
-    """Answers a second that so many clients get."""
-    outcome, end = Outcome(), time.perf_counter() + seconds
+async def crowd(host: str, port: int, clients: int, seconds: float) -> tuple[Outcome, float]:
+    """So many clients that begin at once, and the answers a second that they get together."""
+    outcome, begin = Outcome(), time.perf_counter()
 
     async def client() -> None:
-        while time.perf_counter() < end:
-            await outcome.ask(host, port)
+        while time.perf_counter() < begin + seconds:
+            if not await outcome.ask(host, port):
+                await asyncio.sleep(PATIENCE_S)
 
-    begin = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
-    return outcome.statuses["200"] / (time.perf_counter() - begin)
-
-
-async def open_loop(host: str, port: int, rate: float, seconds: float) -> tuple[Outcome, float]:
-    """So many requests a second, and the answers a second that come of them."""
-    outcome, begin = Outcome(), time.perf_counter()
-    tasks = []
-    for number in range(int(rate * seconds)):
-        await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
-        tasks.append(asyncio.create_task(outcome.ask(host, port)))
-    await asyncio.gather(*tasks)
     return outcome, outcome.statuses["200"] / (time.perf_counter() - begin)
 
 
@@ -87,9 +78,9 @@ async def measure(url: str, places: int, times: float, seconds: float) -> None:
     """Both runs, and the table."""
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
-    await closed(host, port, places, 3)
-    most = await closed(host, port, places, seconds)
-    outcome, goodput = await open_loop(host, port, times * most, seconds)
+    await crowd(host, port, places, 1)
+    _, most = await crowd(host, port, places, seconds)
+    outcome, goodput = await crowd(host, port, round(times * places), seconds)
     refused = len(outcome.refusals_ms)
     print("| load | answers/s | goodput | refused | p50 ms | p99 ms | most ms | with retry-after-ms | other |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -109,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=float, default=5)
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--places", type=int, default=64)
+    parser.add_argument("--places", type=int, default=128)
     parser.add_argument("--url", default="")
     options = parser.parse_args()
     settings = {"MAX_CONCURRENT_REQUESTS": str(options.places)}
