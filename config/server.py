@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 import threading
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger(__name__)
 
+OPEN_FILES = 1 << 16
 ONE_HOST = "A request must have exactly one Host header."
 
 
@@ -97,6 +99,7 @@ class Server:
     def run(self) -> int:
         """Startup → main loop → shutdown; returns the exit status."""
         options = self.options
+        _allow_open_files()
         live.set_source(self._stats)
         self.reconciler.forget_earlier_workers()
         self.reconciler.reconcile_once()  # the worker loads its model while the rest of this starts
@@ -210,6 +213,14 @@ class Server:
                 return
             await asyncio.sleep(0.1)
         print(_welcome(options, self.router.targets[0].entry.name), flush=True)
+
+
+def _allow_open_files() -> None:
+    """A connection is an open file, and a shell's usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _welcome(options: Options, model: str) -> str:

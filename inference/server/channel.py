@@ -16,6 +16,8 @@ from twisted.web import http
 LAST_WORDS_S = 1.0
 LINGER_S, LINGER_BYTES = 2.0, 80 << 20
 """How long, and for how much, a client that was turned away may go on sending."""
+LARGE_ANSWER_BYTES = 1 << 16
+"""Behind so much a stream waits for its client; whole answers are watched."""
 
 
 class DeadlineChannel(http.HTTPChannel):
@@ -23,12 +25,15 @@ class DeadlineChannel(http.HTTPChannel):
 
     headers_timeout_s = 10.0
     body_timeout_s = 60.0
+    slow_client_timeout_s = 30.0
     when_lost: Any = None
     """Called once, when the channel leaves its connection."""
     _deadline: Any = None
-    _unread: float | None = None
+    _discardable: float | None = None
     """Set once the client was turned away: so many further bytes are thrown away, then the connection ends."""
     _body_left: float = math.inf
+    _reading: Any = None
+    """Looks at whether the client reads a large answer."""
 
     def connectionMade(self) -> None:
         """A new connection must send its first request's headers in time."""
@@ -37,7 +42,7 @@ class DeadlineChannel(http.HTTPChannel):
 
     def dataReceived(self, data: bytes) -> None:
         """The first byte of a further request starts its deadline."""
-        if self._unread is not None:
+        if self._discardable is not None:
             self._throw_away(len(data))
             return
         if self._deadline is None and not self.requests:
@@ -46,7 +51,7 @@ class DeadlineChannel(http.HTTPChannel):
 
     def lineReceived(self, line: bytes) -> None:
         """A continuation line is obsolete (RFC 9112 section 5.2) and an old way to smuggle; it is refused."""
-        if self._unread is not None:
+        if self._discardable is not None:
             return
         if line[:1] in (b" ", b"\t"):
             self._respondToBadRequestAndDisconnect()
@@ -55,7 +60,7 @@ class DeadlineChannel(http.HTTPChannel):
 
     def rawDataReceived(self, data: bytes) -> None:
         """Bytes of a body, of which none is wanted any more once the client was turned away."""
-        if self._unread is not None:
+        if self._discardable is not None:
             self._throw_away(len(data))
             return
         super().rawDataReceived(data)
@@ -87,9 +92,9 @@ class DeadlineChannel(http.HTTPChannel):
 
     def turn_away(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """Answer in place of the application, and end the connection soon."""
-        if self._unread is not None:
+        if self._discardable is not None:
             return
-        self._unread = LINGER_BYTES
+        self._discardable = LINGER_BYTES
         lines = [b"HTTP/1.1 %d %b" % (status, http.RESPONSES.get(status, b"Refused"))]
         lines += [b"%b: %b" % pair for pair in headers]
         lines += [b"connection: close", b"content-length: %d" % len(body), b"", b""]
@@ -101,11 +106,11 @@ class DeadlineChannel(http.HTTPChannel):
         self.turn_away(400, [], b"")
 
     def _throw_away(self, size: int) -> None:
-        if self._unread is None:
+        if self._discardable is None:
             return
-        self._unread -= size
+        self._discardable -= size
         self._body_left -= size
-        if self._unread <= 0 or self._body_left <= 0:
+        if self._discardable <= 0 or self._body_left <= 0:
             self._hang_up()
 
     def _hang_up(self) -> None:
@@ -116,10 +121,16 @@ class DeadlineChannel(http.HTTPChannel):
 
     def allContentReceived(self) -> None:
         """The request is complete; how long it takes to serve is not the channel's business."""
-        if self._unread is not None:
+        if self._discardable is not None:
             return
         self._met()
         super().allContentReceived()
+
+    def requestDone(self, request: Any) -> None:
+        """An answer is complete; a large one must also be read."""
+        super().requestDone(request)
+        if self._reading is None and self._unsent() > LARGE_ANSWER_BYTES:
+            self._watch(self._unsent())
 
     def connectionLost(self, reason: Any) -> None:
         """Nothing is expected any more."""
@@ -129,9 +140,29 @@ class DeadlineChannel(http.HTTPChannel):
     def leave(self) -> None:
         """The connection has ended, or belongs to another protocol from here on."""
         self._met()
+        if self._reading is not None and self._reading.active():
+            self._reading.cancel()
         when_lost, self.when_lost = self.when_lost, None
         if when_lost is not None:
             when_lost()
+
+    def _unsent(self) -> int:
+        """Bytes that wait for the client to read."""
+        transport = getattr(self.transport, "transport", None) or self.transport  # below TLS
+        if transport is None:
+            return 0
+        return len(transport.dataBuffer) - transport.offset + int(transport._tempDataLen)
+
+    def _watch(self, before: int) -> None:
+        self._reading = reactor.callLater(self.slow_client_timeout_s, self._still_unread, before)
+
+    def _still_unread(self, before: int) -> None:
+        """Break the connection of a client that has read nothing since."""
+        self._reading, now = None, self._unsent()
+        if now >= before:
+            self.transport.abortConnection()
+        elif now > LARGE_ANSWER_BYTES:
+            self._watch(now)
 
     def _expect(self, timeout_s: float) -> None:
         self._met()

@@ -206,6 +206,7 @@ class PlaneFactory(HTTPFactory):
         # The application parses bodies itself; twisted's form parsing would cost 0.1 ms a request.
         protocol._channel.headers_timeout_s = self.server.headers_timeout_s
         protocol._channel.body_timeout_s = self.server.body_timeout_s
+        protocol._channel.slow_client_timeout_s = self.server.slow_client_timeout_s
         protocol.requestFactory = partial(PlaneRequest, parsePOSTFormSubmission=False)
         return protocol
 

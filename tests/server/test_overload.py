@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 
 import httpx
@@ -33,10 +35,18 @@ MINDIE = [
 ]  # fmt: skip
 
 
+CONNECTIONS = 300
+"""Far more than a listener's usual queue holds."""
+
+
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory):
     """A server with one place, and the place taken."""
-    environment = {"DRAGOMAN_MAX_CONCURRENT_REQUESTS": "1", "DRAGOMAN_SPECULATIVE_TOKENS": "0"}
+    environment = {
+        "DRAGOMAN_MAX_CONCURRENT_REQUESTS": "1",
+        "DRAGOMAN_MAX_CONNECTIONS": str(CONNECTIONS),
+        "DRAGOMAN_SPECULATIVE_TOKENS": "0",
+    }
     server = LiveServer(tmp_path_factory.mktemp("narrow") / "var", environment=environment).start()
     stop = threading.Event()
 
@@ -71,7 +81,7 @@ def refused(server, url, body, status):
 @pytest.mark.parametrize(("path", "body", "status", "told"), FRONT)
 def test_the_front_planes_dialects(narrow, path, body, status, told):
     answer = refused(narrow, narrow.url + path, body, status)
-    assert int(answer.headers["retry-after"]) >= 1
+    assert int(answer.headers["retry-after-ms"]) == 1000 * int(answer.headers["retry-after"]) > 0
     assert told(answer.json()), answer.text
 
 
@@ -89,8 +99,26 @@ def test_tgis_streams_tell_it_in_a_frame(narrow):
 @pytest.mark.parametrize(("path", "body"), MINDIE)
 def test_mindie(narrow, path, body):
     answer = refused(narrow, narrow.mindie_url + path, body, 503)
-    assert int(answer.headers["retry-after"]) >= 1
+    assert int(answer.headers["retry-after-ms"]) == 1000 * int(answer.headers["retry-after"]) > 0
     assert answer.json() == {"error": "Too many requests", "error_type": "Service Unavailable"}
+
+
+def test_connections_have_a_limit_and_come_back(narrow):
+    with contextlib.ExitStack() as stack:
+
+        def refused_one():
+            address = ("127.0.0.1", narrow.front_port)
+            connection = stack.enter_context(socket.create_connection(address, timeout=30))
+            connection.sendall(b"GET /load HTTP/1.1\r\nhost: x\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                return connection.recv(1000) == b""
+            return True
+
+        served = 0
+        while not refused_one():
+            served += 1
+        assert CONNECTIONS - 10 < served <= CONNECTIONS
+    wait_until(narrow.healthy, 30)
 
 
 LONG = {"max_tokens": 2000, "ignore_eos": True, "stream": True, "temperature": 2.0, "seed": 1}
