@@ -24,6 +24,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OWN_SITES = (b"same-origin", b"none")
 """`Sec-Fetch-Site` of a page of ours, and of an address that a person typed."""
 ANY = "*"
+DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{1,5})?", re.IGNORECASE | re.ASCII)
 
 
@@ -96,9 +97,10 @@ class Sites:
 
     @staticmethod
     def _is_own(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
-        """The scheme is left out: a proxy that ends TLS changes it, and no page can choose another for a host and port."""
-        scheme, separator, host = origin.lower().partition(b"://")
-        return bool(separator) and scheme in (b"http", b"https") and host == headers.get(b"host", b"").lower()
+        """The scheme is not compared, since a proxy that ends TLS changes it; a scheme's own port goes without saying."""
+        scheme, _, host = origin.lower().partition(b"://")
+        port = DEFAULT_PORTS.get(scheme)
+        return port is not None and host != b"" and host == headers.get(b"host", b"").lower().removesuffix(port)
 
 
 def _is_address(text: str) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import httpx
 import pytest
 
+from inference.errors import ForeignOrigin
+from inference.sites import Sites
 from tests.live import LiveServer
 
 ASK = {"prompt": "Hi", "max_tokens": 1}
@@ -63,6 +67,17 @@ def test_own_pages_and_programs_are_served(server, headers):
     assert server.post("/v1/completions", ASK, headers=headers).status_code == 200
     assert server.post("/v1/completions", ASK, headers={**headers, "origin": server.url}).status_code == 200
     assert server.get("/v1/models", headers={"sec-fetch-site": "cross-site"}).status_code == 200  # which it cannot read
+
+
+@pytest.mark.parametrize(("host", "origin", "own"), [
+    (b"a.example", b"https://a.example", True), (b"a.example:443", b"https://a.example", True),
+    (b"A.example:80", b"http://a.example", True), (b"a.example:8000", b"http://a.example:8000", True),
+    (b"a.example:8000", b"http://a.example", False), (b"a.example", b"https://b.a.example", False),
+    (b"a.example", b"ftp://a.example", False), (b"", b"https://", False), (b"a.example", b"a.example", False),
+])  # fmt: skip
+def test_whose_origin_is_the_servers_own(host, origin, own):
+    with nullcontext() if own else pytest.raises(ForeignOrigin):
+        Sites().check_origin({b"host": host, b"origin": origin})
 
 
 def test_each_dialect_refuses_in_its_own_words(server):
