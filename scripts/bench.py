@@ -75,11 +75,16 @@ async def server_run(port: int, work: list[list[int]], output_tokens: int) -> tu
 
 
 @contextmanager
-def engine_worker(model: Path, dtype: str) -> Iterator[EngineConfig]:
+def engine_worker(model: Path, dtype: str, threads: int = 0) -> Iterator[EngineConfig]:
     """A worker process of its own."""
     launcher = LocalLauncher()
     config = EngineConfig(
-        model=str(model), dtype=dtype, worker_id="bench", socket=launcher.socket_path("bench"), speculative_tokens=0
+        model=str(model),
+        dtype=dtype,
+        worker_id="bench",
+        socket=launcher.socket_path("bench"),
+        speculative_tokens=0,
+        threads=threads,
     )
     worker = launcher.launch(config)
     try:

@@ -1,6 +1,6 @@
 """What structured output costs: streams of free text and of text by grammars, in turn on one engine.
 
-    python -m scripts.bench_structured [--model smollm2-135m] [--streams 8] [--rounds 3]
+    python -m scripts.bench_structured [--model smollm2-135m] [--streams 8] [--rounds 3] [--threads 0]
 
 The grammars have no end within the tokens asked for, so that every stream has the same number of tokens.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from engine.client import EngineClient
 from engine.sampling_params import Grammar, SamplingParams
 from scripts.bench import engine_worker, prompts
-from scripts.random_models import make_model
+from scripts.random_models import DEMO, make_model
 
 ITEM = {
     "type": "object",
@@ -47,7 +47,7 @@ async def speed(client: EngineClient, work: list[list[int]], grammar: Grammar | 
 
 async def measure(model: Path, options: argparse.Namespace) -> None:
     """In turn; medians of the rounds."""
-    with engine_worker(model, options.dtype) as config:
+    with engine_worker(model, options.dtype, options.threads) as config:
         client = EngineClient(config.socket, config.worker_id, config.epoch)
         await client.connect()
         found: dict[str, list[float]] = {name: [] for name in CASES}
@@ -66,13 +66,15 @@ async def measure(model: Path, options: argparse.Namespace) -> None:
 def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m", help="A random model to make.")
+    parser.add_argument("--model", default="smollm2-135m", help="A random model to make, or `demo`.")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--dtype", default="auto")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dragoman-bench-") as folder:
-        asyncio.run(measure(make_model(Path(folder), options.model), options))
+        model = DEMO if options.model == "demo" else make_model(Path(folder), options.model)
+        asyncio.run(measure(model, options))
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ COMPILE_STACK_BYTES = 256 << 20
 MASKS_STACK_BYTES = 64 << 20
 NICE = 10
 """The step loop goes first. While it waits for masks it leaves them its core."""
-YOUNG_S = 1.0
-"""A compilation that takes longer gives way to everything else."""
+PATIENT_CPU_S = 5.0
+"""A compilation that takes more of CPU time gives way to everything else."""
 IN_VAIN = "it is too large, or nested too deeply"
 ROWS = 16
 _PR_SET_PDEATHSIG = 1
@@ -122,7 +122,9 @@ def _compiled(asked: Compile, tokenizer: LLTokenizer, masks: _Masks) -> tuple[LL
     threading.stack_size(COMPILE_STACK_BYTES)
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(YOUNG_S)
+    thread.join(0.1)
+    while thread.is_alive() and time.process_time() < PATIENT_CPU_S:
+        thread.join(0.5)
     if thread.is_alive() and thread.native_id is not None:
         os.setpriority(os.PRIO_PROCESS, thread.native_id, 19)
         thread.join()

@@ -1,0 +1,271 @@
+"""Grammars that crash, never end, or grow: each costs the requests that have it, and nobody else anything."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from engine.grammar import serve
+from engine.sampling_params import Grammar
+from tests.conftest import DEMO
+from tests.engine.engines import Driver, core, prompts
+from tests.live import wait_until
+
+AMBIGUOUS = Grammar("grammar", 'start: s\ns: s s | s s s | /[a-z ]/ | ""')
+QUICK = Grammar("regex", "([a-z]{2,9} ){500}")
+FIRST, SECOND = prompts(1700, (9, 9))
+
+
+def chain(count: int, bare: bool) -> Grammar:
+    """A schema whose references lead to each other."""
+
+    def refer(i: int) -> dict[str, object]:
+        reference = {"$ref": f"#/$defs/a{i}"}
+        return reference if bare else {"type": "object", "properties": {"x": reference}}
+
+    definitions = {f"a{i}": refer(i + 1) for i in range(count)} | {f"a{count}": {"type": "string"}}
+    return Grammar("json_schema", json.dumps({"$ref": "#/$defs/a0", "$defs": definitions}))
+
+
+def rules(count: int, rule: str) -> Grammar:
+    """Lark rules that lead to each other."""
+    lines = (rule.format(i=i, next=i + 1) for i in range(count))
+    return Grammar("grammar", "start: a0\n" + "\n".join(lines) + f'\na{count}: "x"')
+
+
+HOSTILE = {
+    "references": chain(1250, bare=False),
+    "many references": chain(10_000, bare=False),
+    "bare references": chain(10_000, bare=True),
+    "rules": rules(4000, "a{i}: a{next}"),
+    "rules to the left": rules(3000, 'a{i}: a{next} "y" | "z"'),
+    "rules to the right": rules(3000, 'a{i}: "y" a{next} | "z"'),
+    "nested anyOf": Grammar("json_schema", '{"anyOf": [' * 60 + '{"type": "string"}' + ', {"type": "null"}]}' * 60),
+    "nested arrays": Grammar("json_schema", '{"type": "array", "items": ' * 5000 + "{}" + "}" * 5000),
+    "repetition": Grammar("regex", "((a{1,1000}){1,1000}){1,1000}"),
+    "classes": Grammar("regex", r"(\p{L}|\w|\p{Lu}{1,50}){1,2000}"),
+    "parentheses": Grammar("regex", "(" * 30_000 + "a" + ")" * 30_000),
+    "parentheses in rules": Grammar("grammar", "start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
+    "parentheses of GBNF": Grammar("grammar", "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000),
+    "rules of GBNF": Grammar("grammar", "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(3000))),
+    "enum": Grammar("json_schema", json.dumps({"enum": [f"value {i}" for i in range(100_000)]})),
+    "itself": Grammar("json_schema", '{"$ref": "#"}'),
+    "itself to the left": Grammar("grammar", 'start: start "x" | start'),
+    "ambiguous": AMBIGUOUS,
+}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    engine = core(DEMO, max_model_len=256, threads=1)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def driver(engine):
+    """Without processes, or memories, of the tests before."""
+    grammars = engine.grammars
+    for process in [*grammars._live.values()]:
+        grammars._drop(process)
+    grammars._bad.clear()
+    driver = Driver(engine)
+    if grammars._open.template is not None:
+        wait_until(lambda: not pids_of(driver), 60)
+    return driver
+
+
+@pytest.fixture(scope="module")
+def alone(engine):
+    """What the second prompt says where nobody else is."""
+    driver = Driver(engine)
+    driver.submit(0, SECOND, max_tokens=20, ignore_eos=True)
+    driver.run()
+    return driver.tokens(0)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_followed_or_refused_and_nobody_else_notices(driver, alone, name):
+    driver.submit(0, FIRST, max_tokens=4, ignore_eos=True, grammar=HOSTILE[name])
+    driver.submit(1, SECOND, max_tokens=20, ignore_eos=True)
+    driver.submit(2, SECOND, max_tokens=5, ignore_eos=True, grammar=QUICK)
+    driver.run()
+    assert driver.tokens(1) == alone
+    assert driver.finish_reason(2) == "length"
+    if driver.finish_reason(0) == "error":
+        error = driver.outputs[0][-1].error
+        assert error.startswith("grammar: ")
+        assert "panic" not in error
+        assert "backtrace" not in error
+    else:
+        assert driver.tokens(0)
+
+
+def pids_of(driver: Driver) -> list[int]:
+    """Of the grammar processes, oldest first."""
+    template = driver.engine.grammars._open.template.pid
+    return sorted(int(pid) for pid in Path(f"/proc/{template}/task/{template}/children").read_text().split())
+
+
+def run_until(driver: Driver, condition) -> None:
+    while not condition():
+        assert driver.engine.has_work
+        driver.step()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_a_process_that_dies_costs_the_requests_of_its_grammar_alone(driver, number):
+    driver.submit(0, FIRST, max_tokens=30, ignore_eos=True, grammar=QUICK)
+    run_until(driver, lambda: driver.tokens(0))
+    (victim,) = pids_of(driver)
+    driver.submit(1, SECOND, max_tokens=30, ignore_eos=True)
+    driver.submit(2, SECOND, max_tokens=30, ignore_eos=True, grammar=Grammar("regex", "([a-z]{3} ){500}"))
+    run_until(driver, lambda: driver.tokens(2))
+    os.kill(victim, number)
+    driver.run()
+    assert driver.finish_reason(0) == "error"
+    assert driver.outputs[0][-1].error.startswith("grammar: ")
+    assert [len(driver.tokens(i)) for i in (1, 2)] == [30, 30]
+    driver.submit(3, FIRST, max_tokens=5, ignore_eos=True, grammar=QUICK)  # its grammar is not to blame yet
+    driver.run()
+    assert len(driver.tokens(3)) == 5
+
+
+def test_a_template_that_dies_is_replaced(driver):
+    driver.submit(0, FIRST, max_tokens=30, ignore_eos=True, grammar=QUICK)
+    run_until(driver, lambda: driver.tokens(0))
+    template = driver.engine.grammars._open.template
+    template.kill()
+    template.wait()
+    driver.submit(1, SECOND, max_tokens=30, ignore_eos=True)
+    driver.run()
+    assert driver.finish_reason(0) == "error"
+    assert len(driver.tokens(1)) == 30
+    driver.engine.grammars._started_template = float("-inf")
+    driver.submit(2, FIRST, max_tokens=5, ignore_eos=True, grammar=QUICK)
+    driver.run()
+    assert len(driver.tokens(2)) == 5
+
+
+def test_a_mask_that_does_not_come_costs_its_own_requests_alone(driver):
+    """Its process is stopped, so its mask takes for ever; the others' steps go on, and then it goes on itself."""
+    driver.submit(0, FIRST, max_tokens=50, ignore_eos=True, grammar=QUICK)
+    run_until(driver, lambda: len(driver.tokens(0)) >= 3)
+    (stopped,) = pids_of(driver)
+    os.kill(stopped, signal.SIGSTOP)
+    driver.submit(1, SECOND, max_tokens=30, ignore_eos=True)
+    driver.submit(2, SECOND, max_tokens=50, ignore_eos=True, grammar=Grammar("regex", "([a-z]{3} ){500}"))
+    run_until(driver, lambda: 1 not in {key for _, key in driver.engine.requests})
+    run_until(driver, lambda: 2 not in {key for _, key in driver.engine.requests})
+    before = len(driver.tokens(0))
+    assert before < 6
+    os.kill(stopped, signal.SIGCONT)
+    driver.run()
+    assert len(driver.tokens(0)) == 50
+    undisturbed = Driver(driver.engine)
+    undisturbed.submit(0, FIRST, max_tokens=50, ignore_eos=True, grammar=QUICK)
+    undisturbed.run()
+    assert driver.tokens(0) == undisturbed.tokens(0)
+
+
+def test_a_mask_that_takes_too_long_ends_its_own_request(driver, monkeypatch):
+    driver.submit(0, FIRST, max_tokens=50, ignore_eos=True, grammar=QUICK)
+    run_until(driver, lambda: driver.tokens(0))
+    for pid in pids_of(driver):
+        os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr("engine.grammar.processes.MASK_S", 0.0)
+    driver.submit(1, SECOND, max_tokens=20, ignore_eos=True)
+    driver.run()
+    assert driver.finish_reason(0) == "error"
+    assert "time" in driver.outputs[0][-1].error
+    assert len(driver.tokens(1)) == 20
+
+
+def test_a_slow_compilation_does_not_delay_the_next(driver):
+    """More than may be young at once, all stopped in the middle; a further grammar is compiled beside them."""
+    for i in range(3):
+        driver.submit(i, FIRST, max_tokens=5, grammar=Grammar("regex", f"x{i}((a{{1,999}}){{1,999}}){{1,999}}"))
+    grammars = driver.engine.grammars
+    run_until(driver, lambda: len(pids_of(driver)) == 3)
+    for pid in pids_of(driver):
+        os.kill(pid, signal.SIGSTOP)
+    driver.submit(9, SECOND, max_tokens=5, ignore_eos=True, grammar=QUICK)
+    run_until(driver, lambda: 9 not in {key for _, key in driver.engine.requests})
+    assert driver.finish_reason(9) == "length"
+    driver.engine.abort(1, [0, 1, 2])
+    driver.run()
+    assert grammars.users == 0
+
+
+def test_an_aborted_compilation_is_ended(driver):
+    driver.submit(0, FIRST, max_tokens=5, grammar=HOSTILE["many references"])
+    run_until(driver, lambda: pids_of(driver))
+    for pid in pids_of(driver):
+        os.kill(pid, signal.SIGSTOP)
+    driver.engine.abort(1, [0])
+    driver.run()
+    driver.engine.grammars.poll()
+    wait_until(lambda: not pids_of(driver), 60)
+    assert not driver.engine.grammars._known
+
+
+def test_a_grammar_that_keeps_crashing_is_not_tried_for_ever(driver):
+    first = driver.engine.grammars._next_number
+    for i in range(3):
+        driver.submit(i, FIRST, max_tokens=5, grammar=HOSTILE["many references"])
+        if i < 2:
+            run_until(driver, lambda: pids_of(driver))
+            for pid in pids_of(driver):
+                os.kill(pid, signal.SIGSEGV)
+            wait_until(lambda: not pids_of(driver), 60)
+        driver.run()
+        assert driver.finish_reason(i) == "error"
+    assert driver.engine.grammars._next_number == first + 2, "the third was refused without a process"
+
+
+def test_no_process_outlives_its_engine():
+    driver = Driver(core(DEMO, max_model_len=256, threads=1))
+    driver.submit(0, FIRST, max_tokens=5, ignore_eos=True, grammar=QUICK)
+    run_until(driver, lambda: driver.tokens(0))
+    processes = [driver.engine.grammars._open.template.pid, *pids_of(driver)]
+    del driver
+    gc.collect()
+    wait_until(lambda: not any(running(pid) for pid in processes), 60)
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_is_in_use_bounds_what_is_kept(driver, monkeypatch):
+    monkeypatch.setattr("engine.grammar.processes.MAX_PROCESSES", 2)
+    for i in range(5):
+        driver.submit(i, FIRST, max_tokens=5, ignore_eos=True, grammar=Grammar("regex", f"{i}([a-z] ){{500}}"))
+    while driver.engine.has_work:
+        driver.step()
+        assert len(driver.engine.grammars._live) <= 2
+    assert [driver.finish_reason(i) for i in range(5)] == ["length"] * 5
+
+
+def test_limits_stand_in_every_process(driver):
+    driver.submit(0, FIRST, max_tokens=50, ignore_eos=True, grammar=QUICK)
+    run_until(driver, lambda: driver.tokens(0))
+    (pid,) = pids_of(driver)
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    space = next(line for line in limits.splitlines() if line.startswith("Max address space")).split()[3]
+    assert serve.MEMORY_BYTES < int(space) < 4 * serve.MEMORY_BYTES
+    assert os.getpriority(os.PRIO_PROCESS, pid) >= serve.NICE
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
+    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    sockets = [link for link in links if link.startswith("socket:")]
+    assert len(sockets) == 1, "a process has its own connection and nobody else's"
+    driver.run()
