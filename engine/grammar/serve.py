@@ -40,8 +40,8 @@ MEMORY_BYTES = 1 << 30
 COMPILE_STACK_BYTES = 256 << 20
 """Of the thread that compiles: llguidance recurses as deep as a grammar's rules refer to each other."""
 MASKS_STACK_BYTES = 64 << 20
-NICE = 10
-"""The step loop goes first. While it waits for masks it leaves them its core."""
+NICE, COMPILE_NICE = 5, 10
+"""The step loop goes first. While it waits for masks it leaves them its core. `template` sees to those who compute long."""
 PATIENT_CPU_S = 5.0
 """A compilation that takes more of CPU time gives way to everything else."""
 IN_VAIN = "it is too large, or nested too deeply"
@@ -105,6 +105,7 @@ def _compiled(asked: Compile, tokenizer: LLTokenizer, masks: _Masks) -> tuple[LL
     done: list[tuple[LLMatcher | None, str | None]] = []
 
     def work() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILE_NICE)
         try:
             matcher = LLMatcher(tokenizer, source(asked.kind, asked.text), log_level=0)
             if not matcher.is_error():

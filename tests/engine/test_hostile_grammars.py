@@ -234,7 +234,7 @@ def test_no_process_outlives_its_engine():
     driver.submit(0, FIRST, max_tokens=5, ignore_eos=True, grammar=QUICK)
     run_until(driver, lambda: driver.tokens(0))
     processes = [driver.engine.grammars._open.template.pid, *pids_of(driver)]
-    del driver
+    driver = None
     gc.collect()
     wait_until(lambda: not any(running(pid) for pid in processes), 60)
 
