@@ -22,11 +22,7 @@ def json_schema(schema: Any, field: str, whitespace: str = WHITESPACE) -> Gramma
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{field}: a JSON schema must be an object.", field)
     schema = {"x-guidance": {"whitespace_pattern": whitespace}, **schema}
-    try:
-        text = msgspec.json.encode(schema).decode()
-    except RecursionError as error:
-        raise InvalidRequest(f"{field}: the schema is nested too deeply.", field) from error
-    return _limited("json_schema", text, field)
+    return _limited("json_schema", _encoded(schema, field), field)
 
 
 def json_object(field: str, whitespace: str = WHITESPACE) -> Grammar:
@@ -95,9 +91,7 @@ def structural_tag(value: Any, field: str) -> Grammar:
         raise InvalidRequest(
             f"{field}: triggers must be non-empty strings, and structures at most {MAX_CHOICES}.", field
         )
-    return _limited(
-        "structural_tag", msgspec.json.encode([_tag(t, triggers, field) for t in structures]).decode(), field
-    )
+    return _limited("structural_tag", _encoded([_tag(t, triggers, field) for t in structures], field), field)
 
 
 def _tag(structure: Any, triggers: list[str], field: str) -> dict[str, Any]:
@@ -110,6 +104,13 @@ def _tag(structure: Any, triggers: list[str], field: str) -> dict[str, Any]:
     if trigger is None:
         raise InvalidRequest(f"{field}: the structure {begin[:60]!r} begins with none of the triggers.", field)
     return {"trigger": trigger, "begin": begin, "schema": structure["schema"], "end": end}
+
+
+def _encoded(value: Any, field: str) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError as error:
+        raise InvalidRequest(f"{field}: the schema is nested too deeply.", field) from error
 
 
 def _limited(kind: Any, text: str, field: str) -> Grammar:

@@ -131,6 +131,7 @@ def test_tgi_by_regex(server):
     [
         ({"type": "json", "value": 3}, "grammar is not supported"),
         ({"type": "json", "value": "{"}, "grammar is not valid"),
+        ({"type": "json", "value": "[" * 50_000}, "grammar is not valid"),
         ({"type": "json", "value": {"type": "object"}}, "Grammar must have a 'properties' field"),
         ({"type": "regex", "value": "["}, "regex"),
     ],

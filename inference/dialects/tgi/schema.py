@@ -197,7 +197,7 @@ def grammar_of(given: dict[str, Any]) -> Grammar:
         raise invalid("grammar is not supported", "grammar")
     try:
         schema = msgspec.json.decode(value) if isinstance(value, str) else value
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(f"grammar is not valid: {error}", "grammar") from error
     if not isinstance(schema, dict) or "properties" not in schema:
         raise invalid("grammar is not valid: Grammar must have a 'properties' field", "grammar")
