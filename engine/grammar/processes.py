@@ -15,7 +15,7 @@ import sys
 import time
 import weakref
 from collections import OrderedDict
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -74,13 +74,18 @@ class GrammarProcesses:
         self._started_template = time.monotonic()
         ours, theirs = socket.socketpair()
         with theirs:
-            opened.template = subprocess.Popen(
-                [sys.executable, "-m", "engine.grammar.template", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # a worker's own standard output is its status
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "RUST_BACKTRACE": "0", "TOKENIZERS_PARALLELISM": "false"},
-            )
+            try:
+                opened.template = subprocess.Popen(
+                    [sys.executable, "-m", "engine.grammar.template", str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # a worker's own standard output is its status
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, "RUST_BACKTRACE": "0", "TOKENIZERS_PARALLELISM": "false"},
+                )
+            except OSError as error:
+                logger.error("no template of grammar processes can be started: %s", error)
+                ours.close()
+                return False
         opened.connection = ours
         opened.epoll.register(ours, select.EPOLLIN)
         ours.setblocking(False)
@@ -220,24 +225,31 @@ class GrammarProcesses:
     def _start_queued(self) -> None:
         while self._queue and self._has_room():
             process = self._queue.pop(0)
-            ours, theirs = socket.socketpair()
-            ours.setblocking(False)
-            table = os.memfd_create("masks")
             try:
-                if not self.start() or self._open.connection is None:
-                    raise ConnectionError
-                with theirs:
-                    message = frame(wire.Fork(self._next_number))
-                    socket.send_fds(self._open.connection, [message], [theirs.fileno(), table])
-            except OSError:
-                ours.close()
-                os.close(table)
+                begun = self.start() and self._fork(process)
+            except OSError as error:
+                logger.error("no grammar process can be started: %s", error)
+                begun = False
+            if not begun:
                 process.failure = UNAVAILABLE
                 self._known.pop(process.digest, None)
-                continue
-            process.begin(self._next_number, ours, table)
-            self._open.add(process)
-            self._next_number += 1
+
+    def _fork(self, process: GrammarProcess) -> bool:
+        """Ask the template for it; raises OSError where there is no room for its files."""
+        assert self._open.connection is not None
+        with ExitStack() as opened:
+            ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
+            table = os.memfd_create("masks")
+            opened.callback(os.close, table)
+            ours.setblocking(False)
+            message = frame(wire.Fork(self._next_number))
+            socket.send_fds(self._open.connection, [message], [theirs.fileno(), table])
+            theirs.close()
+            opened.pop_all()
+        process.begin(self._next_number, ours, table)
+        self._open.add(process)
+        self._next_number += 1
+        return True
 
     def _has_room(self) -> bool:
         """Whether one more may be started; ends one that nobody uses, or that compiles too long, to make it so."""

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from llguidance import LLMatcher
@@ -70,7 +71,7 @@ def serve(connection: socket.socket, table: int, tokenizer: LLTokenizer) -> NoRe
 def _confine() -> None:
     """Limits that nothing which runs here can lift. When the template ends, so does this process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    with open("/proc/self/oom_score_adj", "w") as file:
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # some containers forbid it
         file.write("1000")  # where the machine's memory ends, this process is the one to go
     os.nice(NICE)
     with open("/proc/self/statm") as file:
@@ -166,7 +167,7 @@ def _error(matcher: LLMatcher) -> str | None:
 
 def _first_part(text: str) -> str:
     """What a client may read: without the traces of a panic."""
-    return IN_VAIN if "panic" in text or "<backtrace>" in text else text[:500]
+    return IN_VAIN if not text or "panic" in text or "<backtrace>" in text else text[:500]
 
 
 class _Masks:

@@ -121,24 +121,25 @@ def run_until(driver: Driver, condition) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
 def test_a_process_that_dies_costs_the_requests_of_its_grammar_alone(driver, number):
-    driver.submit(0, FIRST, max_tokens=30, ignore_eos=True, grammar=QUICK)
-    run_until(driver, lambda: driver.tokens(0))
-    (victim,) = pids_of(driver)
-    driver.submit(1, SECOND, max_tokens=30, ignore_eos=True)
-    driver.submit(2, SECOND, max_tokens=30, ignore_eos=True, grammar=Grammar("regex", "([a-z]{3} ){500}"))
+    driver.submit(2, SECOND, max_tokens=200, ignore_eos=True, grammar=Grammar("regex", "([a-z]{3} ){500}"))
     run_until(driver, lambda: driver.tokens(2))
+    others = pids_of(driver)
+    driver.submit(0, FIRST, max_tokens=200, ignore_eos=True, grammar=QUICK)
+    driver.submit(1, SECOND, max_tokens=200, ignore_eos=True)
+    run_until(driver, lambda: driver.tokens(0))
+    (victim,) = set(pids_of(driver)) - set(others)
     os.kill(victim, number)
     driver.run()
     assert driver.finish_reason(0) == "error"
     assert driver.outputs[0][-1].error.startswith("grammar: ")
-    assert [len(driver.tokens(i)) for i in (1, 2)] == [30, 30]
+    assert [len(driver.tokens(i)) for i in (1, 2)] == [200, 200]
     driver.submit(3, FIRST, max_tokens=5, ignore_eos=True, grammar=QUICK)  # its grammar is not to blame yet
     driver.run()
     assert len(driver.tokens(3)) == 5
 
 
 def test_a_template_that_dies_is_replaced(driver):
-    driver.submit(0, FIRST, max_tokens=30, ignore_eos=True, grammar=QUICK)
+    driver.submit(0, FIRST, max_tokens=200, ignore_eos=True, grammar=QUICK)
     run_until(driver, lambda: driver.tokens(0))
     template = driver.engine.grammars._open.template
     template.kill()
