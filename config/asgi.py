@@ -16,6 +16,7 @@ from django.core.asgi import get_asgi_application  # noqa: E402
 from django.urls import path, re_path  # noqa: E402
 
 from config.options import get_options  # noqa: E402
+from config.unavailable import while_available  # noqa: E402
 from inference.errors import Forbidden  # noqa: E402
 from inference.sites import SAFE_METHODS, Sites  # noqa: E402
 from management.status import StatusConsumer  # noqa: E402
@@ -63,8 +64,10 @@ application = SiteGuard(
     ProtocolTypeRouter(
         {
             "http": get_asgi_application(),
-            "websocket": AuthMiddlewareStack(
-                URLRouter([path("ws/status", StatusConsumer.as_asgi()), re_path("", no_such_socket)])
+            "websocket": while_available(
+                AuthMiddlewareStack(
+                    URLRouter([path("ws/status", StatusConsumer.as_asgi()), re_path("", no_such_socket)])
+                )
             ),
         }
     ),

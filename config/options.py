@@ -46,6 +46,9 @@ class Options(BaseSettings):
     adapter_roots: list[Path] | None = Field(
         None, description="Folders from which clients may load adapters; unset is any folder if bound to loopback."
     )
+    max_adapter_bytes: int = Field(
+        4 << 30, ge=1 << 20, le=1 << 40, description="Largest adapter_model.safetensors that is read."
+    )
     max_concurrent_requests: int = Field(256, ge=1, le=65536, description="Requests inside at once; more are refused.")
     max_requests_per_tenant: int = Field(
         0, ge=0, description="Of these, how many one API key, or without keys one gRPC connection, may hold; 0 is 3/4."

@@ -16,6 +16,7 @@ from inference.server.plane_server import LAST_WORDS_S, PlaneServer  # first: in
 # isort: split
 import structlog
 from django.db import Error as DatabaseError
+from django.db import close_old_connections
 
 from config import logs
 from config.asgi import PlaneRouter
@@ -135,6 +136,7 @@ class Server:
 
     def _say_goodbye(self) -> None:
         """The workers are gone; a registry that cannot be told now is told at the next start."""
+        close_old_connections()
         try:
             self.reconciler.forget_earlier_workers()
         except DatabaseError as error:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.urls import reverse_lazy
 
 from config.options import ROOT, get_options
 
 options = get_options()
+
+CONNECT_TIMEOUT_S = 3
+STATEMENT_TIMEOUT_S = 5
+"""The registries are small: what takes longer waits for a database that is away, paused or locked."""
 
 
 def _secret_key(path: Path) -> str:
@@ -29,18 +33,24 @@ def _database(url: str) -> dict[str, Any]:
         return {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": options.data_dir / "dragoman.sqlite3",
-            "OPTIONS": {"init_command": pragmas, "transaction_mode": "IMMEDIATE", "timeout": 20},
+            "OPTIONS": {"init_command": pragmas, "transaction_mode": "IMMEDIATE", "timeout": STATEMENT_TIMEOUT_S},
         }
     parts = urlsplit(url)
     if parts.scheme not in {"postgresql", "postgres"}:
         raise ValueError("DRAGOMAN_DATABASE_URL must begin with postgresql://")
     return {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": parts.path.lstrip("/"),
+        "ENGINE": "config.postgresql",  # Django's, with an end to every wait
+        "NAME": unquote(parts.path.lstrip("/")),
         "USER": unquote(parts.username or ""),
         "PASSWORD": unquote(parts.password or ""),
-        "HOST": parts.hostname or "",
+        "HOST": unquote(parts.hostname or ""),
         "PORT": parts.port or "",
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S}s -c idle_in_transaction_session_timeout=60s",
+            **dict(parse_qsl(parts.query)),
+        },
     }
 
 
@@ -90,6 +100,7 @@ TEMPLATES = [
         },
     }
 ]
+MAX_ADAPTER_BYTES = options.max_adapter_bytes
 DATABASES = {"default": _database(options.database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 CHANNEL_LAYERS = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}

@@ -10,3 +10,5 @@ urlpatterns = [
     path("", RedirectView.as_view(url="/admin/")),
     path("admin/", admin.site.urls),
 ]
+
+handler500 = "config.unavailable.server_error"

@@ -102,8 +102,7 @@ class Ledger:
         """Read and write until `stop`; `publish` is called after each reading. A database that is away is waited for."""
         pause = INTERVAL_S
         while not stop.wait(pause):
-            done = self._attempt(self.read) and self._attempt(publish)
-            done = self._attempt(self.write) and done
+            done = self._attempt(self.read) and self._attempt(publish) and self._attempt(self.write)
             pause = INTERVAL_S if done else min(pause * 2, LONGEST_PAUSE_S)
             if done != self._reachable:
                 self._reachable = done

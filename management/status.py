@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncJsonWebsocketConsumer
-from django.db import DatabaseError
+from django.db import Error
 
 from management import live
 from management.models import Deployment, Worker
@@ -43,7 +43,7 @@ class StatusConsumer(AsyncJsonWebsocketConsumer):
         while True:
             try:
                 await self.send_json(await database_sync_to_async(status)())
-            except DatabaseError as error:
+            except Error as error:
                 logger.warning("status not readable", error=str(error))
             await asyncio.sleep(INTERVAL_S)
 

@@ -6,7 +6,9 @@ import pytest
 from channels.db import database_sync_to_async
 from channels.testing import WebsocketCommunicator
 from django.contrib.auth.models import AnonymousUser, User
+from django.db import OperationalError
 
+from config.unavailable import while_available
 from engine.messages import Stats
 from management import live
 from management.models import Worker
@@ -42,6 +44,14 @@ async def test_staff_sees_workers_with_their_load(monkeypatch):
     (worker,) = status["workers"]
     assert (worker["state"], worker["running"], worker["kv_usage_percent"]) == ("Ready", 2, 50.0)
     await socket.disconnect()
+
+
+async def test_a_page_is_turned_away_while_the_database_is_away():
+    async def application(scope, receive, send):
+        raise OperationalError("away")
+
+    connected, code = await WebsocketCommunicator(while_available(application), "/ws/status").connect()
+    assert (connected, code) == (False, 1013)
 
 
 @pytest.mark.parametrize("user", [AnonymousUser(), User(username="x")])

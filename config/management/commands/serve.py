@@ -12,6 +12,7 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import Error as DatabaseError
 
 from config import logs
 from config.mindie import MindieConfigError, read_config
@@ -53,10 +54,12 @@ class Command(BaseCommand):
         # Files of this server hold secrets; nobody else needs to read them.
         os.umask(0o077)
         self.stdout.write("Preparing the database ...")
-        call_command("migrate", verbosity=0, interactive=False)
-        ensure_admin(settings.data_dir / "admin-password")
         try:
+            call_command("migrate", verbosity=0, interactive=False)
+            ensure_admin(settings.data_dir / "admin-password")
             deployment = deploy_as_configured(options["model"], settings)
+        except DatabaseError as error:
+            raise CommandError(f"the registry cannot be used: {error}") from error
         except (RegistryError, MindieConfigError) as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"Starting {deployment.name} ({deployment.version.source}) ...")

@@ -1,0 +1,1 @@
+"""Django's database backend for PostgreSQL, with an end to every wait."""
