@@ -70,7 +70,8 @@ class DjangoRegistry:
 
     async def register_adapter(self, name: str, model: str, source: str, actor: str) -> None:
         """Register for the model of this name."""
-        await _with_database(self._register, name, model, source, actor)
+        identity = await asyncio.to_thread(_identity, Path(source))
+        await _with_database(self._register, name, model, source, actor, identity)
 
     async def remove_adapter(self, name: str, actor: str) -> None:
         """Remove the row."""
@@ -101,21 +102,14 @@ class DjangoRegistry:
         )
         if not allowed or not there:
             raise AdapterNotFound(source[:MAX_SHOWN])
-        try:
-            digest, _ = adapters.read_identity(directory)
-        except RegistryError as error:
-            raise AdapterRefused(str(error)) from error
-        except OSError as error:  # a file that looks like one and cannot be read
-            raise AdapterNotFound(source[:MAX_SHOWN]) from error
+        digest, _ = _identity(directory)
         return AdapterEntry(name=name, digest=digest, directory=str(directory), created=0)
 
-    def _register(self, name: str, model: str, source: str, actor: str) -> None:
+    def _register(self, name: str, model: str, source: str, actor: str, identity: tuple[str, int]) -> None:
         try:
-            adapters.register_adapter(name, Model.objects.get(name=model), source, actor)
+            adapters.register_read_adapter(name, Model.objects.get(name=model), source, actor, identity)
         except RegistryError as error:
             raise AdapterRefused(str(error)) from error
-        except OSError as error:
-            raise AdapterNotFound(source[:MAX_SHOWN]) from error
         self._refresh()
 
     def _remove(self, name: str, actor: str) -> None:
@@ -144,6 +138,13 @@ class DjangoRegistry:
         deployments.stop_deployment(row, actor)
         self._refresh()
         return True
+
+
+def _identity(directory: Path) -> tuple[str, int]:
+    try:
+        return adapters.read_identity(directory)
+    except RegistryError as error:
+        raise AdapterRefused(str(error)) from error
 
 
 def _state(row: Deployment) -> str:

@@ -1,4 +1,4 @@
-"""Read a LoRA adapter in PEFT's format: safetensors alone, every tensor checked before it is read.
+"""A LoRA adapter in PEFT's format: safetensors alone, every tensor checked before it is made.
 
 The tensors' own names say which modules are adapted (`target_modules` may list some that do not exist). What would
 change more than the products of linear layers is refused by name.
@@ -6,8 +6,6 @@ change more than the products of linear layers is refused by name.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Callable
@@ -16,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PART_BYTES = 1 << 18
+from engine.adapter_files import CONFIG, WEIGHTS, AdapterError, Tensor, never, read_files, read_header
+from engine.adapter_patterns import match
+
 PREFIX = "base_model.model."
 REFUSED = (
     "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters",
@@ -31,8 +29,14 @@ REFUSED_INITS = ("pissa", "olora", "corda", "loftq")
 """Ways to initialise an adapter that rewrite the base model's weights."""
 
 
-class AdapterError(Exception):
-    """The adapter cannot be served; the text says why."""
+MAX_RANK = 256
+"""Of any engine; see `engine.config`."""
+TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+TENSORS = 3
+"""Of one module: A, B and a magnitude."""
 
 
 @dataclass(slots=True)
@@ -54,83 +58,95 @@ class Adapter:
     modules: dict[str, LoraWeights]
 
 
-def never() -> None:
-    """Do not pause."""
+def most_header_bytes(shapes: dict[str, tuple[int, int]]) -> int:
+    """Enough for every module's tensors and some metadata."""
+    return (1 << 20) + 512 * TENSORS * len(shapes)
 
 
-def content_digest(directory: Path, pause: Callable[[], None] = never) -> str:
-    """SHA-256 over the two files' own SHA-256; raises AdapterError when one is missing. `pause` is called now and then."""
-    digest = hashlib.sha256()
-    for name in (CONFIG, WEIGHTS):
-        if not (directory / name).is_file():
-            raise AdapterError(f"{name} is missing")
-        own = hashlib.sha256()
-        with (directory / name).open("rb") as file:
-            while part := file.read(PART_BYTES):
-                own.update(part)
-                pause()
-        digest.update(own.digest())
-    return digest.hexdigest()
+def most_weights_bytes(shapes: dict[str, tuple[int, int]], max_rank: int) -> int:
+    """The length of the longest file that could be served: every module adapted with `max_rank` in float32."""
+    numbers = sum(max_rank * (out + inputs) + out for out, inputs in shapes.values())
+    return 4 * numbers + most_header_bytes(shapes)
 
 
 def read_adapter(
-    directory: Path, shapes: dict[str, tuple[int, int]], max_rank: int, pause: Callable[[], None] = never
+    directory: Path,
+    shapes: dict[str, tuple[int, int]],
+    max_rank: int,
+    pause: Callable[[], None] = never,
+    digest: str | None = None,
 ) -> Adapter:
-    """The adapter in `directory` for a model whose linear layers are `shapes` (path -> (out, in)); raises AdapterError."""
-    config = _read_config(directory)
+    """The adapter in `directory` for a model whose linear layers are `shapes` (path -> (out, in)); raises AdapterError, also
+    when its content is not what `digest` stands for.
+    """
+    files = read_files(directory, most_weights_bytes(shapes, max_rank), pause)
+    if digest is not None and files.digest != digest:
+        raise AdapterError("its files have changed since it was registered")
+    _check_config(files.config)
+    tensors, data = read_header(files.weights, most_header_bytes(shapes))
     parts: dict[str, dict[str, torch.Tensor]] = {}
-    try:
-        with safe_open(directory / WEIGHTS, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118
-                path, part = _parse(key)
-                if path not in shapes:
-                    raise AdapterError(f"{key}: the model has no linear layer {path} that takes adapters")
-                shape = tuple(file.get_slice(key).get_shape())
-                _check_shape(key, part, shape, shapes[path], max_rank)
-                parts.setdefault(path, {})[part] = file.get_tensor(key).float()
-                pause()
-    except (SafetensorError, OSError) as error:
-        raise AdapterError(f"{WEIGHTS} cannot be read: {error}") from error
+    for key, tensor in tensors.items():
+        path, part = _parse(key)
+        if path not in shapes:
+            raise AdapterError(f"{key}: the model has no linear layer {path} that takes adapters")
+        _check_shape(key, part, tensor.shape, shapes[path], max_rank)
+        parts.setdefault(path, {})[part] = _tensor(tensor, data)
+        pause()
     if not parts:
         raise AdapterError(f"{WEIGHTS} holds no adapted layer")
+    ranks, alphas = (match(name, files.config.get(name) or {}, parts) for name in ("rank_pattern", "alpha_pattern"))
     modules = {}
-    for path, tensors in parts.items():
-        modules[path] = _weights(path, tensors, config)
+    for path, weights in parts.items():
+        rank, alpha = ranks.get(path, files.config["r"]), alphas.get(path, files.config["lora_alpha"])
+        modules[path] = _weights(path, weights, files.config, rank, alpha)
         pause()
     return Adapter(modules)
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((directory / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        raise AdapterError(f"{CONFIG} cannot be read: {error}") from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+def _tensor(tensor: Tensor, data: memoryview) -> torch.Tensor:
+    begin, end = tensor.data_offsets
+    own = bytearray(data[begin:end])  # a view would keep the whole file in memory
+    return torch.frombuffer(own, dtype=TYPES[tensor.dtype]).view(tensor.shape).float()
+
+
+def _check_config(config: dict[str, Any]) -> None:
+    if config.get("peft_type") != "LORA":
         raise AdapterError(f"{CONFIG}: peft_type must be LORA")
     if config.get("bias", "none") != "none":
-        raise AdapterError(f'{CONFIG}: bias must be "none", got {config["bias"]!r}')
+        raise AdapterError(f'{CONFIG}: bias must be "none", got {str(config["bias"])[:50]!r}')
     for name in REFUSED:
         if config.get(name):
             raise AdapterError(f"{CONFIG}: {name} is not supported")
     init = config.get("init_lora_weights")
     if isinstance(init, str) and init.lower().startswith(REFUSED_INITS):
-        raise AdapterError(f"{CONFIG}: init_lora_weights {init!r} rewrites the base model's weights")
-    for name in ("r", "lora_alpha"):
-        if not isinstance(config.get(name), (int, float)) or not config[name] > 0:
-            raise AdapterError(f"{CONFIG}: {name} must be a positive number")
-    for name in ("rank_pattern", "alpha_pattern"):
+        raise AdapterError(f"{CONFIG}: init_lora_weights {init[:50]!r} rewrites the base model's weights")
+    if not _is_rank(config.get("r")):
+        raise AdapterError(f"{CONFIG}: r must be an integer between 1 and {MAX_RANK}")
+    if not _is_alpha(config.get("lora_alpha")):
+        raise AdapterError(f"{CONFIG}: lora_alpha must be a positive number")
+    for name, fits, kind in (
+        ("rank_pattern", _is_rank, f"integers between 1 and {MAX_RANK}"),
+        ("alpha_pattern", _is_alpha, "positive numbers"),
+    ):
         pattern = config.get(name) or {}
-        if not isinstance(pattern, dict) or not all(isinstance(v, (int, float)) and v > 0 for v in pattern.values()):
-            raise AdapterError(f"{CONFIG}: {name} must map module names to positive numbers")
-    return config
+        if not isinstance(pattern, dict) or not all(map(fits, pattern.values())):
+            raise AdapterError(f"{CONFIG}: {name} must map module names to {kind}")
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_RANK
+
+
+def _is_alpha(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _parse(key: str) -> tuple[str, str]:
     """A tensor's module path and which of its parts it is: "a", "b" or "magnitude"."""
-    match = re.fullmatch(r"(.+)\.(?:lora_(A|B)\.weight|lora_magnitude_vector(?:\.weight)?)", key)
-    if match is None or not key.startswith(PREFIX):
+    found = re.fullmatch(r"(.+)\.(?:lora_(A|B)\.weight|lora_magnitude_vector(?:\.weight)?)", key)
+    if found is None or not key.startswith(PREFIX):
         raise AdapterError(f"{key}: only LoRA on linear layers is supported")
-    return match[1].removeprefix(PREFIX), (match[2] or "magnitude").lower()
+    return found[1].removeprefix(PREFIX), (found[2] or "magnitude").lower()
 
 
 def _check_shape(key: str, part: str, shape: tuple[int, ...], layer: tuple[int, int], max_rank: int) -> None:
@@ -143,28 +159,16 @@ def _check_shape(key: str, part: str, shape: tuple[int, ...], layer: tuple[int, 
         raise AdapterError(f"{key}: the rank must be between 1 and {max_rank}, got {rank}")
 
 
-def _weights(path: str, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> LoraWeights:
+def _weights(
+    path: str, tensors: dict[str, torch.Tensor], config: dict[str, Any], rank: int, alpha: float
+) -> LoraWeights:
     if "a" not in tensors or "b" not in tensors:
         raise AdapterError(f"{path}: lora_A or lora_B is missing")
     if bool(config.get("use_dora")) != ("magnitude" in tensors):
         raise AdapterError(f"{path}: use_dora and the magnitude vectors do not fit together")
     if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
         raise AdapterError(f"{path}: a weight is not a finite number")
-    rank = int(_pattern(path, config.get("rank_pattern"), config["r"]))
     if tensors["a"].shape[0] != rank or tensors["b"].shape[1] != rank:
         raise AdapterError(f"{path}: the rank is {tensors['a'].shape[0]}, {CONFIG} says {rank}")
-    alpha = float(_pattern(path, config.get("alpha_pattern"), config["lora_alpha"]))
     scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return LoraWeights(tensors["a"], tensors["b"] * scaling, tensors.get("magnitude"))
-
-
-def _pattern(path: str, patterns: dict[str, Any] | None, default: Any) -> Any:
-    """The first pattern that ends the path, as peft matches them (peft.utils.get_pattern_key)."""
-    for pattern, value in (patterns or {}).items():
-        try:
-            found = re.match(rf"(.*\.)?({pattern})$", path)
-        except re.error as error:
-            raise AdapterError(f"{CONFIG}: {pattern!r} is no pattern: {error}") from error
-        if found:
-            return value
-    return default

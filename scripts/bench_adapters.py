@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from engine.adapter import CONFIG, WEIGHTS, content_digest
+from engine.adapter_files import CONFIG, WEIGHTS, content_digest
 from engine.client import EngineClient
 from engine.messages import AdapterRef
 from engine.sampling_params import SamplingParams

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
+from engine.adapter_files import AdapterError
+from management.adapter_identity import identify
 from management.models import Adapter, Model
 from management.services import audit
 from management.services.errors import RegistryError
 
-FILES = ("adapter_config.json", "adapter_model.safetensors")
 
-
-@transaction.atomic
 def register_adapter(
     name: str, model: Model, source: str, actor: str, preload: bool | None = None, pinned: bool | None = None
 ) -> Adapter:
     """Give a PEFT directory a name; the same name with other content replaces it. None leaves a wish as it is."""
-    digest, rank = read_identity(Path(source))
+    # Before the transaction: nobody waits for a lock while an adapter is read.
+    return register_read_adapter(name, model, source, actor, read_identity(Path(source)), preload, pinned)
+
+
+@transaction.atomic
+def register_read_adapter(
+    name: str,
+    model: Model,
+    source: str,
+    actor: str,
+    identity: tuple[str, int],
+    preload: bool | None = None,
+    pinned: bool | None = None,
+) -> Adapter:
+    """The same for a directory whose `identity` was read already."""
+    digest, rank = identity
     adapter = Adapter.objects.filter(name=name).first()
     if adapter is None:
         adapter = Adapter(name=name)
@@ -53,18 +65,9 @@ def remove_adapter(adapter: Adapter, actor: str) -> None:
 
 
 def read_identity(directory: Path) -> tuple[str, int]:
-    """SHA-256 over the adapter's two files, and its rank; raises RegistryError when it is no PEFT LoRA."""
-    digest = hashlib.sha256()
-    for name in FILES:
-        if not (directory / name).is_file():
-            raise RegistryError(f"source: {name} is missing in the adapter's directory")
-        with (directory / name).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+    """What identifies the adapter's content, and its rank; raises RegistryError when it cannot be served."""
     try:
-        config = json.loads((directory / FILES[0]).read_text())
-        rank, kind = config["r"], config["peft_type"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RegistryError("source: adapter_config.json is not a PEFT configuration") from error
-    if kind != "LORA" or not isinstance(rank, int) or not 1 <= rank <= 256:
-        raise RegistryError("source: the adapter must be a LoRA with a rank between 1 and 256")
-    return digest.hexdigest(), rank
+        identity = identify(directory)
+    except AdapterError as error:
+        raise RegistryError(f"source: {error}") from error
+    return identity.digest, identity.rank

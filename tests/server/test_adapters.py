@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import re
+import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
+from config.registry import DjangoRegistry
+from engine.adapter_files import CONFIG, WEIGHTS, content_digest
 from engine.client import EngineClient
 from engine.messages import AdapterRef
+from inference.errors import AdapterNotFound
+from tests.conftest import ROOT
 from tests.live import LiveServer, wait_until
 
 QUESTION = "What is 2 + 3?"
@@ -54,6 +65,84 @@ def test_tgi_takes_the_adapter_as_a_parameter(server):
 @pytest.mark.parametrize("name", ["nobody", "demo:nobody", "nobody:json", ":json"])
 def test_unknown_adapters_are_not_found(server, name):
     assert server.post("/v1/chat/completions", {**CHAT, "model": name}).status_code == 404
+
+
+def load(server, path: object) -> httpx.Response:
+    return server.post("/v1/load_lora_adapter", {"lora_name": "hostile", "lora_path": str(path)})
+
+
+def assert_refused(response: httpx.Response) -> None:
+    """As vLLM refuses: 404 where nothing is found, 500 and the reason for what cannot be loaded."""
+    assert response.status_code in (404, 500), response.text
+    if response.status_code == 500:
+        assert re.match("source: adapter_(config.json|model.safetensors) ", response.json()["error"]["message"])
+
+
+def copy(target: Path) -> Path:
+    shutil.copytree(ROOT / "models" / "demo-adapters" / "pirate", target)
+    return target
+
+
+def test_directories_of_any_kind_are_refused_and_nobody_minds(server, tmp_path):
+    (worker,) = server.workers()
+    before = [psutil.Process(server.process.pid).memory_info().rss, worker.memory_info().rss]
+    for path in ("x" * 100_000, "/x" * 50_000, "\0", "~nobody-here/x", "/proc/self", tmp_path):
+        assert_refused(load(server, path))
+    for name in (CONFIG, WEIGHTS):
+        folder = copy(tmp_path / f"bad-{name}")
+        file = folder / name
+        for target in ("/proc/self/mem", "/proc/self/environ", "/dev/zero", "/dev/full", str(folder)):
+            file.unlink()
+            file.symlink_to(target)
+            assert_refused(load(server, folder))
+        file.unlink()
+        os.mkfifo(file)
+        assert_refused(load(server, folder))
+        file.unlink()
+        with file.open("wb") as sparse:
+            sparse.truncate(5 << 30)
+        assert_refused(load(server, folder))
+    deep = copy(tmp_path / "deep")
+    (deep / CONFIG).write_text("[" * 500_000)
+    assert_refused(load(server, deep))
+    after = [psutil.Process(server.process.pid).memory_info().rss, worker.memory_info().rss]
+    assert all(new - old < 100 << 20 for new, old in zip(after, before, strict=True))
+    assert server.workers() == [worker]
+    assert answer(server, "pirate")
+
+
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
+def test_a_pattern_that_never_ends_costs_its_adapter_alone(field, server, tmp_path):
+    folder = copy(tmp_path / "adapter")
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | {field: {"([a-z._0-9]+)+!": 8}}))
+    (worker,) = server.workers()
+    refused = load(server, folder)
+    assert "takes more than" in refused.json()["error"]["message"]
+    assert server.workers() == [worker]
+    assert answer(server, "pirate")
+
+
+def test_links_do_not_lead_out_of_the_folders(tmp_path):
+    inside, outside = tmp_path / "inside", copy(tmp_path / "outside")
+    inside.mkdir()
+    registry = DjangoRegistry(lambda: None, [inside])
+    for name, target in (("whole", outside), ("weights", outside / WEIGHTS), ("config", outside / CONFIG)):
+        if target == outside:
+            (inside / name).symlink_to(target)
+        else:
+            folder = copy(inside / name)
+            (folder / target.name).unlink()
+            (folder / target.name).symlink_to(target)
+        with pytest.raises(AdapterNotFound):
+            asyncio.run(registry.read_adapter("x", str(inside / name)))
+    blobs = copy(inside / "blobs")  # as the hub's cache lays them out
+    snapshot = inside / "snapshot"
+    snapshot.mkdir()
+    for name in (CONFIG, WEIGHTS):
+        (snapshot / name).symlink_to(blobs / name)
+    entry = asyncio.run(registry.read_adapter("x", str(snapshot)))
+    assert entry.digest == content_digest(blobs)
 
 
 def test_the_registry_decides_what_is_read_ahead_and_pinned(tmp_path):
