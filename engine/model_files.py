@@ -151,7 +151,10 @@ def tokenizer_file(directory: Path, cache_dir: str) -> Path:
     except (ValueError, KeyError, TypeError, OSError, AttributeError, ImportError) as error:
         raise ModelError(f"there is no tokenizer that can be used: {error}") from error
     target = Path(cache_dir or tempfile.mkdtemp(prefix="dragoman-")) / f"{directory.name}-tokenizer.json"
-    backend.save(str(target))
+    content = backend.to_str().encode()
+    # A worker that replaces another finds it there, and needs no room on a disk that may be full by now.
+    if not target.is_file() or target.read_bytes() != content:
+        target.write_bytes(content)
     return target
 
 
