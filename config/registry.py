@@ -21,6 +21,9 @@ from management.snapshot import AdapterEntry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from management.ledger import Observed
+    from management.reconcile import Reconciler
+
 logger = structlog.get_logger(__name__)
 
 
@@ -56,12 +59,12 @@ async def _with_database(function: Callable[P, T], *args: P.args, **kwargs: P.kw
 
 
 class DjangoRegistry:
-    """`inference.registry.Registry`. `refresh` publishes what was changed; `roots` are the folders that clients may name
-    adapters in, None: any folder.
+    """`inference.registry.Registry`. `reconciler` publishes what was changed and knows what the rows do not say yet;
+    `roots` are the folders that clients may name adapters in, None: any folder.
     """
 
-    def __init__(self, refresh: Callable[[], None], roots: list[Path] | None) -> None:
-        self._refresh = refresh
+    def __init__(self, reconciler: Reconciler, roots: list[Path] | None) -> None:
+        self._reconciler = reconciler
         self._roots = None if roots is None else [root.resolve() for root in roots]
 
     async def read_adapter(self, name: str, source: str) -> AdapterEntry:
@@ -110,25 +113,28 @@ class DjangoRegistry:
             adapters.register_read_adapter(name, Model.objects.get(name=model), source, actor, identity)
         except RegistryError as error:
             raise AdapterRefused(str(error)) from error
-        self._refresh()
+        self._reconciler.refresh()
 
     def _remove(self, name: str, actor: str) -> None:
         adapter = Adapter.objects.filter(name=name).first()
         if adapter is not None:
             adapters.remove_adapter(adapter, actor)
-        self._refresh()
+        self._reconciler.refresh()
 
     def _deployments(self) -> list[DeploymentState]:
-        rows = Deployment.objects.select_related("version")
-        return [DeploymentState(row.name, row.version.number, _state(row), row.reason) for row in rows]
+        states = []
+        for row in Deployment.objects.select_related("version"):
+            seen = self._reconciler.observed(row)
+            states.append(DeploymentState(row.name, row.version.number, _state(row, seen), seen.reason))
+        return states
 
     def _start(self, name: str, actor: str) -> bool:
         row = Deployment.objects.filter(name=name).first()
         if row is None:
             return False
-        if not row.replicas or row.state == Deployment.State.FAILED:
+        if not row.replicas or self._reconciler.observed(row).state == Deployment.State.FAILED:
             deployments.start_deployment(row, actor, max(1, row.replicas))
-        self._refresh()
+        self._reconciler.refresh()
         return True
 
     def _stop(self, name: str, actor: str) -> bool:
@@ -136,7 +142,7 @@ class DjangoRegistry:
         if row is None:
             return False
         deployments.stop_deployment(row, actor)
-        self._refresh()
+        self._reconciler.refresh()
         return True
 
 
@@ -147,10 +153,10 @@ def _identity(directory: Path) -> tuple[str, int]:
         raise AdapterRefused(str(error)) from error
 
 
-def _state(row: Deployment) -> str:
+def _state(row: Deployment, seen: Observed) -> str:
     """What was observed, unless the wish is newer than that."""
-    if not row.replicas and row.state in (Deployment.State.READY, Deployment.State.STARTING):
+    if not row.replicas and seen.state in (Deployment.State.READY, Deployment.State.STARTING):
         return str(Deployment.State.STOPPING)
-    if row.replicas and row.observed_generation != row.generation:
+    if row.replicas and seen.generation != row.generation:
         return str(Deployment.State.STARTING)
-    return str(row.state)
+    return seen.state

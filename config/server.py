@@ -66,7 +66,7 @@ class Server:
         metrics = Metrics(self.router, logs.dropped_lines)
         config = None if options.mindie_config is None else read_config(options.mindie_config)
         hosts = [options.host, *(host for host, _ in mindie_addresses(options, config).values())]
-        registry = DjangoRegistry(self.reconciler.refresh, options.allowed_adapter_roots(hosts))
+        registry = DjangoRegistry(self.reconciler, options.allowed_adapter_roots(hosts))
         most = options.max_concurrent_requests
         if config is not None:  # so many are worked on, and twice as many may wait
             most = max(most, 3 * config.ServerConfig.maxLinkNum)

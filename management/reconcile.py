@@ -143,15 +143,17 @@ class Reconciler:
         self.ledger.read()
         self.holder.refresh(self.snapshot)
 
+    def observed(self, row: Deployment) -> Observed:
+        """A deployment's state, which the row may not say yet; any thread may call this."""
+        seen = self.ledger.observed.get(row.pk)
+        return seen or Observed(row.observed_generation, row.state, row.reason)
+
     def failure(self) -> tuple[str, str] | None:
         """A deployment that should serve and is given up: its name, and why."""
         for row in self.ledger.registries.deployments if self.ledger.registries else ():
-            seen = self.ledger.observed.get(row.pk)
-            if row.replicas and seen is not None and seen.generation == row.generation:
-                if seen.state == str(Deployment.State.FAILED):
-                    return row.name, seen.reason
-            elif row.replicas and _failed(row):
-                return row.name, row.reason
+            seen = self.observed(row)
+            if row.replicas and (seen.generation, seen.state) == (row.generation, str(Deployment.State.FAILED)):
+                return row.name, seen.reason
         return None
 
     def run(self, stop: threading.Event) -> None:
@@ -229,7 +231,7 @@ class Reconciler:
         serving = sorted((w for w in mine if w.draining_since is None), key=lambda w: w.worker.index)
         failed = crashes.failed is not None or _failed(deployment)
         wanted = 0 if failed else deployment.replicas
-        if self._seen_generation(deployment) != deployment.generation:  # started anew: workers of other wishes go
+        if self.observed(deployment).generation != deployment.generation:  # started anew: workers of other wishes go
             for stale in [w for w in serving if not _as_wished(w.worker, deployment)]:
                 self._drain(stale)
                 serving.remove(stale)
@@ -287,11 +289,6 @@ class Reconciler:
         watched.draining_since = time.monotonic()
         watched.handle.drain()
         watched.write(state=Worker.State.DRAINING)
-
-    def _seen_generation(self, deployment: Deployment) -> int:
-        """The generation that the latest observed state is of, whether it is written down or not."""
-        seen = self.ledger.observed.get(deployment.pk)
-        return deployment.observed_generation if seen is None else seen.generation
 
     def _note_state(self, deployment: Deployment, mine: list[_Watched], wanted: int, crashes: _Crashes) -> None:
         ready = sum(w.worker.state == Worker.State.READY for w in mine)

@@ -20,6 +20,9 @@ from engine.adapter_files import CONFIG, WEIGHTS, content_digest
 from engine.client import EngineClient
 from engine.messages import AdapterRef
 from inference.errors import AdapterNotFound
+from management.launchers.local import LocalLauncher
+from management.reconcile import Reconciler
+from management.snapshot import SnapshotHolder
 from tests.conftest import ROOT
 from tests.live import LiveServer, wait_until
 
@@ -126,7 +129,8 @@ def test_a_pattern_that_never_ends_costs_its_adapter_alone(field, server, tmp_pa
 def test_links_do_not_lead_out_of_the_folders(tmp_path):
     inside, outside = tmp_path / "inside", copy(tmp_path / "outside")
     inside.mkdir()
-    registry = DjangoRegistry(lambda: None, [inside])
+    launcher = LocalLauncher()
+    registry = DjangoRegistry(Reconciler(launcher, SnapshotHolder(), ""), [inside])
     for name, target in (("whole", outside), ("weights", outside / WEIGHTS), ("config", outside / CONFIG)):
         if target == outside:
             (inside / name).symlink_to(target)
@@ -143,6 +147,7 @@ def test_links_do_not_lead_out_of_the_folders(tmp_path):
         (snapshot / name).symlink_to(blobs / name)
     entry = asyncio.run(registry.read_adapter("x", str(snapshot)))
     assert entry.digest == content_digest(blobs)
+    launcher.close()
 
 
 def test_the_registry_decides_what_is_read_ahead_and_pinned(tmp_path):
@@ -156,7 +161,9 @@ def test_the_registry_decides_what_is_read_ahead_and_pinned(tmp_path):
     refs = {
         name: AdapterRef(d, source) for name, d, source in column("select name, digest, source from management_adapter")
     }
-    ((path, epoch),) = column("select socket, epoch from management_worker where state = 'ready'")
+    ready = "select socket, epoch from management_worker where state = 'ready'"
+    wait_until(lambda: column(ready), 60, lambda: live.log)  # rows are written behind what happens
+    ((path, epoch),) = column(ready)
 
     async def ask(name: str, action: str) -> str | None:
         client = EngineClient(path, "demo/0", epoch)
