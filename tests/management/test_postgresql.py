@@ -50,4 +50,13 @@ def test_migrations_keys_and_deployments(database_url, tmp_path):
         f"s = build_snapshot(read_registries()); print(s.resolve(None).deployment.name, s.find_key('{key}').name)"
     )
     assert manage("shell", "--no-imports", "-v", "0", "-c", program).splitlines()[-1] == "demo my-client"
+    program = (
+        "from django.db import connection;"
+        "ask = lambda: connection.cursor().execute('SHOW statement_timeout').fetchone()[0];"
+        "editor = connection.schema_editor();"
+        "editor.__enter__(); within = ask(), connection.patient; editor.__exit__(None, None, None);"
+        "print(*within, ask(), connection.patient)"
+    )
+    # migrations have time, others have not
+    assert manage("shell", "--no-imports", "-v", "0", "-c", program).splitlines()[-1] == "0 True 5s False"
     assert manage("makemigrations", "--check", "--dry-run") == "No changes detected"

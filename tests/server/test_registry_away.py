@@ -13,7 +13,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from django.db import OperationalError
+from django.db.utils import ConnectionHandler
 
+from config import settings
 from tests.live import LiveServer, wait_until
 from tests.postgresql import PASSWORD, Cluster
 
@@ -109,6 +112,30 @@ def test_a_database_that_goes_and_comes_back(outage, live, cluster):
         wait_until(lambda: index(live).json()[0]["state"] == "READY", PATIENCE_S, lambda: live.log)
         assert live.post("/v2/repository/models/demo/load", {}).status_code == 200
     assert PASSWORD not in live.log
+
+
+@pytest.mark.django_db
+def test_a_connection_does_not_wait_for_ever(cluster):
+    """Its statement is on the way when the server stops answering; nothing on the wire tells so."""
+    connection = ConnectionHandler({"default": settings._database(cluster.url)})["default"]
+
+    def ask() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+            assert cursor.fetchone() == (1,)
+
+    ask()
+    cluster.pause()
+    try:
+        with pytest.raises(OperationalError, match="no answer from the database within 6 s"):
+            ask()
+    finally:
+        cluster.resume()
+    connection.close_if_unusable_or_obsolete()
+    ask()
+    with pytest.raises(OperationalError, match="statement timeout"), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(60)")
+    connection.close()
 
 
 def test_a_worker_knows_no_password(live):
