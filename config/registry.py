@@ -132,7 +132,7 @@ class DjangoRegistry:
         row = Deployment.objects.filter(name=name).first()
         if row is None:
             return False
-        if not row.replicas or self._reconciler.observed(row).state == Deployment.State.FAILED:
+        if not row.replicas or self._reconciler.observed(row).state == str(Deployment.State.FAILED):
             deployments.start_deployment(row, actor, max(1, row.replicas))
         self._reconciler.refresh()
         return True
@@ -155,7 +155,7 @@ def _identity(directory: Path) -> tuple[str, int]:
 
 def _state(row: Deployment, seen: Observed) -> str:
     """What was observed, unless the wish is newer than that."""
-    if not row.replicas and seen.state in (Deployment.State.READY, Deployment.State.STARTING):
+    if not row.replicas and seen.state in (str(Deployment.State.READY), str(Deployment.State.STARTING)):
         return str(Deployment.State.STOPPING)
     if row.replicas and seen.generation != row.generation:
         return str(Deployment.State.STARTING)
