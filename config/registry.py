@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import structlog
 from django.db import Error, close_old_connections
-from engine.adapter_files import CONFIG, WEIGHTS
 
+from engine.adapter_files import CONFIG, WEIGHTS
 from inference.errors import AdapterNotFound, AdapterRefused, Unavailable
 from inference.registry import DeploymentState
 from management.models import Adapter, Deployment, Model

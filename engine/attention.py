@@ -1,6 +1,7 @@
 """The attention function that transformers' own layers call, and what stands behind it during a forward pass.
 
-`install()` registers it as "paged"; no mask is ever built for that name. What it does is decided by the current
+`install()` registers it as "paged"; no mask is ever built for that name (what masks say is recorded once, see
+engine/record.py). What it does is decided by the current
 context (`attend_with`), because several model families drop the keyword arguments that could carry it.
 """
 
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from transformers.modeling_utils import AttentionInterface
 
 from engine.kernels import ops
-from engine.kv_cache import AttentionSpec, KVCache
+from engine.kernels.checks import check_slots
 from engine.progress import progress
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.batch import ForwardBatch
+    from engine.kv_cache import KVCache
 
 NAME = "paged"
 
@@ -42,14 +44,12 @@ class Context(Protocol):
 
 
 class Options:
-    """A layer's scale, window, soft-cap and sinks, as transformers passes them with each call."""
+    """A layer's scale, soft-cap and sinks, as transformers passes them with each call. Its window stands in its spec."""
 
-    __slots__ = ("scale", "sinks", "softcap", "window")
+    __slots__ = ("scale", "sinks", "softcap")
 
-    def __init__(
-        self, scale: float | None, window: int | None, softcap: float | None, sinks: torch.Tensor | None
-    ) -> None:
-        self.scale, self.window, self.softcap, self.sinks = scale, window, softcap, sinks
+    def __init__(self, scale: float | None, softcap: float | None, sinks: torch.Tensor | None) -> None:
+        self.scale, self.softcap, self.sinks = scale, softcap, sinks
 
 
 _current: Context | None = None
@@ -74,14 +74,16 @@ def _paged(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The interface of transformers: query [1, H, T, D], key and value [1, HK, T, D] -> [1, T, H, DV]."""
+    """The interface of transformers: query [1, H, T, D], key and value [1, HK, T, D] -> [1, T, H, DV].
+
+    What else it may be told is seen when the model is recorded, and refused there if it would matter.
+    """
     layer: int = module.layer_idx
-    options = Options(scaling, sliding_window, softcap, s_aux)
+    options = Options(scaling, softcap, s_aux)
     return attend(layer, query[0], key[0], value[0], options)[None], None
 
 
@@ -105,29 +107,6 @@ def install() -> None:
     AttentionInterface.register(NAME, _paged)
 
 
-class Recorder:
-    """Notes what each layer looks like, and answers with zeros: what the layers compute of them is of no interest."""
-
-    def __init__(self) -> None:
-        self.specs: dict[int, AttentionSpec] = {}
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: Options,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """As `Context`."""
-        plain = options.softcap is None and options.sinks is None
-        self.specs[layer] = AttentionSpec(
-            query.shape[0], key.shape[0], key.shape[2], value.shape[2], options.scale, options.window, plain
-        )
-        return value.new_zeros(query.shape[1], query.shape[0], value.shape[2])
-
-
 class PagedAttention:
     """One forward pass over the KV cache: writes the new keys and values, then attends."""
 
@@ -135,8 +114,13 @@ class PagedAttention:
         self.cache, self.slots = cache, batch.slot_mapping
         self.rows = sum(s.count for s in batch.sequences)
         self._plan = ops.AttentionPlan(
-            [(s.row, s.count, s.length, s.blocks) for s in batch.sequences], cache.block_size, cache.lanes
+            [(s.row, s.count, s.length, s.blocks) for s in batch.sequences],
+            cache.block_size,
+            cache.lanes,
+            rows=len(self.slots),
+            num_blocks=cache.num_blocks,
         )
+        check_slots(self.slots, cache.num_blocks * cache.block_size)
 
     def attend(
         self,
@@ -147,12 +131,14 @@ class PagedAttention:
         options: Options,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `Context`."""
+        """As `Context`; raises ShapeError where the call is not the one that was recorded."""
+        spec = self.cache.spec(layer)
+        spec.check(layer, query, key, value, len(self.slots))
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         ops.write_kv(key, value, self.slots, keys, values)
         if out is None:
-            out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+            out = keys.new_empty(query.shape[1], query.shape[0], value.shape[2])
         if self.rows < query.shape[1]:
             out[self.rows :] = 0  # padding
-        ops.attend(self._plan, query, keys, values, out, options.scale, options.window, options.softcap, options.sinks)
+        ops.attend(self._plan, query, keys, values, out, options.scale, spec.window, options.softcap, options.sinks)
         return out

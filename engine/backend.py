@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -79,12 +80,14 @@ class Backend(Protocol):
 
 
 def plain_forward(model: PreTrainedModel) -> Forward:
-    """Transformers' own forward pass."""
+    """Transformers' own forward pass. Where it cannot be told which rows' logits are wanted, it computes all of them."""
+    told = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def forward(ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        out = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
+        options = {"logits_to_keep": rows} if told else {}
+        out = model(input_ids=ids, position_ids=positions, use_cache=False, **options)
         logits: torch.Tensor = out.logits[0]
-        return logits
+        return logits if told else logits[rows]
 
     return forward
 

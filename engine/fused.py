@@ -3,11 +3,13 @@
 transformers' layers cost several milliseconds a step in plumbing and small operations. Decoders whose layers are
 `norm, q/k/v, rotary, attention, o, norm, gate/up, down` (Llama, Mistral, Qwen2, Qwen3, SmolLM and the like) run here
 with one product for q, k and v, one for gate and up, and fused norms. Everything else runs transformers' own forward.
-Whether a model may run here is decided by its structure, and then by the probe, which compares the logits.
+Whether a model may run here is decided by its structure, by the names that its own code uses, of which every one must be
+known here, and then by the probe, which compares the logits.
 """
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,25 @@ ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 MODEL_PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
+_HEAD_NAMES = {
+    "CausalLMOutputWithPast", "attentions", "config", "hidden_states", "last_hidden_state", "lm_head", "loss_function",
+    "model", "past_key_values", "slice_logits_to_keep", "vocab_size",
+}  # fmt: skip
+_MODEL_NAMES = {
+    "BaseModelOutputWithPast", "DynamicCache", "ValueError", "arange", "config", "create_causal_mask",
+    "create_sliding_window_causal_mask", "device", "dict", "embed_tokens", "enumerate", "get_seq_length",
+    "has_sliding_layers", "isinstance", "layer_types", "layers", "norm", "num_hidden_layers", "rotary_emb", "shape",
+    "sliding_window", "torch", "unsqueeze",
+}  # fmt: skip
+_DROPOUT_NAMES = {"dropout", "functional", "nn", "residual_dropout", "training"}
+_ATTENTION_NAMES = {
+    "ALL_ATTENTION_FUNCTIONS", "_attn_implementation", "apply_rotary_pos_emb", "attention_dropout", "config",
+    "contiguous", "eager_attention_forward", "get_interface", "getattr", "head_dim", "layer_idx", "reshape",
+    "rotary_fn", "scaling", "shape", "sliding_window", "transpose", "update", "view", *ATTENTION_PARTS, *_DROPOUT_NAMES,
+}  # fmt: skip
+_NORM_NAMES = {"dtype", "float32", "mean", "pow", "rsqrt", "to", "torch", "variance_epsilon", "weight"}
+_ROTARY_NAMES = {"apply_rotary_pos_emb": {"rotate_half", "unsqueeze"}, "rotate_half": {"cat", "shape", "torch"}}
+_CONSTANTS = {None, ..., True, False, 2, -1}
 
 
 @dataclass(slots=True)
@@ -60,12 +81,14 @@ class FusedDecoder:
     def __init__(self, model: PreTrainedModel, specs: list[AttentionSpec], quantised: bool = False) -> None:
         """Take the weights over, those of the layers in eight-bit numbers if `quantised`; raises ValueError when the model has another structure.
 
-        Scale and window of each layer are those that its own code passed to the recorded attention call.
+        The scale of each layer is the one that its own code passed to the recorded attention call.
         """
         decoder: Any = model.model
         self._quantised = quantised
         _require(decoder, MODEL_PARTS)
         _require(model, {"model", "lm_head"})
+        _require_code(type(model).forward, _HEAD_NAMES)
+        _require_code(type(decoder).forward, _MODEL_NAMES)
         self.rotary = decoder.rotary_emb
         self.norm = _norm(decoder.norm)
         first = decoder.layers[0].self_attn
@@ -73,8 +96,7 @@ class FusedDecoder:
         self.heads = first.q_proj.out_features // self.head_dim
         self.kv_heads = first.k_proj.out_features // self.head_dim
         self.layers = [
-            self._layer(layer, spec, f"model.layers.{i}")
-            for i, (layer, spec) in enumerate(zip(decoder.layers, specs, strict=True))
+            self._layer(layer, spec, i) for i, (layer, spec) in enumerate(zip(decoder.layers, specs, strict=True))
         ]
         self.embed = decoder.embed_tokens
         self.head = make_linear(model.lm_head.weight, model.lm_head.bias, [])  # sees the sampled rows alone
@@ -135,13 +157,22 @@ class FusedDecoder:
             space.residual[:rows], space.normed[:rows], space.qkv[:rows], space.attended[:rows], space.gated[:rows]
         )
 
-    def _layer(self, layer: Any, spec: AttentionSpec, path: str) -> _Layer:
+    def _layer(self, layer: Any, spec: AttentionSpec, index: int) -> _Layer:
+        path = f"model.layers.{index}"
         if not spec.plain:
             raise ValueError("soft-cap or sinks")
         _require(layer, LAYER_PARTS)
         attention, mlp = layer.self_attn, layer.mlp
         _require(attention, ATTENTION_PARTS, optional=True)
         _require(mlp, MLP_PARTS)
+        _require_code(type(layer).forward, LAYER_PARTS)
+        _require_code(type(attention).forward, _ATTENTION_NAMES)
+        _require_code(type(mlp).forward, MLP_PARTS | _DROPOUT_NAMES)
+        functions = inspect.unwrap(type(attention).forward).__globals__
+        for name, names in _ROTARY_NAMES.items():
+            _require_code(functions.get(name), names)
+        if attention.layer_idx != index or attention.head_dim != self.head_dim:
+            raise ValueError("layers that are numbered otherwise, or heads of several widths")
         if type(mlp.act_fn).__name__ not in ("SiLUActivation", "SiLU") or mlp.gate_proj.bias is not None:
             raise ValueError("another activation, or biases in the gated layers")
         q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
@@ -177,7 +208,7 @@ class FusedDecoder:
                 self._quantised,
             ),
             qk_norms=(*_norm(attention.q_norm)[:1], *_norm(attention.k_norm)) if has_norms else None,
-            options=Options(spec.scale, spec.window, None, None),
+            options=Options(spec.scale, None, None),
         )
 
 
@@ -187,9 +218,10 @@ def _parts(prefix: str, **linears: Any) -> list[tuple[str, int]]:
 
 
 def _norm(module: Any) -> tuple[torch.Tensor, float]:
-    """Weight and epsilon of an RMS norm; the probe finds out those that compute something else."""
+    """Weight and epsilon of an RMS norm."""
     if not hasattr(module, "variance_epsilon"):
         raise ValueError("another norm")
+    _require_code(type(module).forward, _NORM_NAMES)
     return module.weight.detach().float().contiguous(), float(module.variance_epsilon)
 
 
@@ -198,3 +230,24 @@ def _require(module: Any, parts: set[str], optional: bool = False) -> None:
     found = {name for name, _ in module.named_children()}
     if not (found <= parts if optional else found == parts):
         raise ValueError(f"unexpected parts: {sorted(found ^ parts)}")
+
+
+def _require_code(function: Any, names: set[str]) -> None:
+    """The function refers to these names alone, and to numbers that only count dimensions.
+
+    What else it refers to (a multiplier, a scale by position, a clip) would be left out here.
+    """
+    plain = inspect.unwrap(function) if callable(function) else None
+    if not inspect.isfunction(plain):
+        raise ValueError(f"no function of the model's own: {function}")
+    codes = [plain.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+        unknown = {*code.co_names, *code.co_freevars} - names - {"__class__"}
+        unknown |= {
+            repr(constant)
+            for constant in code.co_consts
+            if isinstance(constant, int | float | complex) and constant not in _CONSTANTS
+        }
+        if unknown:
+            raise ValueError(f"{code.co_qualname} uses {', '.join(sorted(unknown))}")

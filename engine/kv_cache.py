@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
 import torch
 
+from engine.kernels.checks import ShapeError
 from engine.kernels.emit import LANES
 
 MIN_BYTES = 64 << 20
@@ -15,8 +17,8 @@ MAX_DEFAULT_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """One attention layer as the probe saw it called: query and KV heads, widths of key and value, scale, window, and whether
-    its softmax is the plain one.
+    """One attention layer as it was recorded: query and KV heads, widths of key and value, scale, the window that its mask
+    has, and whether its softmax is the plain one.
     """
 
     num_heads: int
@@ -26,6 +28,30 @@ class AttentionSpec:
     scale: float | None
     window: int | None
     plain: bool
+
+    def check(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: int) -> None:
+        """Raise ShapeError unless a call's query [H, T, D], key and value [HK, T, D] are this layer's of `rows` rows."""
+        if (
+            query.shape != (self.num_heads, rows, self.key_dim)
+            or key.shape != (self.num_kv_heads, rows, self.key_dim)
+            or value.shape != (self.num_kv_heads, rows, self.value_dim)
+        ):
+            raise ShapeError(
+                f"layer {layer} called attention with query, key and value of {_shapes(query, key, value)} in a step of "
+                f"{rows} rows; it was recorded with {self.num_heads} heads over {self.num_kv_heads}, of "
+                f"{self.key_dim} and {self.value_dim} numbers"
+            )
+
+
+def _shapes(*tensors: torch.Tensor) -> str:
+    return ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
+
+
+def spec_of(specs: Sequence[AttentionSpec], layer: int) -> AttentionSpec:
+    """A layer's; raises ShapeError for a layer that there is not."""
+    if not 0 <= layer < len(specs):
+        raise ShapeError(f"attention was called by layer {layer}, of {len(specs)}")
+    return specs[layer]
 
 
 def whole_vectors(count: int) -> int:
@@ -59,6 +85,7 @@ class KVCache:
 
     def __init__(self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         self.num_blocks, self.block_size, self.dtype = num_blocks, block_size, dtype
+        self._specs = specs
         self.lanes = whole_vectors(block_size)
         # Written once, so that the memory is taken now and not while serving.
         self.keys = [torch.empty(num_blocks, s.num_kv_heads, s.key_dim, self.lanes, dtype=dtype).zero_() for s in specs]
@@ -66,3 +93,7 @@ class KVCache:
             torch.empty(num_blocks, s.num_kv_heads, block_size, whole_vectors(s.value_dim), dtype=dtype).zero_()
             for s in specs
         ]
+
+    def spec(self, layer: int) -> AttentionSpec:
+        """A layer's; raises ShapeError for a layer that there is not."""
+        return spec_of(self._specs, layer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
 import torch
@@ -232,6 +233,19 @@ def lora_layers(layers: Iterable[Linear | Gate]) -> list[LoraLayer]:
     return [layer.lora for layer in layers if isinstance(layer, PanelLinear | PanelGate)]
 
 
+def _reads_weight(parent: nn.Module, name: str) -> bool:
+    """Whether the parent's own code takes the weight of this child instead of calling the child."""
+    functions = (
+        inspect.unwrap(f) for kind in type(parent).__mro__ if kind is not nn.Module for f in vars(kind).values()
+    )
+    used = (
+        f.__code__.co_names
+        for f in functions
+        if inspect.isfunction(f) and f.__name__ not in ("__init__", "_init_weights")
+    )
+    return any(name in names and "weight" in names for names in used)
+
+
 def pack_linears(model: PreTrainedModel, quantised: bool = False) -> list[LoraLayer]:
     """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer of its weight; the output layer is
     never quantised.
@@ -242,7 +256,7 @@ def pack_linears(model: PreTrainedModel, quantised: bool = False) -> list[LoraLa
     head = model.get_output_embeddings()
     for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
-            if type(child) not in (nn.Linear, Conv1D):
+            if type(child) not in (nn.Linear, Conv1D) or _reads_weight(parent, name):
                 continue
             weight = child.weight.t() if type(child) is Conv1D else child.weight
             if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:

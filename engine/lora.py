@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.kernels import ops
+from engine.kernels.checks import require
 from engine.kernels.emit import LANES
 from engine.kernels.tiles import PANEL
 
@@ -92,7 +93,17 @@ class LoraLayer:
         if factors is not None and self.bias is not None:
             start = self.bias / factors
         a, b, halves = packed
-        return PackedLora(a.to(self.dtype), self.pack(b.to(self.dtype)), halves, factors, start)
+        made = PackedLora(a.to(self.dtype), self.pack(b.to(self.dtype)), halves, factors, start)
+        width = made.b.shape[0] * PANEL
+        require(
+            made.a.shape[1] == self.in_features
+            and made.halves.shape == (made.b.shape[0], 2)
+            and int(halves.max()) + made.b[0].numel() // PANEL <= made.a.shape[0]
+            and all(part is None or part.numel() == width for part in (factors, start)),
+            "an adapter does not fit its layer",
+            made.a, made.b, made.halves, factors, start,
+        )  # fmt: skip
+        return made
 
     def _side_by_side(self, found: list[LoraWeights | None]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Every part's B in its own columns, all as deep as the deepest, each reading its own rows of A."""
@@ -190,4 +201,4 @@ class LoraLayer:
             return None
         if done < rows:
             table.append([done, rows - done, 0, 0, 0, 0, 0, bias])
-        return ops.LoraRuns(torch.tensor(table), ranks, factors if bool(factors.any()) else None)
+        return ops.LoraRuns(torch.tensor(table), ranks, factors if bool(factors.any()) else None, rows)

@@ -26,15 +26,9 @@ from engine.model_files import (
     sampling_defaults,
     tokenizer_file,
 )
-from engine.probe import (
-    QUANTISED_TOLERANCE,
-    TOLERANCE,
-    ProbeError,
-    check_paged_logits,
-    record_layers,
-    reference_logits,
-)
+from engine.probe import QUANTISED_TOLERANCE, TOLERANCE, Proof
 from engine.progress import progress
+from engine.record import ProbeError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,12 +74,11 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
     vocab_size = int(text_config.vocab_size)
     progress.begin("proving the model")
     try:
-        reference = reference_logits(model, vocab_size)
+        proof = Proof(model, int(text_config.num_hidden_layers), vocab_size, limit)
         attention.install()
         model.set_attn_implementation(attention.NAME)
-        specs = record_layers(model, int(text_config.num_hidden_layers))
         tolerance = QUANTISED_TOLERANCE if config.quantization != "none" else TOLERANCE[dtype]
-        forward, lora_layers = _forward(backend, model, specs, reference, vocab_size, dtype, tolerance)
+        forward, lora_layers = _forward(backend, model, proof, dtype, tolerance)
     except ProbeError as error:
         raise ModelError(f"{type(model).__name__} cannot be served: {error}") from error
     generation = model.generation_config or GenerationConfig()
@@ -96,7 +89,7 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
         directory=directory,
         tokenizer_file=tokenizer_file(directory, config.cache_dir),
         dtype=dtype,
-        specs=specs,
+        specs=proof.specs,
         lora_layers=lora_layers,
         max_model_len=limit,
         vocab_size=vocab_size,
@@ -108,24 +101,22 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
 def _forward(
     backend: Backend,
     model: PreTrainedModel,
-    specs: list[AttentionSpec],
-    reference: list[torch.Tensor],
-    vocab_size: int,
+    proof: Proof,
     dtype: torch.dtype,
     tolerance: float,
 ) -> tuple[Forward, list[AdapterLayer]]:
-    """The backend's fastest way to run the model that gives the reference's logits, and the layers that take adapters."""
-    *faster, last = backend.candidates(model, specs)
+    """The backend's fastest way to run the model that passes the proof, and the layers that take adapters."""
+    *faster, last = backend.candidates(model, proof.specs)
     for candidate in faster:
         try:
             forward, layers = candidate()
-            check_paged_logits(backend, forward, specs, reference, vocab_size, dtype, tolerance)
+            proof.check(backend, forward, dtype, tolerance)
         except (ValueError, AttributeError, ProbeError) as error:
             logger.info("%s runs unfused: %s", type(model).__name__, error)
         else:
             return forward, layers
     forward, layers = last()
-    check_paged_logits(backend, forward, specs, reference, vocab_size, dtype, tolerance)
+    proof.check(backend, forward, dtype, tolerance)
     # Not the output layer, which sees the rows that are sampled alone, nor experts, which see those routed to them.
     return forward, [layer for layer in layers if not layer.other_rows]
 

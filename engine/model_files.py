@@ -127,7 +127,8 @@ def max_model_len(hf_config: Any, wanted: int) -> int:
     batch disturb each other, so such models stop at the length where the change begins.
     """
     text = hf_config.get_text_config()
-    own = int(getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 2048)
+    named = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions")]
+    own = next((int(n) for n in named if isinstance(n, int) and n > 0), 2048)
     rope = getattr(text, "rope_parameters", None) or {}
     for parameters in [rope, *[v for v in rope.values() if isinstance(v, dict)]]:
         if parameters.get("rope_type") in {"dynamic", "longrope"}:

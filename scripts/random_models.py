@@ -58,7 +58,19 @@ TINY: dict[str, dict[str, Any]] = {
     "phi": {}, "phi3": {}, "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}, "gpt_neox": {},
     "opt": {"word_embed_proj_dim": 64, "ffn_dim": 96}, "starcoder2": {}, "stablelm": {}, "cohere": {}, "olmo2": {},
     "granite": {}, "glm": {"head_dim": 16}, "smollm3": {}, "mixtral": _MOE, "qwen3_moe": {**_MOE, "head_dim": 16},
-    "gpt_oss": {**_MOE, "head_dim": 16, "sliding_window": 12}, "bloom": {"n_layer": 3, "n_head": 4},
+    "gpt_oss": {**_MOE, "head_dim": 16, "sliding_window": 12}, "phimoe": {**_MOE, "sliding_window": 12},
+    "qwen2_moe": {
+        **_MOE, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1,
+        "shared_expert_intermediate_size": 48,
+    },
+    "ministral3": {
+        "head_dim": 16, "sliding_window": None,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.5, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        },
+    },
+    "bloom": {"n_layer": 3, "n_head": 4},
 }  # fmt: skip
 
 

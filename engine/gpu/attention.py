@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.gpu.paged_attention import SPLIT_KEYS, Plan, attend, tile_rows, tiles
+from engine.kernels.checks import check_slots, check_tables
+from engine.kv_cache import spec_of
 
 if TYPE_CHECKING:
     from engine.attention import Options
@@ -35,9 +37,14 @@ class DeviceKVCache:
         self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.num_blocks, self.block_size, self.dtype = num_blocks, block_size, dtype
+        self._specs = specs
         shape = (num_blocks, block_size)
         self.keys = [torch.zeros(*shape, s.num_kv_heads, s.key_dim, dtype=dtype, device=device) for s in specs]
         self.values = [torch.zeros(*shape, s.num_kv_heads, s.value_dim, dtype=dtype, device=device) for s in specs]
+
+    def spec(self, layer: int) -> AttentionSpec:
+        """A layer's; raises ShapeError for a layer that there is not."""
+        return spec_of(self._specs, layer)
 
 
 def block_bytes(specs: list[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
@@ -54,6 +61,11 @@ class DeviceAttention:
     """Writes the new keys and values of a step, then attends."""
 
     def __init__(self, cache: DeviceKVCache, batch: ForwardBatch, device: torch.device) -> None:
+        check_slots(batch.slot_mapping, cache.num_blocks * cache.block_size)
+        for s in batch.sequences:
+            check_tables(
+                s.row, s.count, s.length, s.blocks, len(batch.slot_mapping), cache.block_size, cache.num_blocks
+            )
         self.cache = cache
         self.slots = to_device(batch.slot_mapping, device)
         self._device, self._sequences = device, batch.sequences
@@ -75,7 +87,9 @@ class DeviceAttention:
         options: Options,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `engine.attention.Context`."""
+        """As `engine.attention.Context`; raises ShapeError where the call is not the one that was recorded."""
+        spec = self.cache.spec(layer)
+        spec.check(layer, query, key, value, len(self.slots))
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys.view(-1, *keys.shape[2:]).index_copy_(0, self.slots, key.transpose(0, 1).to(keys.dtype))
         values.view(-1, *values.shape[2:]).index_copy_(0, self.slots, value.transpose(0, 1).to(values.dtype))
@@ -83,7 +97,7 @@ class DeviceAttention:
         by_token = query.transpose(0, 1)
         if by_token.stride(2) != 1:
             by_token = by_token.contiguous()
-        return attend(plan, by_token, keys, values, options.scale, options.window, options.softcap, options.sinks)
+        return attend(plan, by_token, keys, values, options.scale, spec.window, options.softcap, options.sinks)
 
     def _plan(self, group: int) -> Plan:
         if group not in self._plans:

@@ -1,4 +1,4 @@
-"""The kernels as functions over torch tensors: shapes checked by the callers, strides and addresses taken here."""
+"""The kernels as functions over torch tensors, whose shapes are checked before their addresses are taken (checks.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.kernels import attention, layers, matmul, sampling
+from engine.kernels import attention, checks, layers, matmul, sampling
 from engine.kernels.emit import BF16, F16, F32, LANES, has_bf16_dot
 from engine.kernels.int8 import int8_kernel, quantise_kernel
 from engine.kernels.lora import adapted_kernel, low_rank_kernel
@@ -21,6 +21,7 @@ KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> None:
     """Out [T, H] = the RMS norm of x [T, H] float32, times weight [H] float32. Rows may lie further apart."""
     rows, width = x.shape
+    checks.check_norm(x, weight, out)
     run(
         layers.norm_kernel(KINDS[out.dtype]),
         rows, width, x.data_ptr(), x.stride(0), weight.data_ptr(), float_bits(epsilon),
@@ -39,6 +40,7 @@ def rotate(
     rows [T, *] in place; cosines and sines [T, D] float32.
     """
     rows, dim = cosines.shape
+    checks.check_rotary(heads, sum(counts), cosines, sines, norms)
     query_norm, key_norm, epsilon = (
         (0, 0, 0.0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr(), norms[2])
     )
@@ -52,6 +54,7 @@ def rotate(
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[T, 2F], gate before up, contiguous -> silu(gate) * up [T, F]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    checks.require(gate_up.is_contiguous() and gate_up.shape[1] % 2 == 0, "gate and up must be [T, 2F]", gate_up)
     out = gate_up.new_empty(rows, width)
     run(
         layers.silu_mul_kernel(KINDS[out.dtype]),
@@ -117,8 +120,9 @@ def linear_int8(
     rows, inner = x.shape
     if not rows:
         return
+    panels, quarters = weight.packed.shape[:2]
+    checks.check_product(x, 4 * quarters, panels, bias, out, ending)
     room = _workspace(rows * inner + 4 * rows)
-    panels = weight.packed.shape[0]
     run(
         quantise_kernel(KINDS[x.dtype]),
         rows, inner, panels, x.data_ptr(), x.stride(0), weight.packed.data_ptr(), weight.scales.data_ptr(),
@@ -149,12 +153,16 @@ class LoraRuns:
     """A step's adapters in one layer.
 
     runs: [N, 8] int64, see `engine.kernels.lora.FIELDS`, covering all rows. ranks: the most that a run has. factors: [T]
-    int64, addresses of float32 [panels * 32] that multiply a row's sums, or 0; None where no run has any.
+    int64, addresses of float32 [panels * 32] that multiply a row's sums, or 0; None where no run has any. rows: T.
     """
 
     runs: torch.Tensor
     ranks: int
     factors: torch.Tensor | None
+    rows: int
+
+    def __post_init__(self) -> None:
+        checks.check_runs(self.runs, self.ranks, self.factors, self.rows)
 
 
 _room = torch.empty(0, dtype=torch.uint8)
@@ -186,6 +194,9 @@ def linear(
     if not rows:
         return
     panels, kind, paired = weight.shape[0], KINDS[x.dtype], int(_paired(x.dtype))
+    checks.check_packed(weight, x.dtype, paired)
+    checks.check_product(x, weight.shape[1] << paired, panels, bias, out, ending)
+    checks.require(lora is None or lora.rows == rows, "adapters of a step of other rows", x)
     if lora is None:
         run(
             matmul.matmul_kernel(kind, paired, ending),
@@ -207,9 +218,10 @@ def linear(
 def write_kv(
     key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """Store key [HK, T, D] and value [HK, T, DV] of the rows that `slots` [T] int64 names."""
+    """Store key [HK, T, D] and value [HK, T, DV] at `slots` [T] int64, which `checks.check_slots` has seen."""
     heads, rows, dim = key.shape
-    if key.stride(2) != 1 or value.stride(2) != 1 or key.dtype != keys.dtype:
+    checks.check_new_keys(key, value, slots, keys, values)
+    if key.stride(2) != 1 or value.stride(2) != 1 or not key.dtype == value.dtype == keys.dtype:
         key, value = key.to(keys.dtype).contiguous(), value.to(keys.dtype).contiguous()
     run(
         attention.write_kernel(KINDS[keys.dtype], _paired_cache(keys, values)),
@@ -228,11 +240,21 @@ def _paired_cache(keys: torch.Tensor, values: torch.Tensor) -> int:
 class AttentionPlan:
     """Who attends to what in one step: the same for all layers.
 
-    `sequences`: (first row, tokens, length, blocks) each; the tokens are the last of `length`.
+    `sequences`: (first row, tokens, length, blocks) each; the tokens are the last of `length`. `rows` are the step's,
+    `num_blocks` the cache's, and nothing outside of them is ever read or written.
     """
 
-    def __init__(self, sequences: Sequence[tuple[int, int, int, Sequence[int]]], block_size: int, lanes: int) -> None:
-        self.block_size, self.lanes = block_size, lanes
+    def __init__(
+        self,
+        sequences: Sequence[tuple[int, int, int, Sequence[int]]],
+        block_size: int,
+        lanes: int,
+        rows: int,
+        num_blocks: int,
+    ) -> None:
+        for sequence in sequences:
+            checks.check_tables(*sequence, rows, block_size, num_blocks)
+        self.block_size, self.lanes, self.rows, self.num_blocks = block_size, lanes, rows, num_blocks
         tables = [block for *_, blocks in sequences for block in blocks]
         starts = np.cumsum([0] + [len(blocks) for *_, blocks in sequences[:-1]])
         self.tables = torch.tensor(tables, dtype=torch.int64)
@@ -279,10 +301,12 @@ def attend(
     sinks: torch.Tensor | None,
 ) -> None:
     """Query [H, T, D] over the cache's keys and values -> out [T, H, DV]; scale defaults to D ** -0.5, sinks are [H]."""
-    heads, _, dim = query.shape
+    heads, rows, dim = query.shape
     kv_heads, width = keys.shape[1], values.shape[3]
-    if query.stride(2) != 1:
-        query = query.contiguous()
+    checks.require(rows == plan.rows, "queries of other rows than the step's", query)
+    checks.check_attention(query, keys, values, out, sinks, (plan.num_blocks, plan.block_size, plan.lanes))
+    if query.stride(2) != 1 or query.dtype != keys.dtype:
+        query = query.to(keys.dtype).contiguous()
     sink_row = None if sinks is None else sinks.float().contiguous()
     tasks = plan.tasks(kv_heads, heads // kv_heads)
     each = plan.scratch_bytes(dim, width)
@@ -304,6 +328,9 @@ def choose(logits: torch.Tensor, temperatures: Sequence[float], uniforms: Sequen
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, columns = logits.shape
+    checks.require(
+        len(temperatures) == len(uniforms) == rows and columns > 0, "one temperature and number a row", logits
+    )
     heat = torch.tensor(temperatures, dtype=torch.float32)
     draws = torch.tensor(uniforms, dtype=torch.float64)
     out = torch.empty(rows, dtype=torch.int64)
@@ -334,6 +361,7 @@ def select(logits: torch.Tensor, temperatures: Sequence[float], wanted: int) -> 
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, columns = logits.shape
+    checks.require(len(temperatures) == rows and columns > 0 < wanted, "one temperature a row, and some wanted", logits)
     room = min(columns, 4 * wanted)
     heat = torch.tensor(temperatures, dtype=torch.float32)
     values, ids = torch.empty(rows, room), torch.zeros(rows, room, dtype=torch.int64)

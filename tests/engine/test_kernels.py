@@ -61,7 +61,7 @@ class Attention:
         starts = [sum(self.counts[:i]) for i in range(len(self.counts))]
         every = list(zip(starts, self.counts, self.lengths, self.tables, strict=True))
         chosen = every if only is None else [every[only]]
-        plan = ops.AttentionPlan(chosen, self.block_size, self.keys.shape[3])
+        plan = ops.AttentionPlan(chosen, self.block_size, self.keys.shape[3], len(self.query), len(self.keys))
         out = torch.empty(len(self.query), self.heads, self.dim, dtype=self.dtype)
         given = {"scale": None, "window": None, "softcap": None, "sinks": None} | options
         ops.attend(plan, self.query.transpose(0, 1), self.keys, self.values, out, **given)

@@ -25,7 +25,8 @@ OPTIONS = {"plain": {}, "window": {"window": 13}, "soft-cap": {"softcap": 5.0}, 
 class Case:
     """New tokens of some sequences whose earlier ones stand in a cache, in blocks in any order."""
 
-    def __init__(self, shape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape, dtype: torch.dtype, device: torch.device, window: int | None = None) -> None:
+        self.window = window
         self.heads, self.kv, self.dim, self.value_dim, self.lengths, self.counts, size = shape
         generator = torch.Generator().manual_seed(0)
 
@@ -35,7 +36,7 @@ class Case:
         blocks = [-(-length // size) for length in self.lengths]
         order = (torch.randperm(sum(blocks), generator=generator) + 1).split(blocks)
         self.tables = [part.tolist() for part in order]
-        spec = AttentionSpec(self.heads, self.kv, self.dim, self.value_dim, None, None, True)
+        spec = AttentionSpec(self.heads, self.kv, self.dim, self.value_dim, None, window, True)
         self.cache = DeviceKVCache([spec], sum(blocks) + 1, size, dtype, device)
         self.keys = [random(n, self.kv, self.dim) for n in self.lengths]
         self.values = [random(n, self.kv, self.value_dim) for n in self.lengths]
@@ -73,7 +74,7 @@ class Case:
             if options.softcap:
                 scores = options.softcap * torch.tanh(scores / options.softcap)
             rows, columns = torch.arange(length - count, length)[:, None], torch.arange(length)[None]
-            keep = (columns <= rows) & (columns > rows - (options.window or length))
+            keep = (columns <= rows) & (columns > rows - (self.window or length))
             scores = scores.masked_fill(~keep, -torch.inf)
             if options.sinks is not None:
                 sink = options.sinks.float().cpu()[:, None, None].expand(-1, count, 1)
@@ -86,13 +87,13 @@ class Case:
 def options_of(name: str, heads: int, device: torch.device) -> Options:
     given = OPTIONS[name]
     sinks = torch.randn(heads, generator=torch.Generator().manual_seed(1)).to(device) if "sinks" in given else None
-    return Options(None, given.get("window"), given.get("softcap"), sinks)
+    return Options(None, given.get("softcap"), sinks)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_against_dense_attention(shape, name, device):
-    case = Case(SHAPES[shape], torch.float32, device)
+    case = Case(SHAPES[shape], torch.float32, device, OPTIONS[name].get("window"))
     options = options_of(name, case.heads, device)
     expected = case.reference(options)
     assert float((case.run(options) - expected).abs().max() / expected.abs().max()) < 1e-5
@@ -103,7 +104,8 @@ def test_contexts_in_pieces(name, device, monkeypatch):
     """Pieces of 64 keys instead of 1,024, so that short contexts have several."""
     for module in (attention, paged_attention):
         monkeypatch.setattr(module, "SPLIT_KEYS", 64)
-    case = Case((8, 2, 32, 32, (300, 64, 65, 1), (1, 1, 1, 1), 16), torch.float32, device)
+    shape = (8, 2, 32, 32, (300, 64, 65, 1), (1, 1, 1, 1), 16)
+    case = Case(shape, torch.float32, device, OPTIONS[name].get("window"))
     options = options_of(name, case.heads, device)
     expected = case.reference(options)
     assert float((case.run(options) - expected).abs().max() / expected.abs().max()) < 1e-5

@@ -1,0 +1,101 @@
+"""Lengths and positions at which a model begins to compute something else, lowered so that short prompts pass them.
+
+Windows, chunks, the length before rope scaling, the floor of a temperature: most real ones are too long to compute at
+a start. They stand in the configuration, which modules read as they run, and in the modules' own attributes.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedModel
+
+LOWERED = 6
+"""What every limit becomes."""
+LENGTHS = re.compile(
+    r"(?!.*(layer|pattern|num_|feed_forward))"
+    r".*(window|chunk|floor_scale|floor_len|original_max_|local_attention|attention_span|attention_context|max_attention)"
+)
+"""Names of tokens' counts at which a computation changes, not those of layers."""
+STRENGTHS = re.compile(r"(llama_4_scaling_beta|attn_scale|.*temperature_(scale|beta))$")
+"""How much a computation changes there; raised to 1, so that rounding does not hide it."""
+BY_CALL = {"dynamic", "longrope"}
+"""Rotary embeddings that change with the longest sequence of a call; the engine stops short of that length."""
+
+
+@contextmanager
+def lowered(model: PreTrainedModel, longest: int) -> Iterator[dict[str, int]]:
+    """Lower the limits of at most `longest` tokens inside the block; gives their names and real values."""
+    found: dict[str, int] = {}
+    changed: list[tuple[Any, str, Any]] = []
+    try:
+        for place in _places(model):
+            held = place if isinstance(place, dict) else vars(place)
+            by_call = _changes_by_call(place)
+            for name, value in list(held.items()):
+                if type(value) is int and LOWERED < value <= longest and LENGTHS.fullmatch(name):
+                    if by_call and "original_max" in name:
+                        continue
+                    found[name] = value
+                    _put(place, name, LOWERED, changed)
+                elif type(value) is float and 0 < value < 1 and STRENGTHS.fullmatch(name):
+                    _put(place, name, 1.0, changed)
+        yield found
+    finally:
+        for place, name, value in reversed(changed):
+            _put(place, name, value, [])
+
+
+def named_lengths(model: PreTrainedModel) -> list[int]:
+    """All numbers of tokens that the configuration names."""
+    numbers: set[int] = set()
+    for place in _configs(model):
+        held = place if isinstance(place, dict) else vars(place)
+        numbers |= {
+            value
+            for name, value in held.items()
+            if type(value) is int and value > LOWERED and (LENGTHS.fullmatch(name) or "max_position" in name)
+        }
+    return sorted(numbers)
+
+
+def _put(place: Any, name: str, value: Any, changed: list[tuple[Any, str, Any]]) -> None:
+    if isinstance(place, dict):
+        changed.append((place, name, place[name]))
+        place[name] = value
+    else:
+        changed.append((place, name, vars(place)[name]))
+        vars(place)[name] = value  # not by setattr, which some configurations answer with checks of other fields
+
+
+def _changes_by_call(place: Any) -> bool:
+    parameters = place if isinstance(place, dict) else getattr(place, "rope_parameters", None) or {}
+    kinds = [parameters, *(part for part in parameters.values() if isinstance(part, dict))]
+    return any(kind.get("rope_type") in BY_CALL for kind in kinds)
+
+
+def _configs(model: PreTrainedModel) -> list[Any]:
+    """Every configuration of the model and its parts, and the dictionaries in them, once each."""
+    places: dict[int, Any] = {}
+    waiting = [
+        module.config for module in model.modules() if isinstance(getattr(module, "config", None), PreTrainedConfig)
+    ]
+    while waiting:
+        place = waiting.pop()
+        if id(place) in places:
+            continue
+        places[id(place)] = place
+        parts = place.values() if isinstance(place, dict) else vars(place).values()
+        waiting += [part for part in parts if isinstance(part, dict | PreTrainedConfig)]
+    return list(places.values())
+
+
+def _places(model: PreTrainedModel) -> list[Any]:
+    return [*_configs(model), *model.modules()]
