@@ -7,6 +7,8 @@ all of the range that is served, and once more with every limit lowered that the
 
 from __future__ import annotations
 
+import inspect
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -98,7 +100,7 @@ class Proof:
             with lowered(self._model, self._longest) if case.limits else nullcontext():
                 measured = _run(backend, forward, case, dtype)
             for number, (prompt, found) in enumerate(zip(case.prompts, measured, strict=True)):
-                difference = _difference(found, prompt.expected)
+                difference = _difference(found, prompt.expected, tolerance <= TOLERANCE[torch.float32])
                 if not difference <= tolerance:
                     raise ProbeError(self._reason(case, number, difference, tolerance))
 
@@ -117,6 +119,8 @@ class Proof:
             return f"{reason} once a limit is passed ({names}; lowered to {LOWERED} for the proof)"
         if state:
             return f"it keeps state beside keys and values ({', '.join(state)}), which is not supported: {reason}"
+        if "position_ids" not in inspect.signature(self._model.forward).parameters:
+            return f"it takes no positions but counts rows, so sequences cannot share a step: {reason}"
         if number:
             return f"{reason} for tokens at positions up to {self._longest - 1}"
         return f"{reason} where sequences share a step: it may count rows instead of reading positions"
@@ -190,6 +194,13 @@ def _place(batch: ForwardBatch, case: Case, step: list[tuple[Request, int]]) -> 
     batch.positions = torch.tensor([positions + [0] * (batch.input_ids.shape[1] - len(positions))])
 
 
-def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The greatest error of any logit, by the greatest logit."""
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+def _difference(found: torch.Tensor, expected: torch.Tensor, exact: bool) -> float:
+    """The greatest error of any logit, by the greatest logit.
+
+    Where numbers are rounded, a token now and then goes to another expert, so what counts is what most tokens have, and
+    what both of the last ones have, behind which all limits lie.
+    """
+    errors = (found - expected).abs().amax(1) / expected.abs().max().clamp_min(1e-6)
+    if bool(errors.isnan().any()):
+        return math.inf
+    return float(errors.max() if exact else torch.maximum(errors.median(), errors[-2:].min()))

@@ -26,6 +26,11 @@ NO_CHANGE = {
     "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic", "logits_to_keep", "output_router_logits",
 }  # fmt: skip
 """What a layer may tell its attention that does not change the result, or that is looked at by itself."""
+MEANINGS = {
+    "indices": "which keys each token sees, chosen by an indexer",
+    "position_bias": "what is added to its scores by position",
+    "sinks": "keys that every token sees",
+}
 STATE = (
     "mamba", "mixer", "delta", "conv", "recurrent", "rwkv", "ssm", "linearattention", "lightning", "lstm", "rglru", "cca",
 )  # fmt: skip
@@ -84,9 +89,8 @@ class Recorder:
             if name not in NO_CHANGE | {"scaling", "softcap", "s_aux"} and given is not None
         )
         if unknown:
-            raise ProbeError(
-                f"layer {layer} tells its attention of {', '.join(unknown)}, which the kernels do not know"
-            )
+            meant = [f"{name} ({MEANINGS[name]})" if name in MEANINGS else name for name in unknown]
+            raise ProbeError(f"layer {layer} tells its attention of {', '.join(meant)}, which the kernels do not know")
         try:
             window = self._window(module, mask, options)
         except MaskError as error:

@@ -33,7 +33,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import Submit
-from engine.model_files import ModelError
+from engine.model_files import ModelError, max_model_len
 from engine.sampling_params import SamplingParams
 from scripts.random_models import DEMO, TOKENIZER_FILES
 from scripts.tiny_families import VARIANTS, tiny_config, variant_fits
@@ -41,7 +41,20 @@ from scripts.tiny_families import VARIANTS, tiny_config, variant_fits
 VERDICTS = ("exact", "refused", "wrong", "crashed", "unmade")
 PROMPTS = (70, 5, 41)
 NEW_TOKENS = 16
+MAX_LENGTH = 128
 MOST_WEIGHTS = 100_000_000
+HEAD = """\
+<!-- Written by `python -m scripts.sweep_families --markdown docs/models.md`. -->
+
+Whether a model is served is decided when it is loaded, by its own configuration and weights: its logits must equal those
+of transformers, whatever stands before, beside and behind in a step (`engine/probe.py`). A model that does not pass fails
+its deployment with the reason. This page says what becomes of every family of causal language models that transformers
+{version} knows, at tiny shapes with random weights, with prompts that go past every limit of the configuration ({totals}).
+A family that is served here may be refused with another configuration, and the other way round.
+
+Run the sweep at each upgrade of transformers, and look at what changed; it takes some minutes, and exits with 1 when a
+row is wrong or its process ended. `--variants` adds windows, scaled rotary embeddings, biases and odd widths.
+"""
 NEAR_TIE = 1e-3
 """Where the reference's two best logits are closer than this, either token is right."""
 
@@ -73,7 +86,7 @@ def main() -> int:
 
 def warm_up() -> None:
     """Compile the kernels once, for all the processes that are made of this one."""
-    answer(DEMO, [[5, 6, 7]], vocab_checked=False)
+    answer(DEMO, [[5, 6, 7]], MAX_LENGTH)
 
 
 def in_a_process(family: str, variant: str, timeout_s: int) -> tuple[str, str]:
@@ -120,13 +133,15 @@ def judge(family: str, variant: str) -> tuple[str, str]:
             model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
             vocab = int(model.config.get_text_config().vocab_size)
             generator = torch.Generator().manual_seed(1)
-            asked = [torch.randint(3, vocab, (n,), generator=generator).tolist() for n in PROMPTS]
+            limit = min(MAX_LENGTH, max_model_len(model.config, 0))
+            lengths = [min(n, limit - NEW_TOKENS) for n in PROMPTS]
+            asked = [torch.randint(3, vocab, (n,), generator=generator).tolist() for n in lengths]
             expected = [generate(model, prompt) for prompt in asked]
         except Exception as error:  # transformers' own; the row says so
             return "unmade", f"{type(error).__name__}: {error}"
         del model
         try:
-            answers = answer(target, asked)
+            answers = answer(target, asked, limit)
         except ModelError as error:
             return "refused", str(error)
     for prompt, tokens, (wanted, gaps) in zip(asked, answers, expected, strict=True):
@@ -179,11 +194,11 @@ def generate(model: Any, prompt: list[int]) -> tuple[list[int], list[float]]:
     return out.sequences[0, len(prompt) :].tolist(), [first - second for first, second in best]
 
 
-def answer(directory: Path, asked: list[list[int]], vocab_checked: bool = True) -> list[list[int]]:
+def answer(directory: Path, asked: list[list[int]], limit: int) -> list[list[int]]:
     """Greedy tokens by the engine: staggered, in chunks of a small budget."""
     config = EngineConfig(
         model=str(directory), dtype="float32", threads=1, max_num_batched_tokens=17, max_num_seqs=4,
-        max_model_len=128, kv_cache_bytes=1,
+        max_model_len=limit, kv_cache_bytes=1,
     )  # fmt: skip
     core = EngineCore(config)
     tokens: dict[int, list[int]] = {}
@@ -209,8 +224,34 @@ def collect(core: EngineCore, tokens: dict[int, list[int]]) -> None:
 
 
 def write_markdown(path: Path, rows: list[tuple[str, str, str, str]], totals: dict[str, int]) -> None:
-    """The families as a table."""
-    raise NotImplementedError
+    """The plain families as a page of the documentation."""
+    plain = {family: (verdict, detail) for family, variant, verdict, detail in rows if not variant}
+    served = ", ".join(f"`{family}`" for family, (verdict, _) in plain.items() if verdict == "exact")
+    lines = [
+        "# Models",
+        "",
+        HEAD.format(version=transformers.__version__, totals=", ".join(f"{n} {v}" for v, n in totals.items() if n)),
+        "## Served",
+        "",
+        served,
+        "",
+        "## Refused",
+        "",
+        "| family | reason |",
+        "| --- | --- |",
+    ]
+    for family, (verdict, detail) in plain.items():
+        if verdict == "refused":
+            lines.append(f"| `{family}` | {detail.partition('cannot be served: ')[2] or detail} |".replace("|}", "}"))
+    unmade = ", ".join(f"`{family}`" for family, (verdict, _) in plain.items() if verdict == "unmade")
+    if unmade:
+        lines += [
+            "",
+            "## Not tried",
+            "",
+            f"No tiny model of these can be made, or transformers cannot run it: {unmade}",
+        ]
+    path.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
