@@ -74,6 +74,8 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
     vocab_size = int(text_config.vocab_size)
     progress.begin("proving the model")
     try:
+        # Should the process end in what follows, this is the last that its log says of it.
+        logger.info("proving %s", type(model).__name__)
         proof = Proof(model, int(text_config.num_hidden_layers), vocab_size, limit)
         attention.install()
         model.set_attn_implementation(attention.NAME)

@@ -8,6 +8,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 LAYERS = 4
+ORIGINAL = 32
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "model_dim", "word_embed_proj_dim", "embedding_size"), 64),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), LAYERS),
@@ -36,6 +37,7 @@ SMALL: dict[str, Any] = {
     "num_kv_shared_layers": 0, "use_cache": True, "n_shared_experts": 1, "laurel_rank": 8,
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 16, "state_size": 8, "lru_width": 64, "dbrx_ffn": None,
+    "original_max_position_embeddings": ORIGINAL,
     "index_topk": 8, "index_n_heads": 2, "index_head_dim": 16, "o_lora_rank": 16, "layer_types": None,
     "max_window_layers": 2, "hidden_dim": 64,
 }  # fmt: skip
@@ -70,7 +72,7 @@ OWN: dict[str, dict[str, Any]] = {
     **{key: {"global_head_dim": 32, "head_dim": 16} for key in ("gemma4_text", "gemma4_unified_text")},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "dbrx": {
-        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2},
+        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
     },
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
@@ -83,14 +85,14 @@ OWN: dict[str, dict[str, Any]] = {
 _ROPE = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
-    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32},
+    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": ORIGINAL},
     "longrope": {
         "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 8.0,
-        "original_max_position_embeddings": 32,
+        "original_max_position_embeddings": ORIGINAL,
     },
     "llama3": {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
+        "original_max_position_embeddings": ORIGINAL,
     },
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -139,6 +141,8 @@ def _shrunk(kind: Any, changes: dict[str, Any], family: str) -> dict[str, Any]:
     for name, given in vars(default).items():
         if name in SMALL and (given is not None or name == "head_dim" or SMALL[name] is None):
             fields[name] = SMALL[name]
+    if isinstance(vars(default).get("rope_parameters"), dict):
+        fields["rope_parameters"] = _short(vars(default)["rope_parameters"])
     for name, value in changes.items():
         if name in vars(default):
             if name == "rope_parameters" and isinstance(value, dict):
@@ -151,6 +155,14 @@ def _shrunk(kind: Any, changes: dict[str, Any], family: str) -> dict[str, Any]:
             text = name in ("text_config", "decoder", "llm_config")
             fields[name] = _shrunk(part, changes if text else {}, part.model_type)
     return fields
+
+
+def _short(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The same rotary embedding with an original length that prompts pass."""
+    return {
+        name: _short(value) if isinstance(value, dict) else ORIGINAL if name.startswith("original_max") else value
+        for name, value in parameters.items()
+    }
 
 
 def _rope(default: Any, wanted: dict[str, Any]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def test_the_load_test_exits_with_1_when_a_target_is_missed(server, tmp_path):
 def test_bench_and_soak_explain_themselves():
     import sys
 
-    for name in ("bench", "bench_web", "soak", "random_models", "demo_model"):
+    for name in ("bench", "bench_web", "soak", "random_models", "demo_model", "sweep_families"):
         done = subprocess.run(
             [sys.executable, "-m", f"scripts.{name}", "--help"], cwd=ROOT, capture_output=True, check=False
         )
