@@ -1,6 +1,6 @@
 """Serve every causal family of the installed transformers at a tiny size, and compare its tokens with transformers' own.
 
-    python -m scripts.sweep_families [--variants] [--only NAME ...] [--timeout S] [--markdown FILE]
+    python -m scripts.sweep_families [--variants [NAME ...]] [--only NAME ...] [--timeout S] [--markdown FILE]
 
 Each model has random weights, is made in a process of its own (a crash costs one row), and answers prompts that go past
 every limit of its configuration: windows, chunks, original lengths. A row is `exact` (token for token, in float32),
@@ -62,16 +62,19 @@ NEAR_TIE = 1e-3
 def main() -> int:
     """One row after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--variants", action="store_true", help="also windows, rope scaling, biases, odd heads")
+    parser.add_argument(
+        "--variants", nargs="*", choices=[*VARIANTS], metavar="NAME", help="these, or all, beside the plain"
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these families alone")
     parser.add_argument("--timeout", type=int, default=120, help="seconds for one row")
     parser.add_argument("--markdown", type=Path, help="write the table of the plain families there")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warm_up()
+    variants = [] if options.variants is None else options.variants or [name for name in VARIANTS if name]
     rows: list[tuple[str, str, str, str]] = []
     for family in options.only or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        for variant in VARIANTS if options.variants else {"": VARIANTS[""]}:
+        for variant in ["", *variants]:
             if not variant_fits(family, variant):
                 continue
             verdict, detail = in_a_process(family, variant, options.timeout)

@@ -113,11 +113,9 @@ def variant_fits(family: str, variant: str) -> bool:
     """Whether the family's configuration has a field of the variant's."""
     if not variant:
         return True
-    fields = _defaults(CONFIG_MAPPING[family]).get_text_config()
-    changed = [name for name in VARIANTS[variant] if getattr(fields, name, None) != VARIANTS[variant][name]]
-    return any(hasattr(fields, name) for name in changed) and (
-        not variant.startswith("window") or hasattr(fields, "sliding_window")
-    )
+    fields = vars(_defaults(CONFIG_MAPPING[family]).get_text_config())
+    changed = [name for name, value in VARIANTS[variant].items() if name in fields and fields[name] != value]
+    return bool(changed) and (not variant.startswith("window") or "sliding_window" in fields)
 
 
 def tiny_config(family: str, variant: str = "") -> PreTrainedConfig:
