@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 from pathlib import Path
@@ -49,7 +50,7 @@ HEAD = """\
 Whether a model is served is decided when it is loaded, by its own configuration and weights: its logits must equal those
 of transformers, whatever stands before, beside and behind in a step (`engine/probe.py`). A model that does not pass fails
 its deployment with the reason. This page says what becomes of every family of causal language models that transformers
-{version} knows, at tiny shapes with random weights, with prompts that go past every limit of the configuration ({totals}).
+{version} knows, at tiny shapes with random weights, with prompts that go past every limit of the configuration: {totals}.
 A family that is served here may be refused with another configuration, and the other way round.
 
 Run the sweep at each upgrade of transformers, and look at what changed; it takes some minutes, and exits with 1 when a
@@ -236,7 +237,7 @@ def write_markdown(path: Path, rows: list[tuple[str, str, str, str]], totals: di
         HEAD.format(version=transformers.__version__, totals=", ".join(f"{n} {v}" for v, n in totals.items() if n)),
         "## Served",
         "",
-        served,
+        *textwrap.wrap(served, 118, break_on_hyphens=False),
         "",
         "## Refused",
         "",
