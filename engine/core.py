@@ -101,6 +101,10 @@ class EngineCore:
             config = msgspec.structs.replace(config, speculative_tokens=0)
         prepared = prepare(config, backend)
         loaded, limit = prepared.loaded, prepared.limit
+        if loaded.rounding is None:
+            logger.info("a sequence's numbers are the same, to the bit, whatever is computed beside it")
+        else:
+            logger.info("a sequence may be rounded otherwise in another batch: %s", loaded.rounding)
         self.config, self.specs, self.backend = config, loaded.specs, backend
         pool = BlockPool(prepared.cache.num_blocks, config.block_size, config.prefix_caching)
         self.adapters = AdapterSlots(

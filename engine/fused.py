@@ -17,7 +17,7 @@ import torch
 
 from engine.attention import Options, attend
 from engine.kernels import ops
-from engine.layers import Gate, Linear, PanelLinear, lora_layers, make_gate, make_linear
+from engine.layers import Gate, Linear, PanelLinear, TileGate, TileLinear, lora_layers, make_gate, make_linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -140,6 +140,12 @@ class FusedDecoder:
     def lora_layers(self) -> list[LoraLayer]:
         """What adapters may be put into."""
         return lora_layers(part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate, layer.down))
+
+    @property
+    def uses_tiles(self) -> bool:
+        """Whether products of many rows go to AMX, where they are summed in another order than those of few."""
+        parts = [part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate, layer.down)]
+        return any(isinstance(part, TileLinear | TileGate) for part in (*parts, self.head))
 
     def _workspace(self, rows: int) -> _Workspace:
         """The first `rows` rows of what the layers write to; one allocation serves all steps."""

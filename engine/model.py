@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from engine import attention
+from engine.fused import FusedDecoder
 from engine.kernels.emit import has_bf16_dot
 from engine.layers import has_amx
 from engine.model_files import (
@@ -58,6 +59,8 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: list[int]
     sampling_defaults: dict[str, float]
+    rounding: str | None
+    """Why a sequence's numbers may be rounded otherwise in another batch; None: they are the same, to the bit."""
 
 
 def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
@@ -97,6 +100,7 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
         vocab_size=vocab_size,
         eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
         sampling_defaults=sampling_defaults(directory),
+        rounding=_rounding(backend, forward),
     )
 
 
@@ -121,6 +125,14 @@ def _forward(
     proof.check(backend, forward, dtype, tolerance)
     # Not the output layer, which sees the rows that are sampled alone, nor experts, which see those routed to them.
     return forward, [layer for layer in layers if not layer.other_rows]
+
+
+def _rounding(backend: Backend, forward: Forward) -> str | None:
+    if backend.device.type != "cpu":
+        return "the device sums in an order that depends on the batch"
+    if not isinstance(forward, FusedDecoder):
+        return "layers of transformers run between our kernels, and torch rounds as it likes there"
+    return "products of many rows go to AMX, those of few do not" if forward.uses_tiles else None
 
 
 def _dtype(wanted: str, device: torch.device) -> torch.dtype:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from engine.adapter_files import content_digest
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.kernels.int8 import has_int8_dot
 from engine.layers import has_amx
+from engine.messages import AdapterRef
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, prompts
 
@@ -14,6 +17,7 @@ ROUNDED_ALIKE = [
     "float32",
     pytest.param("bfloat16", marks=pytest.mark.skipif(has_amx(), reason="AMX rounds otherwise")),
 ]
+ADAPTERS = (DEMO.parent / "demo-adapters" / "json", DEMO.parent / "demo-adapters" / "pirate")
 PROMPT = 75
 """Tokens: some whole blocks, which the prefix cache keeps, and a part of one."""
 
@@ -46,10 +50,25 @@ def test_alone_in_a_batch_cold_cached_and_in_pieces(dtype, way):
         EngineConfig(model=str(DEMO), dtype=dtype, max_num_batched_tokens=33, max_num_seqs=32, threads=2)
     )
     together = Driver(pieces)
+    adapters = [None, *(AdapterRef(content_digest(path), str(path)) for path in ADAPTERS)]
     for number, other in enumerate(others, 2):
-        ask(together, number, other, **way)
+        ask(together, number, other, adapter=adapters[number % 3], **way)
     together.step()
     ask(together, 1, prompt, **way)
     together.run()
     assert numbers(cached, 1) == numbers(alone, 1)
+    assert numbers(together, 1) == numbers(alone, 1)
+
+
+@pytest.mark.skipif(not has_int8_dot(), reason="this CPU has no products of bytes")
+def test_eight_bit_weights():
+    engine = EngineCore(EngineConfig(model=str(DEMO), dtype="bfloat16", quantization="int8"))
+    prompt, *others = prompts(engine.info.vocab_size, (PROMPT, 3, 40, 130))
+    alone, together = Driver(engine), Driver(engine)
+    ask(alone, 1, prompt, temperature=0.0)
+    alone.run()
+    for number, other in enumerate(others, 2):
+        ask(together, number, other, temperature=0.0)
+    ask(together, 1, prompt, temperature=0.0)
+    together.run()
     assert numbers(together, 1) == numbers(alone, 1)

@@ -16,7 +16,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import numba
-from engine.adapter import content_digest
+from engine.adapter_files import content_digest
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import AdapterRef, Submit
