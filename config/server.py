@@ -47,6 +47,7 @@ from management.snapshot import SnapshotHolder
 if TYPE_CHECKING:
     from config.options import Options
     from engine.messages import Stats
+    from inference.asgi import Response
 
 logger = structlog.get_logger(__name__)
 
@@ -110,6 +111,7 @@ class Server:
             self.listeners.endpoints,
             refuse=self._refuse,
             preview=self._preview,
+            overloaded=self._overloaded,
             max_body_bytes=self._max_body_bytes,
             drain_s=options.drain_s,
             slow_client_timeout_s=options.slow_client_timeout_s,
@@ -192,10 +194,16 @@ class Server:
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
         """The answer to a request whose body is not worth reading."""
         plane = self.planes.planes_of(host, port).plane_of(method, path)
-        response = plane.preview(method, path, headers) if isinstance(plane, Plane) else None
-        if response is None:
+        return _parts(plane.preview(method, path, headers) if isinstance(plane, Plane) else None)
+
+    def _overloaded(
+        self, host: str, port: int, method: str, path: str, headers: dict[bytes, bytes]
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+        """The answer to a request that would find no place."""
+        if not self.services.admission.crowded:
             return None
-        return response.status, [(b"content-type", response.content_type), *response.headers], response.body
+        plane = self.planes.planes_of(host, port).plane_of(method, path)
+        return _parts(plane.overloaded(method, path, headers) if isinstance(plane, Plane) else None)
 
     def _stats(self) -> dict[str, Stats]:
         return {
@@ -223,6 +231,12 @@ def _allow_open_files() -> None:
     most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _parts(response: Response | None) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+    if response is None:
+        return None
+    return response.status, [(b"content-type", response.content_type), *response.headers], response.body
 
 
 def _welcome(options: Options, model: str) -> str:

@@ -23,6 +23,11 @@ class Admission:
         self.draining = False
         self._by_tenant: Counter[str] = Counter()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether `check` may refuse anybody."""
+        return self.draining or self.inside >= min(self.max_requests_per_tenant, self.max_concurrent_requests)
+
     def check(self, tenant: str = "") -> None:
         """Raises Overloaded or ShuttingDown where `place` would; takes nothing."""
         if self.draining:

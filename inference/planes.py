@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from inference.asgi import ClientGone, Exchange, Response, request_id_of
-from inference.errors import InternalError, ServingError
+from inference.errors import InternalError, Overloaded, ServingError
 from inference.routing import route_for
 
 if TYPE_CHECKING:
@@ -98,6 +98,28 @@ class Plane:
             routes, _ = self.table.find(method, path)
             render = routes[0].render
             self._admit(routes[0], headers)
+        except ServingError as error:
+            return self._complete(path, _rendered(render, error), request_id_of(headers))
+        return None
+
+    def overloaded(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
+        """The answer to a request that would find no place; None where it may, or where its body decides whose it is."""
+        admission = self.services.admission
+        if not admission.crowded:
+            return None
+        render = self.table.renderer(path)
+        try:
+            routes, _ = self.table.find(method, path)
+            route, render = routes[0], routes[0].render
+            if len(routes) > 1 or not route.takes_place:
+                return None
+            tenant = self._admit(route, headers)
+            try:
+                admission.check(tenant)
+            except Overloaded:
+                if route.refused is not None:
+                    route.refused(self.services)
+                raise
         except ServingError as error:
             return self._complete(path, _rendered(render, error), request_id_of(headers))
         return None

@@ -31,7 +31,8 @@ class Route:
     `{name:name}` letters, digits, `_`, `-` and `.`. `scope` is what an API key must allow; None opens the route to
     everybody. `render` turns errors into the dialect's own answers. `body` is the schema of the request, for the
     documentation. `changes` marks what changes something although its method should not: it is kept from other sites'
-    pages as every POST is. Where dialects share a path, `keys` tells them apart: the route takes bodies that have one of them,
+    pages as every POST is. `takes_place` marks what is refused while all places are taken, without being looked at; `refused` is
+    told of that, for the dialect's counters. Where dialects share a path, `keys` tells them apart: the route takes bodies that have one of them,
     and a route without keys takes the rest.
     """
 
@@ -44,6 +45,8 @@ class Route:
     body: Any = None
     keys: tuple[str, ...] = ()
     changes: bool = False
+    takes_place: bool = False
+    refused: Callable[[Services], None] | None = None
 
     @property
     def guarded(self) -> bool:

@@ -53,9 +53,9 @@ STATE_BYTES = 8 * LINE * 8
 KERNEL, ARGUMENTS, GENERATION = JOB, JOB + 1, JOB + 2
 UNTIL, PENALTY, STALLED = ALONE, ALONE + 1, ALONE + 2
 """Nanoseconds on the monotonic clock, nanoseconds, and whether a helper lost its core while the caller waited."""
-SYSCALL, CLOCK, FUTEX, USAGE, SPIN_NS = FIXED, FIXED + 1, FIXED + 2, FIXED + 3, FIXED + 4
-"""Addresses of libc's `syscall` and `clock_gettime`, the numbers of the futex and the getrusage call, and how long anybody
-looks at a word before sleeping on it.
+SYSCALL, CLOCK, FUTEX, USAGE, HELPER_NS, CALLER_NS = FIXED, FIXED + 1, FIXED + 2, FIXED + 3, FIXED + 4, FIXED + 5
+"""Addresses of libc's `syscall` and `clock_gettime`, the numbers of the futex and the getrusage call, and how long helpers
+and the caller look at a word before they sleep on it.
 """
 
 OPEN, WAITING, INSIDE = 1 << 16, 1 << 17, (1 << 16) - 1
@@ -97,7 +97,7 @@ def _close(state: int) -> None:
         return
     clock = load_int(state, CLOCK)
     begin = now = clock_ns(clock)
-    while now - begin < load_int(state, SPIN_NS):
+    while now - begin < load_int(state, CALLER_NS):
         if (load_acquired(gate) & INSIDE) == 0:
             return
         now = clock_ns(clock)
@@ -139,7 +139,7 @@ def share(data: Any) -> None:
 def helper(data: Any) -> None:
     """What a helper thread runs until the pool is stopped."""
     state = address_of(data)
-    gate, clock, patience = state + 8 * GATE, load_int(state, CLOCK), load_int(state, SPIN_NS)
+    gate, clock, patience = state + 8 * GATE, load_int(state, CLOCK), load_int(state, HELPER_NS)
     entered, since = 0, clock_ns(clock)
     losses = lost_core(load_int(state, SYSCALL), load_int(state, USAGE))
     while load_acquired(state + 8 * STOP) == 0:

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 BACKLOG = 4096
 """Connections that wait to be accepted; the kernel may allow fewer. What finds no room waits a second, then three, before
 it knocks again: more than any answer takes."""
+SMALL_BODY_BYTES = 1 << 16
+"""Up to here a body is read although no place is free, so that the connection can be kept."""
 LAST_WORDS_S = 2.0
 """After the drain's deadline, streams get this long to send their final event."""
 
@@ -62,8 +64,10 @@ class PlaneRequest(WebRequest):
         if self._has_wrong_host(version):
             status = 400
         else:
-            headers = {name.lower(): values[-1] for name, values in self.requestHeaders.getAllRawHeaders()}
+            headers = self._lower_headers()
             known = self.server.preview(address.host, address.port, verb, unquote(path), headers)
+            if known is None and (length is None or length > SMALL_BODY_BYTES):
+                known = self.server.overloaded(address.host, address.port, verb, unquote(path), headers)
             if known is not None:
                 return known
             if length is not None and length > self.max_body_bytes:
@@ -95,12 +99,24 @@ class PlaneRequest(WebRequest):
         """The request is complete: refuse it here or hand it to the application."""
         if self._has_wrong_host(self.clientproto):
             self._refuse(400)
+        elif (answer := self._overloaded()) is not None:
+            self._reply(*answer)
         else:
             self.requestHeaders.removeHeader(b"daphne-root-path")
             channel = self.channel
             super().process()
             if self.transport is None:  # it became a WebSocket
                 channel.leave()
+
+    def _overloaded(self) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+        """The answer where no place is free. The application is not started for it, and the connection is kept."""
+        address, path = self.getHost(), self.path.split(b"?", 1)[0].decode("latin-1")
+        return self.server.overloaded(
+            address.host, address.port, self.method.decode("latin-1"), unquote(path), self._lower_headers()
+        )
+
+    def _lower_headers(self) -> dict[bytes, bytes]:
+        return {name.lower(): values[-1] for name, values in self.requestHeaders.getAllRawHeaders()}
 
     def _has_wrong_host(self, version: bytes) -> bool:
         hosts = self.requestHeaders.getRawHeaders(b"host") or []
@@ -243,6 +259,7 @@ class PlaneServer(daphne_server.Server):
         *,
         refuse: Refuse,
         preview: Preview,
+        overloaded: Preview,
         max_body_bytes: Callable[[str, int], int],
         drain_s: float,
         slow_client_timeout_s: float,
@@ -255,13 +272,14 @@ class PlaneServer(daphne_server.Server):
     ) -> None:
         """`max_body_bytes(host, port)` is a listener's limit, `refuse(host, port, method, path, status)` gives headers and body
         of an answer that the application never sees, `preview(host, port, method, path, headers)` the whole answer where a
-        request's headers (names in lower case) already decide. `on_drain` is called when the drain begins and gives what else must end before the process does, `on_deadline` when streams must end, both on the loop.
+        request's headers (names in lower case) already decide, and `overloaded`, with the same arguments, where no place is free. `on_drain` is called when the drain begins and gives what else must end before the process does, `on_deadline` when streams must end, both on the loop.
         """
         # What Daphne would parse from a text per listener, it gets ready-made.
         self._by_text = {f"{each.host} {each.port}": each for each in listeners}
         daphne_server.serverFromString = lambda reactor, text: self._by_text[text].endpoint(reactor)
         super().__init__(application, list(self._by_text), ready_callable=on_ready, verbosity=0, server_name="dragoman")
-        self.refuse, self.preview, self.max_body_bytes = refuse, preview, max_body_bytes
+        self.refuse, self.preview, self.overloaded = refuse, preview, overloaded
+        self.max_body_bytes = max_body_bytes
         self.drain_s, self.slow_client_timeout_s = drain_s, slow_client_timeout_s
         self.headers_timeout_s, self.body_timeout_s = headers_timeout_s, body_timeout_s
         self.max_connections = max_connections

@@ -100,8 +100,23 @@ def metrics_plane(services: Services, state: MindieState, authenticator: Authent
 def _plane(
     name: str, rows: Rows, scope: str, services: Services, state: MindieState, authenticator: Authenticator
 ) -> Plane:
+    def refused(_: Services) -> None:
+        state.metrics.received()
+        state.metrics.failed()
+
+    infers = {handler for method, _, handler, _ in SERVICE if method == "POST"} - {triton.stop, queries.tokenizer}
     routes = tuple(
-        Route(method, each, partial(_with, handler, state), _render, summary, scope, changes=handler in CHANGING_GETS)
+        Route(
+            method,
+            each,
+            partial(_with, handler, state),
+            _render,
+            summary,
+            scope,
+            changes=handler in CHANGING_GETS,
+            takes_place=handler in infers,
+            refused=refused,
+        )
         for method, path, handler, summary in rows
         for each in _forms(path)
     )

@@ -266,6 +266,11 @@ def _compute_headers(request: GenerateRequest, generation: Generation, total_s: 
     return [(name.encode(), str(value).encode()) for name, value in values.items()]
 
 
+def overloaded(services: Services) -> None:
+    """TGI's failure counter for what found no place."""
+    services.metrics.refused("overloaded")
+
+
 @contextmanager
 def counted_place(exchange: Exchange, services: Services) -> Iterator[None]:
     """A place, and TGI's failure counter for what is refused before an engine sees it."""
@@ -276,5 +281,5 @@ def counted_place(exchange: Exchange, services: Services) -> Iterator[None]:
         services.metrics.refused("validation")
         raise
     except Overloaded:
-        services.metrics.refused("overloaded")
+        overloaded(services)
         raise

@@ -19,7 +19,7 @@ DIALECT = Dialect(
             "POST", "/tokenize", tokenization.tokenize, render, "Tokenize a prompt or a conversation",
             body=TokenizeRequest, keys=("prompt", "messages"),
         ),
-        Route("POST", "/detokenize", tokenization.detokenize, render, "Tokens to text", body=DetokenizeRequest),
+        Route("POST", "/detokenize", tokenization.detokenize, render, "Tokens to text", body=DetokenizeRequest, takes_place=True),
         Route("GET", "/tokenizer_info", tokenization.tokenizer_info, render, "The tokenizer's configuration"),
         Route("GET", "/version", operations.version, render, "The server's version", scope=None),
         Route("GET", "/load", operations.load, render, "Requests that are inside", scope="metrics"),
