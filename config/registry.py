@@ -96,7 +96,8 @@ class DjangoRegistry:
         try:
             directory = Path(source).expanduser().resolve()
             files = [(directory / file).resolve() for file in (CONFIG, WEIGHTS)]
-            there = all(file.is_file() for file in files)
+            # Nothing is an adapter's file that is empty, as those are too which the system makes up when they are read.
+            there = all(file.is_file() and file.stat().st_size for file in files)
         except (OSError, ValueError, RuntimeError) as error:  # no text of a path, or nobody's home
             raise AdapterNotFound(source[:MAX_SHOWN]) from error
         # The files too: a link must not lead out of the folders.

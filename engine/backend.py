@@ -12,6 +12,7 @@ import torch
 from engine.attention import Context, PagedAttention, attend_with
 from engine.batch import fill_in
 from engine.fused import FusedDecoder
+from engine.kernels.checks import known_after_once
 from engine.kernels.int8 import has_int8_dot
 from engine.kernels.threads import crowded, num_threads
 from engine.kernels.tiles import MAX_ROWS
@@ -139,9 +140,11 @@ class CpuBackend:
         """As `Backend`."""
         self._share_torch(forward, batch.input_ids.shape[1])
         context: Context = PagedAttention(cache, batch)
-        with attend_with(context), adapters_of(batch.runs, batch.input_ids.shape[1]):
-            # A step of partial chunks samples nothing; one row of logits is the least that the models compute.
-            rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
+        # A step of partial chunks samples nothing; one row of logits is the least that the models compute.
+        rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
+        count = batch.input_ids.shape[1]
+        checked = cache.checked if isinstance(forward, FusedDecoder) else None
+        with attend_with(context), adapters_of(batch.runs, count), known_after_once(checked, (count, len(rows))):
             return forward(fill_in(batch.input_ids, batch.chosen), batch.positions, rows)
 
     def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: KVCache, max_model_len: int) -> None:

@@ -86,6 +86,8 @@ class KVCache:
     def __init__(self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         self.num_blocks, self.block_size, self.dtype = num_blocks, block_size, dtype
         self._specs = specs
+        self.checked: set[tuple[int, int]] = set()
+        """(rows, rows of logits) of flat forward passes over this cache whose calls the kernels' checks have seen."""
         self.lanes = whole_vectors(block_size)
         # Written once, so that the memory is taken now and not while serving.
         self.keys = [torch.empty(num_blocks, s.num_kv_heads, s.key_dim, self.lanes, dtype=dtype).zero_() for s in specs]

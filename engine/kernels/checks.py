@@ -1,12 +1,13 @@
 """What must hold before an address is handed to compiled code, which checks nothing itself.
 
-Some of it is asked at each call, so it reads shapes and types alone; slots and block tables are looked through once a
-step.
+Some of it is asked at each call, so it reads shapes and types alone; slots, block tables and runs of adapters are looked
+through once a step. A forward pass whose calls all follow from its number of rows is asked for each number once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -17,6 +18,27 @@ from engine.kernels.tiles import ADD, GATE, PANEL, WIDEN
 
 class ShapeError(ValueError):
     """Tensors do not fit together; nothing has been read or written."""
+
+
+_known = False
+
+
+@contextmanager
+def known_after_once(passed: set[tuple[int, int]] | None, signature: tuple[int, int]) -> Iterator[None]:
+    """Leave out in the block what shapes and types decide, where a block of this signature has `passed` before; None: never.
+
+    For code whose calls all follow from the signature: there the checks of a step of few rows took a tenth of its time.
+    """
+    global _known
+    if passed is None:
+        yield
+        return
+    _known = signature in passed
+    try:
+        yield
+    finally:
+        _known = False
+    passed.add(signature)
 
 
 def require(holds: bool, what: str, *tensors: torch.Tensor | None) -> None:
@@ -51,8 +73,15 @@ def check_tables(
     )
 
 
+def known() -> bool:
+    """Whether this call's shapes have been checked before."""
+    return _known
+
+
 def check_norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """Rows x [T, H] and weight [H] float32, out [T, at least H]."""
+    if _known:
+        return
     rows, width = x.shape
     require(
         x.dtype == weight.dtype == torch.float32
@@ -75,6 +104,8 @@ def check_rotary(
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,
 ) -> None:
     """Rows of at least `count` heads, cosines and sines [T, D] float32, norms [D] float32."""
+    if _known:
+        return
     rows, dim = cosines.shape
     require(
         cosines.dtype == sines.dtype == torch.float32
@@ -100,6 +131,8 @@ def check_rotary(
 
 def check_packed(weight: torch.Tensor, dtype: torch.dtype, paired: int) -> None:
     """A weight in panels, [panels, in, 32] or in pairs [panels, in / 2, 32, 2], of the type that it is multiplied in."""
+    if _known:
+        return
     require(
         weight.dtype == dtype
         and weight.dim() == 3 + paired
@@ -115,6 +148,8 @@ def check_product(
     x: torch.Tensor, inner: int, panels: int, bias: torch.Tensor | None, out: torch.Tensor, ending: int
 ) -> None:
     """Rows of x are as long as the weight's, rows of `out` have room for whole panels and hold what the ending writes."""
+    if _known:
+        return
     width = panels * (LANES if ending == GATE else PANEL)
     dtype = torch.float32 if ending in (ADD, WIDEN) else x.dtype
     require(
@@ -155,6 +190,8 @@ def check_new_keys(
     key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> None:
     """Key [HK, T, D] and value [HK, T, DV] have a slot for each row, and the cache is one of such heads."""
+    if _known:
+        return
     heads, rows, dim = key.shape
     require(
         slots.shape == (rows,)
@@ -185,6 +222,8 @@ def check_attention(
     cache: tuple[int, int, int],
 ) -> None:
     """Query [H, T, D] and out [T, H, DV] fit a cache of (blocks, block size, lanes), sinks are [H]."""
+    if _known:
+        return
     heads, rows, dim = query.shape
     blocks, size, lanes = cache
     kv_heads = keys.shape[1]

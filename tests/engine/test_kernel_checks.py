@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels import ops
+from engine.kernels import checks, ops
 from engine.kernels.checks import ShapeError, check_slots
 from engine.kernels.int8 import has_int8_dot
 from engine.kernels.tiles import ADD, GATE, WIDEN
@@ -134,3 +134,20 @@ def test_bytes():
     for x, out in ((torch.ones(T, 2 * IN), torch.zeros(T, WIDE)), (X, torch.zeros(T, OUT)), (X, torch.zeros(2, WIDE))):
         with pytest.raises(ShapeError):
             ops.linear_int8(x, weight, None, out)
+
+
+def test_what_follows_from_the_rows_is_asked_once_and_only_if_it_held():
+    passed = set()
+    x, weight, narrow = torch.zeros(2, 8), torch.ones(8), torch.zeros(2, 4)
+    for _ in range(2):
+        with pytest.raises(ShapeError), checks.known_after_once(passed, (2, 1)):
+            checks.check_norm(x, weight, narrow)
+    with checks.known_after_once(passed, (2, 1)):
+        checks.check_norm(x, weight, x)
+    with checks.known_after_once(passed, (2, 1)):
+        checks.check_norm(x, weight, narrow)
+    for others in (passed, None):
+        with pytest.raises(ShapeError), checks.known_after_once(others, (3, 1)):
+            checks.check_norm(x, weight, narrow)
+    with pytest.raises(ShapeError):
+        checks.check_norm(x, weight, narrow)
