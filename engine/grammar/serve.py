@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from llguidance import LLMatcher
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 COMPILE_CPU_S = 30
 MASK_CPU_S = 5.0
 """The most that a token and the mask behind it may take, in seconds of CPU time."""
+REQUEST_CPU_S = 30.0
+"""The most that all masks of one request may take together: one that needs half a second for each token ends."""
 TOGETHER_S = 0.002
 """How long the first masks of a step wait to be sent with the others."""
 MEMORY_BYTES = 1 << 30
@@ -46,6 +49,7 @@ NICE, COMPILE_NICE = 5, 10
 PATIENT_CPU_S = 5.0
 """A compilation that takes more of CPU time gives way to everything else."""
 IN_VAIN = "it is too large, or nested too deeply"
+TOO_SLOW = "it takes too long to follow"
 ROWS = 16
 _PR_SET_PDEATHSIG = 1
 
@@ -61,7 +65,7 @@ def serve(connection: socket.socket, table: int, tokenizer: LLTokenizer) -> NoRe
     if compiled is None:
         os._exit(0)
     _limit(resource.RLIMIT_CPU, resource.RLIM_INFINITY)
-    followers: dict[int, LLMatcher] = {}
+    followers: dict[int, _Follower] = {}
     for body in messages:
         for answer in _follow(wire.to_process.decode(body), compiled, followers, masks):
             connection.sendall(frame(answer))
@@ -133,8 +137,16 @@ def _compiled(asked: Compile, tokenizer: LLTokenizer, masks: _Masks) -> tuple[LL
     return done[0]
 
 
+@dataclass(slots=True)
+class _Follower:
+    """One request: how far it has got, and what that has cost."""
+
+    matcher: LLMatcher
+    cpu_s: float = 0.0
+
+
 def _follow(
-    message: Follow, compiled: LLMatcher, followers: dict[int, LLMatcher], masks: _Masks
+    message: Follow, compiled: LLMatcher, followers: dict[int, _Follower], masks: _Masks
 ) -> Iterator[wire.Followed]:
     """Answers for all rows: in one piece, unless that would let some wait for others' masks."""
     for row in message.freed:
@@ -147,13 +159,15 @@ def _follow(
             yield answer
             begin, answer = time.perf_counter(), wire.Followed([], 0.0)
         signal.setitimer(signal.ITIMER_PROF, MASK_CPU_S)  # nobody handles SIGPROF: it ends the process
-        matcher = followers.get(row)
-        if matcher is None:
-            matcher = followers[row] = compiled.deep_copy()
+        follower = followers.get(row)
+        if follower is None:
+            follower = followers[row] = _Follower(compiled.deep_copy())
+        matcher, started = follower.matcher, time.thread_time()
         matcher.consume_token(token)
         if not matcher.is_stopped():  # as it also is in error
             masks.fill(row, matcher)
-        error = _error(matcher)
+        follower.cpu_s += time.thread_time() - started
+        error = _error(matcher) or (TOO_SLOW if follower.cpu_s > REQUEST_CPU_S else None)
         answer.rows.append((row, error is None and matcher.is_stopped(), error))
         signal.setitimer(signal.ITIMER_PROF, 0)
     if answer.rows:

@@ -9,8 +9,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from llguidance import LLMatcher
 
-from engine.grammar import serve
+from engine.grammar import serve, template, wire
+from engine.grammar.source import source
 from engine.sampling_params import Grammar
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
@@ -186,6 +188,19 @@ def test_a_mask_that_takes_too_long_ends_its_own_request(driver, monkeypatch):
     assert driver.finish_reason(0) == "error"
     assert "time" in driver.outputs[0][-1].error
     assert len(driver.tokens(1)) == 20
+
+
+def test_masks_that_take_too_long_together_end_their_request(monkeypatch):
+    """In this process, as the limit is the grammar process's own."""
+    tokenizer = template._load(wire.Load(str(DEMO / "tokenizer.json"), 1, []))
+    (token,) = tokenizer.tokenize_str("a")
+    compiled = LLMatcher(tokenizer, source("regex", "a+"))
+    followers = {}
+    masks = serve._Masks(os.memfd_create("masks"), 4 * -(-tokenizer.vocab_size // 32))
+    for limit, error in ((60.0, None), (0.0, serve.TOO_SLOW)):
+        monkeypatch.setattr(serve, "REQUEST_CPU_S", limit)
+        (answer,) = serve._follow(wire.Follow([], [(1, token)]), compiled, followers, masks)
+        assert answer.rows == [(1, False, error)]
 
 
 def test_a_slow_compilation_does_not_delay_the_next(driver):
