@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -36,14 +35,14 @@ SPIN_COUNT = "10000"
 def main() -> int:
     """Read the config, load the model, serve."""
     # The status pipe is for status alone; whatever a library prints goes to the log.
-    status = os.fdopen(os.dup(1), "w")
+    status = os.dup(1)
     os.dup2(2, 1)
-
-    writing = threading.Lock()
+    os.set_blocking(status, False)
 
     def report(state: str, **details: object) -> None:
-        with writing, suppress(BrokenPipeError):  # the launcher is gone, as the lifeline is about to tell
-            print(json.dumps({"state": state, **details}), file=status, flush=True)
+        """A line, which a pipe takes whole. Nobody waits for a launcher that has not read for minutes, or is gone."""
+        with suppress(BrokenPipeError, BlockingIOError):
+            os.write(status, json.dumps({"state": state, **details}).encode() + b"\n")
 
     server: EngineServer | None = None
 
