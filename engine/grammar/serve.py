@@ -44,8 +44,11 @@ MEMORY_BYTES = 1 << 30
 COMPILE_STACK_BYTES = 256 << 20
 """Of the thread that compiles: llguidance recurses as deep as a grammar's rules refer to each other."""
 MASKS_STACK_BYTES = 64 << 20
-NICE, COMPILE_NICE = 5, 10
-"""The step loop goes first. While it waits for masks it leaves them its core. `template` sees to those who compute long."""
+NICE, COMPILE_NICE, LONG_COMPILE_NICE, LONG_MASK_NICE = 5, 10, 12, 15
+"""The step loop goes first. While it waits for masks it leaves them its core. `template` sees to those whose masks take long.
+Where steps keep every core busy, a process at 12 still gets a sixteenth of one; at 19 a compilation of six seconds of CPU
+time was not done after two minutes.
+"""
 PATIENT_CPU_S = 5.0
 """A compilation that takes more of CPU time gives way to everything else."""
 IN_VAIN = "it is too large, or nested too deeply"
@@ -132,7 +135,7 @@ def _compiled(asked: Compile, tokenizer: LLTokenizer, masks: _Masks) -> tuple[LL
     while thread.is_alive() and time.process_time() < PATIENT_CPU_S:
         thread.join(0.5)
     if thread.is_alive() and thread.native_id is not None:
-        os.setpriority(os.PRIO_PROCESS, thread.native_id, 19)
+        os.setpriority(os.PRIO_PROCESS, thread.native_id, LONG_COMPILE_NICE)
         thread.join()
     return done[0]
 

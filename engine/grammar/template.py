@@ -22,7 +22,7 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from engine.grammar import wire
-from engine.grammar.serve import serve
+from engine.grammar.serve import LONG_MASK_NICE, serve
 from engine.messages import FrameBuffer
 
 logger = logging.getLogger("engine")
@@ -115,7 +115,7 @@ class Template:
             total, largest = total + used, max(largest, (used, pid))
             cpu_s = _cpu_s(pid)
             if cpu_s - child.cpu_s > BUSY_S and not child.demoted:
-                os.setpriority(os.PRIO_PROCESS, pid, 19)
+                os.setpriority(os.PRIO_PROCESS, pid, LONG_MASK_NICE)
                 child.demoted = True
             child.cpu_s = cpu_s
         if total > TOTAL_BYTES:
