@@ -36,7 +36,7 @@ MAX_YOUNG = 4
 YOUNG_S = 1.0
 IMPATIENT_S = 5.0
 """Where every process is in use, one that has been compiling for so long makes room."""
-COMPILE_S, MASK_S = 300.0, 60.0
+COMPILE_S, MASK_S = 120.0, 60.0
 """Of real time: for a process that gets no time to compute, whose own limits are of CPU time."""
 KNOWN_BAD, KNOWN_BAD_S = 1024, 300.0
 """How many grammars that failed are remembered, and for how long."""
