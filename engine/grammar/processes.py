@@ -116,7 +116,7 @@ class GrammarProcesses:
     def poll(self) -> None:
         """Take in what has come, and do what is due."""
         for process in self._live.values():
-            if process.waiting:
+            if process.waiting or not process.compiled:  # a large grammar takes the socket more than one turn
                 with suppress(OSError):  # its end is about to be read
                     process.flush()
         self._receive()
