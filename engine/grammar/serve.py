@@ -46,8 +46,7 @@ COMPILE_STACK_BYTES = 256 << 20
 MASKS_STACK_BYTES = 64 << 20
 NICE, COMPILE_NICE, LONG_COMPILE_NICE, LONG_MASK_NICE = 5, 10, 12, 15
 """The step loop goes first. While it waits for masks it leaves them its core. `template` sees to those whose masks take long.
-Where steps keep every core busy, a process at 12 still gets a sixteenth of one; at 19 a compilation of six seconds of CPU
-time was not done after two minutes.
+Where steps keep every core busy, a process at 12 still gets a sixteenth of one, and one at 19 hardly anything.
 """
 PATIENT_CPU_S = 5.0
 """A compilation that takes more of CPU time gives way to everything else."""
