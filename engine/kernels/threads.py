@@ -31,7 +31,7 @@ HELPER_NS = 100_000
 CALLER_NS = 1_000_000
 """How long the caller looks whether the last helper has left before it sleeps, and takes the helper for one that has lost its
 core. The system takes a core away for some tenths of a millisecond on an idle machine too, and working alone for that
-costs more: with 0.1 ms steps of 32 sequences took a quarter longer, half of them computed alone.
+costs more: with 0.1 ms steps of 32 sequences took a quarter longer, more than a third of them computed alone.
 """
 CALLS = {"x86_64": (202, 98), "aarch64": (98, 165)}
 """Linux's numbers of the futex and the getrusage call."""
