@@ -18,7 +18,7 @@ from django.urls import path, re_path  # noqa: E402
 from config.options import get_options  # noqa: E402
 from config.unavailable import while_available  # noqa: E402
 from inference.errors import Forbidden  # noqa: E402
-from inference.sites import SAFE_METHODS, Sites  # noqa: E402
+from inference.http.sites import SAFE_METHODS, Sites  # noqa: E402
 from management.status import StatusConsumer  # noqa: E402
 
 FOREIGN = 4403

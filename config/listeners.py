@@ -10,10 +10,10 @@ import structlog
 
 from config.asgi import ControlPlane, SharedPort
 from config.mindie import checked_address, wire_settings
-from inference.auth import Authenticator
 from inference.dialects.mindie import routes
 from inference.dialects.mindie.state import MindieState
-from inference.front import front_plane
+from inference.http.auth import Authenticator
+from inference.planes.front import front_plane
 from inference.server.plane_server import Listener
 from inference.server.tls import MutualContextFactory, TlsFiles
 

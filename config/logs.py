@@ -1,6 +1,6 @@
 """Logging for every process that Django runs in: structlog on top of the standard library, to stderr.
 
-Nothing here makes the event loop wait for whoever reads the log: see `engine.log_writer`.
+Nothing here makes the event loop wait for whoever reads the log: see `engine.process.log_writer`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import structlog
 from structlog.typing import Processor
 
-from engine.log_writer import LogHandler, LogWriter
+from engine.process.log_writer import LogHandler, LogWriter
 
 
 def dropped_lines() -> int:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import structlog
 from django.db import Error, close_old_connections
 
-from engine.adapter_files import CONFIG, WEIGHTS
+from engine.adapters.files import CONFIG, WEIGHTS
 from inference.errors import AdapterNotFound, AdapterRefused, Unavailable
-from inference.registry import DeploymentState
+from inference.workers.registry import DeploymentState
 from management.models import Adapter, Deployment, Model
 from management.services import adapters, deployments
 from management.services.errors import RegistryError
@@ -59,7 +59,7 @@ async def _with_database(function: Callable[P, T], *args: P.args, **kwargs: P.kw
 
 
 class DjangoRegistry:
-    """`inference.registry.Registry`. `reconciler` publishes what was changed and knows what the rows do not say yet;
+    """`inference.workers.registry.Registry`. `reconciler` publishes what was changed and knows what the rows do not say yet;
     `roots` are the folders that clients may name adapters in, None: any folder.
     """
 

@@ -24,21 +24,21 @@ from config.listeners import build_listeners, mindie_addresses
 from config.mindie import read_config
 from config.registry import DjangoRegistry
 from inference import errors
-from inference.adapters import AdapterControl
-from inference.admission import Admission
-from inference.auth import Authenticator
-from inference.beam_search import BeamSearch
 from inference.dialects.triton.grpc_calls import Timeouts
 from inference.dialects.triton.grpc_service import GrpcInferenceService
-from inference.embeddings import Embedder
-from inference.generate import Generator
-from inference.metrics import Metrics
-from inference.offload import prepare_process
-from inference.planes import Plane
-from inference.router import EngineRouter
+from inference.generation.beam_search import BeamSearch
+from inference.generation.embeddings import Embedder
+from inference.generation.generate import Generator
+from inference.http.admission import Admission
+from inference.http.auth import Authenticator
+from inference.http.offload import prepare_process
+from inference.http.sites import Sites
+from inference.metrics.requests import Metrics
+from inference.planes.plane import Plane
 from inference.server.grpc import GrpcLimits, GrpcServer
 from inference.services import Limits, Services
-from inference.sites import Sites
+from inference.workers.adapters import AdapterControl
+from inference.workers.router import EngineRouter
 from management import live
 from management.launchers.local import LocalLauncher
 from management.reconcile import Reconciler
@@ -47,7 +47,7 @@ from management.snapshot import SnapshotHolder
 if TYPE_CHECKING:
     from config.options import Options
     from engine.messages import Stats
-    from inference.asgi import Response
+    from inference.http.exchange import Response
 
 logger = structlog.get_logger(__name__)
 

@@ -3,7 +3,7 @@
 stdin: one line, the EngineConfig as JSON; its EOF means that the launcher is gone, and the worker exits.
 stdout: a JSON line for each change of state: {"state": "loading" | "ready" | "failed" | "exited", "reason"?}, and once a
 second one that says what the worker is doing and whether it moves on: {"state": "loading" | "alive", "doing", "quiet_s",
-"patience_s"} (`engine.progress`), so that a launcher tells a worker that hangs from one that has much to do.
+"patience_s"} (`engine.process.progress`), so that a launcher tells a worker that hangs from one that has much to do.
 stderr: the log. Exit status: 0 drained or told to stop, 3 the model cannot be served, 4 the engine broke.
 """
 
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine import log_writer
 from engine.config import EngineConfig
-from engine.progress import Pulse, Reporter, progress
+from engine.process import log_writer
+from engine.process.progress import Pulse, Reporter, progress
 
 if TYPE_CHECKING:
     from engine.server import EngineServer
@@ -60,8 +60,8 @@ def main() -> int:
     reporter.start()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     from engine.core import EngineBroken, EngineCore  # torch is imported only now, after "loading" is known
-    from engine.embedding_core import EmbeddingCore
-    from engine.model_files import ModelError, locate, makes_embeddings
+    from engine.embedding.core import EmbeddingCore
+    from engine.models.files import ModelError, locate, makes_embeddings
     from engine.server import EngineServer
 
     try:

@@ -1,7 +1,7 @@
 """The attention function that transformers' own layers call, and what stands behind it during a forward pass.
 
 `install()` registers it as "paged"; no mask is ever built for that name (what masks say is recorded once, see
-engine/record.py). What it does is decided by the current
+engine/models/record.py). What it does is decided by the current
 context (`attend_with`), because several model families drop the keyword arguments that could carry it.
 """
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers.modeling_utils import AttentionInterface
 
-from engine.kernels import ops
-from engine.kernels.checks import check_slots, known
-from engine.progress import progress
+from engine.cpu.kernels import ops
+from engine.cpu.kernels.checks import check_slots, known
+from engine.process.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.batch import ForwardBatch
-    from engine.kv_cache import KVCache
+    from engine.cpu.kv_cache import KVCache
 
 NAME = "paged"
 

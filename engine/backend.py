@@ -11,24 +11,24 @@ import torch
 
 from engine.attention import Context, PagedAttention, attend_with
 from engine.batch import fill_in
-from engine.fused import FusedDecoder
-from engine.kernels.checks import known_after_once
-from engine.kernels.int8 import has_int8_dot
-from engine.kernels.threads import crowded, num_threads
-from engine.kernels.tiles import MAX_ROWS
-from engine.kv_cache import KVCache, block_bytes, default_num_blocks
-from engine.layers import has_amx, pack_linears
-from engine.lora import adapters_of
-from engine.model_files import ModelError
-from engine.sampler import Sampler
+from engine.cpu.fused import FusedDecoder
+from engine.cpu.kernels.checks import known_after_once
+from engine.cpu.kernels.int8 import has_int8_dot
+from engine.cpu.kernels.threads import crowded, num_threads
+from engine.cpu.kernels.tiles import MAX_ROWS
+from engine.cpu.kv_cache import KVCache, block_bytes, default_num_blocks
+from engine.cpu.layers import has_amx, pack_linears
+from engine.cpu.lora import adapters_of
+from engine.models.files import ModelError
+from engine.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from engine.adapter_slots import AdapterLayer
+    from engine.adapters.slots import AdapterLayer
     from engine.batch import ForwardBatch
     from engine.config import EngineConfig
-    from engine.kv_cache import AttentionSpec
+    from engine.cpu.kv_cache import AttentionSpec
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from engine.block_pool import TRASH_BLOCK
 from engine.request import PENDING
 
 if TYPE_CHECKING:
-    from engine.lora import Runs
+    from engine.cpu.lora import Runs
     from engine.request import Request
     from engine.scheduler import ScheduledBatch
 

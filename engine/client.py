@@ -40,7 +40,7 @@ from engine.messages import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from engine.sampling_params import SamplingParams
+    from engine.sampling.params import SamplingParams
 
 CONNECT_TIMEOUT_S = 5.0
 TICK_S = 1.0

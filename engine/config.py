@@ -14,7 +14,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     AMX), else float32. `quantization` "int8" keeps the layers' weights in bytes, and takes no adapters. `max_model_len` 0 takes the model's own limit. `kv_cache_bytes` 0 sizes the cache from free memory.
     `task` "auto" goes by the model's files: sentence-transformers' and models without a head make embeddings.
     `speculative_tokens` is the most that is guessed ahead of a sequence in small batches; 0 guesses nothing.
-    `tensor_parallel_size` CUDA devices compute one model together, and take no adapters. `threads` 0 is one per usable CPU (engine.cpus). `max_adapters` may compute at a time, `max_cached_adapters` stay in memory.
+    `tensor_parallel_size` CUDA devices compute one model together, and take no adapters. `threads` 0 is one per usable CPU (engine.process.cpus). `max_adapters` may compute at a time, `max_cached_adapters` stay in memory.
     """
 
     model: str

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from engine.adapter_slots import AdapterSlots
+from engine.adapters.slots import AdapterSlots
 from engine.backend import backend_for
 from engine.block_pool import BlockPool
-from engine.cpus import usable_cpus
+from engine.cpu.kernels.threads import set_num_threads
 from engine.grammar.patience import Patience
 from engine.grammar.processes import GrammarProcesses
-from engine.kernels.threads import set_num_threads
 from engine.messages import (
     AdapterCommand,
     Embed,
@@ -27,9 +26,10 @@ from engine.messages import (
     Submit,
     TokenLogprob,
 )
-from engine.model import load_model
 from engine.model_runner import LaunchedStep, ModelRunner, StepResult
-from engine.progress import Pace, progress
+from engine.models.loader import load_model
+from engine.process.cpus import usable_cpus
+from engine.process.progress import Pace, progress
 from engine.request import Request, RequestStatus
 from engine.scheduler import ScheduledBatch, Scheduler
 from engine.warm_up import warm_up
@@ -37,7 +37,7 @@ from engine.warm_up import warm_up
 if TYPE_CHECKING:
     from engine.backend import Backend
     from engine.config import EngineConfig
-    from engine.model import LoadedModel
+    from engine.models.loader import LoadedModel
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 
 PROTOCOL_VERSION = 5
 MAX_FRAME_BYTES = 256 << 20
@@ -77,7 +77,7 @@ class Hello(msgspec.Struct, array_like=True, tag=True):
 
 
 class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
-    """An adapter by its content (`engine.adapter_files.content_digest`) and where it lies on the worker's host."""
+    """An adapter by its content (`engine.adapters.files.content_digest`) and where it lies on the worker's host."""
 
     digest: str
     directory: str

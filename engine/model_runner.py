@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.batch import Chosen, build_batch
-from engine.sampler import token_logprobs
+from engine.sampling.sampler import token_logprobs
 
 if TYPE_CHECKING:
     from engine.backend import Backend
     from engine.messages import TokenLogprob
-    from engine.model import LoadedModel
+    from engine.models.loader import LoadedModel
     from engine.request import Request
-    from engine.sampler import ChosenTokens
+    from engine.sampling.sampler import ChosenTokens
     from engine.scheduler import ScheduledBatch
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.grammar.matcher import Matcher
     from engine.messages import AdapterRef
-    from engine.sampling_params import SamplingParams
-    from engine.speculation import PromptLookup
+    from engine.sampling.params import SamplingParams
+    from engine.speculation.prompt_lookup import PromptLookup
 
 
 PENDING = -1

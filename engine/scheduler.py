@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.request import PENDING, Request, RequestStatus
-from engine.speculation import PromptLookup, allowance
+from engine.speculation.prompt_lookup import PromptLookup, allowance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from engine.adapter_slots import AdapterSlots
+    from engine.adapters.slots import AdapterSlots
     from engine.block_pool import BlockPool
     from engine.config import EngineConfig
     from engine.messages import AdapterRef

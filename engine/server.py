@@ -39,12 +39,12 @@ from engine.messages import (
     ToClient,
     frame,
 )
-from engine.progress import progress
+from engine.process.progress import progress
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.core import EngineCore
-    from engine.embedding_core import EmbeddingCore
+    from engine.embedding.core import EmbeddingCore
 
 logger = logging.getLogger(__name__)
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.adapter import Adapter, LoraWeights
+from engine.adapters.peft import Adapter, LoraWeights
 from engine.block_pool import BlockPool
 from engine.messages import AdapterRef
 from engine.model_runner import LaunchedStep
-from engine.progress import Pace, progress
+from engine.process.progress import Pace, progress
 from engine.request import Request
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 from engine.scheduler import ScheduledBatch
 
 if TYPE_CHECKING:
-    from engine.adapter_slots import AdapterLayer
+    from engine.adapters.slots import AdapterLayer
     from engine.model_runner import ModelRunner
 
 PROMPT_TOKENS = 5

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inference.adapters import AdapterControl
-    from inference.admission import Admission
-    from inference.auth import Authenticator
-    from inference.embeddings import Embedder
-    from inference.generate import Generator
-    from inference.metrics import Metrics
-    from inference.registry import Registry
-    from inference.router import EngineRouter
-    from inference.sites import Sites
+    from inference.generation.embeddings import Embedder
+    from inference.generation.generate import Generator
+    from inference.http.admission import Admission
+    from inference.http.auth import Authenticator
+    from inference.http.sites import Sites
+    from inference.metrics.requests import Metrics
+    from inference.workers.adapters import AdapterControl
+    from inference.workers.registry import Registry
+    from inference.workers.router import EngineRouter
     from management.snapshot import SnapshotHolder
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 from django.conf import settings
 
-from engine.adapter_files import (
+from engine.adapters.files import (
     CONFIG,
     MAX_CONFIG_BYTES,
     WEIGHTS,
@@ -44,7 +44,7 @@ Trace = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`digest` is that of the content (see `engine.adapter_files`)."""
+    """`digest` is that of the content (see `engine.adapters.files`)."""
 
     digest: str
     rank: int

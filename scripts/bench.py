@@ -30,7 +30,7 @@ from safetensors import safe_open
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 from loadtests.server import running_server
 from management.launchers.local import LocalLauncher
 from scripts.random_models import DEMO, make_model

@@ -20,10 +20,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from engine.adapter_files import CONFIG, WEIGHTS, content_digest
+from engine.adapters.files import CONFIG, WEIGHTS, content_digest
 from engine.client import EngineClient
 from engine.messages import AdapterRef
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 from scripts.bench import engine_worker, prompts
 from scripts.random_models import make_model
 

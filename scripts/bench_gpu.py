@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import Submit
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 from scripts.random_models import make_model
 
 PROMPT = 128

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from engine.client import EngineClient, EngineDead
-from engine.sampling_params import Grammar, SamplingParams
+from engine.sampling.params import Grammar, SamplingParams
 from scripts.bench import engine_worker, prompts
 from scripts.random_models import DEMO, make_model
 

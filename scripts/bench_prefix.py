@@ -16,7 +16,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import Submit
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 from scripts.bench import prompts
 from scripts.random_models import make_model
 

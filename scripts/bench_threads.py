@@ -26,7 +26,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.messages import Submit
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "models" / "demo"

@@ -34,8 +34,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import Submit
-from engine.model_files import ModelError, max_model_len
-from engine.sampling_params import SamplingParams
+from engine.models.files import ModelError, max_model_len
+from engine.sampling.params import SamplingParams
 from scripts.random_models import DEMO, TOKENIZER_FILES
 from scripts.tiny_families import VARIANTS, tiny_config, variant_fits
 
@@ -48,7 +48,7 @@ HEAD = """\
 <!-- Written by `python -m scripts.sweep_families --markdown docs/models.md`. -->
 
 Whether a model is served is decided when it is loaded, by its own configuration and weights: its logits must equal those
-of transformers, whatever stands before, beside and behind in a step (`engine/probe.py`). A model that does not pass fails
+of transformers, whatever stands before, beside and behind in a step (`engine/models/probe.py`). A model that does not pass fails
 its deployment with the reason. This page says what becomes of every family of causal language models that transformers
 {version} knows, at tiny shapes with random weights, with prompts that go past every limit of the configuration: {totals}.
 A family that is served here may be refused with another configuration, and the other way round.

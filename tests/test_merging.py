@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from inference.merging import merge
+from inference.generation.merging import merge
 
 SOURCES = 8
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.reasoning import ThoughtSplitter, opens_thoughts
-from inference.tool_calls import MACHINES, CallPart, ToolCallParser, listed, only_arguments, style_of
+from inference.chat.reasoning import ThoughtSplitter, opens_thoughts
+from inference.chat.tool_calls import MACHINES, CallPart, ToolCallParser, listed, only_arguments, style_of
 
 
 def parse(machine, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.cpu.kernels.checks import check_slots, check_tables
+from engine.cpu.kv_cache import spec_of
 from engine.gpu.paged_attention import SPLIT_KEYS, Plan, attend, tile_rows, tiles
-from engine.kernels.checks import check_slots, check_tables
-from engine.kv_cache import spec_of
 
 if TYPE_CHECKING:
     from engine.attention import Options
     from engine.batch import ForwardBatch
-    from engine.kv_cache import AttentionSpec
+    from engine.cpu.kv_cache import AttentionSpec
 
 
 FEW_QUERIES = 8

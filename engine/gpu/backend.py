@@ -22,10 +22,10 @@ from engine.gpu.sampling import DeviceSampler
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from engine.adapter_slots import AdapterLayer
+    from engine.adapters.slots import AdapterLayer
     from engine.batch import ForwardBatch
     from engine.config import EngineConfig
-    from engine.kv_cache import AttentionSpec
+    from engine.cpu.kv_cache import AttentionSpec
 
 logger = logging.getLogger(__name__)
 

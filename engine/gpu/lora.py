@@ -16,8 +16,8 @@ from transformers.pytorch_utils import Conv1D
 from engine.gpu.attention import to_device
 
 if TYPE_CHECKING:
-    from engine.adapter import Adapter
-    from engine.lora import Runs
+    from engine.adapters.peft import Adapter
+    from engine.cpu.lora import Runs
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class SlotLinear(nn.Module):
         return weight
 
     def make(self, adapter: Adapter) -> SlotWeights | None:
-        """As `engine.lora.LoraLayer.make`; on the host, in pinned memory where there is a device."""
+        """As `engine.cpu.lora.LoraLayer.make`; on the host, in pinned memory where there is a device."""
         found = adapter.modules.get(self.parts[0][0])
         if found is None:
             return None
@@ -100,7 +100,7 @@ class SlotLinear(nn.Module):
         return SlotWeights(a, b, factors)
 
     def put(self, digest: str, weights: SlotWeights | None) -> None:
-        """As `engine.lora.LoraLayer.put`."""
+        """As `engine.cpu.lora.LoraLayer.put`."""
         slot = self.slots.take(digest)
         if weights is None:
             return
@@ -118,7 +118,7 @@ class SlotLinear(nn.Module):
             self._factors[slot] = weights.factors.to(self._factors)
 
     def drop(self, digest: str) -> None:
-        """As `engine.lora.LoraLayer.drop`."""
+        """As `engine.cpu.lora.LoraLayer.drop`."""
         self.slots.numbers.pop(digest, None)
         slot = self._mine.pop(digest, None)
         if slot is None or self._a is None or self._b is None:

@@ -26,10 +26,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from engine import log_writer
 from engine.batch import ForwardBatch, SequenceSlice
 from engine.config import EngineConfig
 from engine.messages import frame, frame_length
+from engine.process import log_writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -207,7 +207,7 @@ def main() -> NoReturn:
     membership = msgspec.msgpack.decode(next(received(sys.stdin.buffer)), type=Membership)
     steps: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=read_steps, args=(sys.stdin.buffer, steps), daemon=True).start()
-    from engine.model_files import ModelError
+    from engine.models.files import ModelError
 
     try:
         compute(membership, steps)

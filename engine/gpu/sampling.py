@@ -1,6 +1,6 @@
 """Tokens chosen on the device. Rows that need more than filters go to the CPU's sampler, whose arithmetic is the same.
 
-Filters in the order of `engine.sampler`: temperature, top-k, top-p, min-p, typical-p.
+Filters in the order of `engine.sampling.sampler`: temperature, top-k, top-p, min-p, typical-p.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.filters import bounded, draw, draw_at_once
 from engine.gpu.attention import to_device
-from engine.sampler import Sampler, adjusts, uniform
+from engine.sampling.filters import bounded, draw, draw_at_once
+from engine.sampling.sampler import Sampler, adjusts, uniform
 
 if TYPE_CHECKING:
     from engine.messages import TokenLogprob
     from engine.request import Request
-    from engine.sampling_params import SamplingParams
+    from engine.sampling.params import SamplingParams
 
 
 class DeviceTokens:
-    """As `engine.sampler.ChosenTokens`: on their way to pinned memory of the host while the device goes on."""
+    """As `engine.sampling.sampler.ChosenTokens`: on their way to pinned memory of the host while the device goes on."""
 
     def __init__(self, tokens: torch.Tensor) -> None:
         self.tokens = tokens

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import socket
 
     from engine.grammar.wire import Followed
-    from engine.sampling_params import Grammar
+    from engine.sampling.params import Grammar
 
 
 class GrammarProcess:

@@ -26,7 +26,7 @@ from engine.messages import frame
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from engine.sampling_params import Grammar
+    from engine.sampling.params import Grammar
 
 logger = logging.getLogger("engine")
 

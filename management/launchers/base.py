@@ -14,7 +14,7 @@ class WorkerStatus(msgspec.Struct):
     """One line of a worker's status: "loading", "ready", "alive", "failed" or "exited".
 
     A worker that loads or is alive says about once a second what it is doing, for how many seconds that has not moved on,
-    and how many of them are no cause for alarm (`engine.progress`).
+    and how many of them are no cause for alarm (`engine.process.progress`).
     """
 
     state: str

@@ -7,7 +7,7 @@ from pathlib import Path
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
-from engine.adapter_files import AdapterError
+from engine.adapters.files import AdapterError
 from management.adapter_identity import identify
 from management.models import Adapter, Model
 from management.services import audit

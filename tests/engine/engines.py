@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import AdapterRef, RequestOutput, Submit
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 
 CLIENT = 1
 NEAR_TIE = 1e-3

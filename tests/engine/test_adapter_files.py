@@ -12,9 +12,9 @@ import torch
 from peft.utils.other import get_pattern_key
 from safetensors.torch import load_file, save_file
 
-from engine.adapter import read_adapter
-from engine.adapter_files import CONFIG, MAX_CONFIG_BYTES, PART_BYTES, WEIGHTS, AdapterError, content_digest
-from engine.adapter_patterns import match
+from engine.adapters.files import CONFIG, MAX_CONFIG_BYTES, PART_BYTES, WEIGHTS, AdapterError, content_digest
+from engine.adapters.patterns import match
+from engine.adapters.peft import read_adapter
 from scripts.random_models import make_model
 from tests.engine.engines import core
 from tests.engine.test_adapters import LAYER, VARIANTS, make_adapter

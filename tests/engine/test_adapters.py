@@ -13,8 +13,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from engine.adapter import read_adapter
-from engine.adapter_files import CONFIG, WEIGHTS, AdapterError, content_digest
+from engine.adapters.files import CONFIG, WEIGHTS, AdapterError, content_digest
+from engine.adapters.peft import read_adapter
 from engine.messages import AdapterCommand, AdapterRef
 from scripts.random_models import make_model
 from tests.engine.engines import Driver, Reference, core, prompts

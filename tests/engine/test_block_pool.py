@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.block_pool import BlockPool
 from engine.request import Request
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 
 
 def request(tokens, salt=""):

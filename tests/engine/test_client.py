@@ -13,7 +13,7 @@ from engine import messages
 from engine.casualties import Casualties
 from engine.client import TOO_MANY_DEATHS, EngineClient, EngineDead
 from engine.messages import PROTOCOL_VERSION, Hello, ModelInfo, Outputs, Ready, RequestOutput, Stats, Submit, frame
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 
 INFO = ModelInfo("", "", "", "", "cpu", 8, 8, [], 16, 1, 1, 1, 0, {})
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Submit
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
 

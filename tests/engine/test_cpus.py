@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from engine import core, cpus
+from engine import core
 from engine.config import EngineConfig
-from engine.cpus import FairShare, usable_cpus
-from engine.kernels import threads
+from engine.cpu.kernels import threads
+from engine.process import cpus
+from engine.process.cpus import FairShare, usable_cpus
 from tests.conftest import DEMO
 
 

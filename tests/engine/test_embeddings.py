@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModel
 
 from engine.config import EngineConfig
-from engine.embedding_core import EmbeddingCore
+from engine.embedding.core import EmbeddingCore
 from engine.messages import Embed, Submit
-from engine.model_files import ModelError, makes_embeddings
-from engine.sampling_params import SamplingParams
+from engine.models.files import ModelError, makes_embeddings
+from engine.sampling.params import SamplingParams
 from tests.conftest import DEMO
 
 TEXTS = ["Hello, world!", "Paris is the capital of France. " * 4, "a", "What is 2 + 3?", "one two three four five six"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.adapter_files import content_digest
+from engine.adapters.files import content_digest
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.kernels.int8 import has_int8_dot
-from engine.layers import has_amx
+from engine.cpu.kernels.int8 import has_int8_dot
+from engine.cpu.layers import has_amx
 from engine.messages import AdapterRef
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, prompts

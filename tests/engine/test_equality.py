@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.fused import FusedDecoder
+from engine.cpu.fused import FusedDecoder
 from scripts.random_models import TINY, make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, Reference, core, prompts
@@ -104,7 +104,7 @@ def test_siblings_of_one_prompt_share_its_prefill():
 
 def test_salted_prompts_share_nothing():
     from engine.messages import Submit
-    from engine.sampling_params import SamplingParams
+    from engine.sampling.params import SamplingParams
 
     driver = Driver(core(DEMO))
     prompt = prompts(1700, (64,))[0]

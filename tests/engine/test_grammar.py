@@ -8,7 +8,7 @@ import re
 import pytest
 from tokenizers import Tokenizer
 
-from engine.sampling_params import Grammar
+from engine.sampling.params import Grammar
 from scripts.random_models import make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 
 from engine.grammar import serve, template, wire
 from engine.grammar.source import source
-from engine.sampling_params import Grammar
+from engine.sampling.params import Grammar
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
 from tests.live import wait_until

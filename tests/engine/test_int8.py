@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.kernels import ops
-from engine.kernels.int8 import has_int8_dot
-from engine.kernels.threads import set_num_threads
-from engine.layers import ByteGate, ByteLinear
+from engine.cpu.kernels import ops
+from engine.cpu.kernels.int8 import has_int8_dot
+from engine.cpu.kernels.threads import set_num_threads
+from engine.cpu.layers import ByteGate, ByteLinear
 from engine.messages import AdapterRef
 from scripts.random_models import make_model
 from tests.conftest import DEMO

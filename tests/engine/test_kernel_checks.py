@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels import checks, ops
-from engine.kernels.checks import ShapeError, check_slots
-from engine.kernels.int8 import has_int8_dot
-from engine.kernels.tiles import ADD, GATE, WIDEN
+from engine.cpu.kernels import checks, ops
+from engine.cpu.kernels.checks import ShapeError, check_slots
+from engine.cpu.kernels.int8 import has_int8_dot
+from engine.cpu.kernels.tiles import ADD, GATE, WIDEN
 
 T, IN, OUT = 3, 16, 40
 X = torch.ones(T, IN)

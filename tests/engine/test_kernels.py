@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.kernels import ops
-from engine.kernels.threads import set_num_threads
-from engine.kv_cache import whole_vectors
-from engine.layers import PanelLinear, TileGate, TileLinear, has_amx, make_gate, make_linear
+from engine.cpu.kernels import ops
+from engine.cpu.kernels.threads import set_num_threads
+from engine.cpu.kv_cache import whole_vectors
+from engine.cpu.layers import PanelLinear, TileGate, TileLinear, has_amx, make_gate, make_linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}

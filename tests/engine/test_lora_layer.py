@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.adapter import Adapter, LoraWeights
-from engine.kernels.threads import set_num_threads
-from engine.layers import PanelGate, PanelLinear
-from engine.lora import adapters_of
+from engine.adapters.peft import Adapter, LoraWeights
+from engine.cpu.kernels.threads import set_num_threads
+from engine.cpu.layers import PanelGate, PanelLinear
+from engine.cpu.lora import adapters_of
 from tests.engine.test_kernels import DTYPES, assert_near
 
 RUNS = ((1, 1, "a"), (2, 5, "b"), (9, 50, "a"), (59, 3, "c"))

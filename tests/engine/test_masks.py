@@ -13,7 +13,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from engine.masks import MaskError, window_of_function, window_of_tensor
+from engine.models.masks import MaskError, window_of_function, window_of_tensor
 
 LENGTH = 5000
 

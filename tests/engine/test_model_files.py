@@ -6,7 +6,7 @@ import json
 
 from tokenizers import Tokenizer
 
-from engine.model_files import tokenizer_file
+from engine.models.files import tokenizer_file
 
 
 def test_a_converted_tokenizer_is_written_once(tmp_path):

@@ -12,7 +12,7 @@ from engine.backend import CpuBackend
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.gpu.sampling import DeviceSampler, DeviceTokens
-from engine.sampling_params import Grammar
+from engine.sampling.params import Grammar
 from scripts.random_models import make_model
 from tests.engine.engines import Driver, Reference, core, prompts
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from engine import messages, progress
+from engine import messages
 from engine.config import EngineConfig
 from engine.messages import (
     PROTOCOL_VERSION,
@@ -24,8 +24,9 @@ from engine.messages import (
     Submit,
     frame,
 )
-from engine.progress import Progress, Reporter
-from engine.sampling_params import SamplingParams
+from engine.process import progress
+from engine.process.progress import Progress, Reporter
+from engine.sampling.params import SamplingParams
 from engine.server import EngineServer
 
 

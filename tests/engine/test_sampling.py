@@ -16,8 +16,8 @@ from transformers.generation.logits_process import (
 )
 
 from engine.request import Request
-from engine.sampler import Sampler, uniform
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
+from engine.sampling.sampler import Sampler, uniform
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
 

@@ -19,7 +19,7 @@ import pytest
 from engine.client import EngineClient, EngineDead
 from engine.config import EngineConfig
 from engine.messages import PROTOCOL_VERSION, FrameBuffer, Hello, ProtocolError, Stats, frame
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 from tests.conftest import DEMO, ROOT
 from tests.live import wait_until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.speculation import PAUSE_TOKENS, PromptLookup, allowance
+from engine.speculation.prompt_lookup import PAUSE_TOKENS, PromptLookup, allowance
 from scripts.random_models import make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts

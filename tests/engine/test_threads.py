@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels import ops, pool, threads
-from engine.kernels.compiled import kernel
-from engine.kernels.simd import address_of, load_acquired, load_int, store_int, take_ticket
+from engine.cpu.kernels import ops, pool, threads
+from engine.cpu.kernels.compiled import kernel
+from engine.cpu.kernels.simd import address_of, load_acquired, load_int, store_int, take_ticket
 
 LARGE = threads.WAKING + 1
 
@@ -170,7 +170,7 @@ def test_more_threads_than_cores_over_many_short_jobs():
 FORKS = """
 import os
 import torch
-from engine.kernels import ops, threads
+from engine.cpu.kernels import ops, threads
 
 x, weight = torch.randn(64, 128), torch.randn(640, 128)
 packed, out, found = ops.pack_weight(weight), torch.empty(64, 640), torch.empty(64, 640)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engine.progress import Pace
+from engine.process.progress import Pace
 from engine.warm_up import warm_up
 from tests.conftest import DEMO, ROOT
 from tests.engine.engines import Driver, core, prompts
@@ -16,11 +16,11 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import numba
-from engine.adapter_files import content_digest
+from engine.adapters.files import content_digest
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import AdapterRef, Submit
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
 
 engine = EngineCore(EngineConfig(model=sys.argv[1], dtype=sys.argv[2], quantization=sys.argv[3], threads=2))
 

@@ -14,8 +14,8 @@ from engine.gpu.backend import DeviceBackend
 from engine.gpu.graphs import DecodeGraphs, capture_sizes
 from engine.gpu.int8 import MANY_ROWS, ByteLinear
 from engine.gpu.sampling import choose
-from engine.sampler import Sampler
-from engine.sampling_params import SamplingParams
+from engine.sampling.params import SamplingParams
+from engine.sampling.sampler import Sampler
 from scripts.random_models import make_model
 from tests.engine.engines import Driver, Reference, prompts
 from tests.engine.test_adapters import make_adapter
@@ -74,7 +74,7 @@ def test_choices_are_those_of_the_cpu(params, device):
     logits = torch.randn(64, 3000, generator=torch.Generator().manual_seed(0)) * 2
     asked = [request(**{"temperature": 1.0, "seed": i, **params}) for i in range(64)]
     expected, _ = Sampler([]).sample([(one, 0) for one in asked], logits.clone())
-    from engine.sampler import uniform
+    from engine.sampling.sampler import uniform
 
     found = choose(logits.to(device), [one.params for one in asked], [uniform(i, 0) for i in range(64)])
     differing = sum(a != b for a, b in zip(found.tolist(), expected, strict=True))

@@ -18,7 +18,7 @@ import torch
 
 from engine.backend import backend_for
 from engine.config import EngineConfig
-from engine.model_files import ModelError
+from engine.models.files import ModelError
 from scripts.random_models import make_model
 from tests.engine.engines import Reference, prompts
 
@@ -32,7 +32,7 @@ BEGIN = """
     from engine.config import EngineConfig
     from engine.core import EngineCore
     from engine.gpu.backend import DeviceBackend
-    from engine.model_files import ModelError
+    from engine.models.files import ModelError
     config = EngineConfig(model=sys.argv[1], dtype="float32", kv_cache_bytes=1 << 24, max_model_len=128, threads=1,
                           max_num_batched_tokens=17, max_num_seqs=4, tensor_parallel_size=2, speculative_tokens=0)
     backend = DeviceBackend(config, torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from engine.adapter_files import CONFIG, WEIGHTS, AdapterError, content_digest, parts
+from engine.adapters.files import CONFIG, WEIGHTS, AdapterError, content_digest, parts
 from management import adapter_identity
 from management.models import Adapter, AuditEvent, Deployment
 from management.services.adapters import register_adapter, remove_adapter

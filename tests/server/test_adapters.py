@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from config.registry import DjangoRegistry
-from engine.adapter_files import CONFIG, WEIGHTS, content_digest
+from engine.adapters.files import CONFIG, WEIGHTS, content_digest
 from engine.client import EngineClient
 from engine.messages import AdapterRef
 from inference.errors import AdapterNotFound

@@ -10,7 +10,7 @@ import pytest
 
 from engine.backend import CpuBackend
 from engine.config import EngineConfig
-from engine.model import ModelError, load_model
+from engine.models.loader import ModelError, load_model
 from tests.conftest import DEMO
 from tests.live import LiveServer, wait_until
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from inference.control_tokens import ControlTokens
+from inference.workers.control_tokens import ControlTokens
 from tests.conftest import DEMO
 from tests.live import LiveServer
 

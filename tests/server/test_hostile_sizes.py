@@ -12,9 +12,9 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from inference.asgi import MAX_CONTAINERS, parse_json
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from inference.errors import MalformedBody
+from inference.http.exchange import MAX_CONTAINERS, parse_json
 from tests.live import wait_until
 
 WORDS = "once upon a time " * 110_000

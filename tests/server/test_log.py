@@ -10,7 +10,7 @@ import sys
 import httpx
 import pytest
 
-from engine.log_writer import LogWriter
+from engine.process.log_writer import LogWriter
 from tests.conftest import ROOT
 from tests.live import LiveServer, heed_interrupts, wait_until
 

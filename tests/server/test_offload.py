@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from inference.asgi import Exchange, parse_json
 from inference.errors import MalformedBody
-from inference.offload import INLINE_BYTES, SLICE, beside, encoded
-from inference.requests import ChatPrompt
-from inference.tokenizer import ModelTokenizer
+from inference.generation.requests import ChatPrompt
+from inference.http.exchange import Exchange, parse_json
+from inference.http.offload import INLINE_BYTES, SLICE, beside, encoded
+from inference.workers.tokenizer import ModelTokenizer
 from tests.conftest import DEMO
 
 

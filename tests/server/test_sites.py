@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from inference.errors import ForeignOrigin
-from inference.sites import Sites
+from inference.http.sites import Sites
 from tests.live import LiveServer
 
 ASK = {"prompt": "Hi", "max_tokens": 1}

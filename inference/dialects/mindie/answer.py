@@ -12,23 +12,23 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from inference.asgi import ClientGone, parse_json
-from inference.beam_search import check_beams
 from inference.dialects.mindie.errors import ENQUEUE, CallbackTimeout, MindieError, render_late
 from inference.errors import MalformedBody, ServingError
-from inference.offload import beside_if
-from inference.requests import GenerationRequest, Prompt
+from inference.generation.beam_search import check_beams
+from inference.generation.requests import GenerationRequest, Prompt
+from inference.http.exchange import ClientGone, parse_json
+from inference.http.offload import beside_if
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
-    from inference.asgi import Exchange, Headers, Response
     from inference.dialects.mindie.parameters import Sampling
     from inference.dialects.mindie.state import MindieState
-    from inference.events import Delta
-    from inference.generate import Generation
-    from inference.router import Target
+    from inference.generation.deltas import Delta
+    from inference.generation.generate import Generation
+    from inference.http.exchange import Exchange, Headers, Response
     from inference.services import Services
+    from inference.workers.router import Target
 
 STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream")]
 LAST_PRIORITY = 5

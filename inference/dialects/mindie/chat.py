@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from inference.conversation import parse_messages
+from inference.chat.conversation import parse_messages
+from inference.chat.tools import check_tools, may_call, tool_grammar
 from inference.dialects.mindie.answer import Job, answer, body_of, counted
 from inference.dialects.mindie.chat_reply import ChatReply
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import INT32_MAX, Fields
 from inference.dialects.mindie.openai_parameters import parse_model, parse_parameters, response_format
 from inference.dialects.mindie.parameters import part_text
-from inference.requests import ChatPrompt
-from inference.sse import DONE
-from inference.tools import check_tools, may_call, tool_grammar
+from inference.generation.requests import ChatPrompt
+from inference.http.sse import DONE
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
     from inference.dialects.mindie.state import MindieState
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_\u4e00-\u9fa5-]{1,64}")

@@ -7,20 +7,20 @@ import string
 import time
 from typing import TYPE_CHECKING, Any
 
-from inference.answers import AnswerParser
-from inference.asgi import Response, json_response
+from inference.chat.answer_parser import AnswerParser
 from inference.dialects.mindie.openai_parameters import usage
-from inference.logprob_texts import LogprobTexts
-from inference.sse import event
+from inference.http.exchange import Response, json_response
+from inference.http.sse import event
+from inference.vendors.openai_logprobs import LogprobTexts
 
 if TYPE_CHECKING:
     from engine.messages import TokenLogprob
+    from inference.chat.tool_calls import CallPart
+    from inference.chat.tools import Choice, Tools
     from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.settings import MindieSettings
-    from inference.events import Delta
-    from inference.generate import Generation
-    from inference.tool_calls import CallPart
-    from inference.tools import Choice, Tools
+    from inference.generation.deltas import Delta
+    from inference.generation.generate import Generation
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from inference.asgi import Response, json_response
 from inference.dialects.mindie.answer import Job, answer, body_of, counted
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.openai_parameters import parse_model, parse_parameters, response_format, usage
 from inference.dialects.mindie.parameters import text_of
-from inference.logprob_texts import LogprobTexts, floor
-from inference.requests import Prompt, TextPrompt, TokenPrompt
-from inference.sse import DONE, event
+from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
+from inference.http.exchange import Response, json_response
+from inference.http.sse import DONE, event
+from inference.vendors.openai_logprobs import LogprobTexts, floor
 
 if TYPE_CHECKING:
     from engine.messages import TokenLogprob
-    from inference.asgi import Exchange
     from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.settings import MindieSettings
     from inference.dialects.mindie.state import MindieState
-    from inference.events import Delta
-    from inference.generate import Generation
+    from inference.generation.deltas import Delta
+    from inference.generation.generate import Generation
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 UNKNOWN = "Not found given model, please check modelName in config file."

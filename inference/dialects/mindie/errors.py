@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from inference import errors
-from inference.asgi import Response, json_response, retry_headers
 from inference.dialects.mindie.settings import MEBIBYTE
 from inference.errors import ServingError
+from inference.http.exchange import Response, json_response, retry_headers
 
 TYPES = {
     400: "Bad Request",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inference.events import Delta
+    from inference.generation.deltas import Delta
 
 
 def finish_reason(delta: Delta) -> str:

@@ -7,14 +7,14 @@ import re
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from inference.asgi import Response, json_response
 from inference.dialects.mindie.errors import MindieError
 from inference.errors import RouteNotFound, ServingError
-from inference.requests import GenerationRequest, TokenPrompt
+from inference.generation.requests import GenerationRequest, TokenPrompt
+from inference.http.exchange import Response, json_response
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
     from inference.dialects.mindie.state import MindieState
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 DEFAULT_WAIT_S, MAX_WAIT_S = 10, 600

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inference.generate import Generation
+    from inference.generation.generate import Generation
 
 
 class LatencyWindow:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from inference.asgi import Response
 from inference.dialects.mindie.answer import body_of
 from inference.dialects.mindie.errors import MindieError
 from inference.errors import AdapterExists, AdapterNotFound, AdapterRefused, ServingError, TooManyAdapters
+from inference.http.exchange import Response
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
     from inference.dialects.mindie.state import MindieState
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,256}")

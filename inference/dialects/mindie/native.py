@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inference.asgi import Response, json_response
 from inference.dialects.mindie.answer import Job, answer, body_of, counted
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.finish import finish_reason
 from inference.dialects.mindie.parameters import Sampling, text_of
 from inference.dialects.mindie.tgi import DEFAULT_MAX_NEW_TOKENS
-from inference.requests import Prompt, TextPrompt, TokenPrompt
-from inference.sse import event
-from inference.validation import in_range
+from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
+from inference.http.exchange import Response, json_response
+from inference.http.sse import event
+from inference.http.validation import in_range
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
     from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.state import MindieState
-    from inference.events import Delta
-    from inference.generate import Generation
+    from inference.generation.deltas import Delta
+    from inference.generation.generate import Generation
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 MAX_TOKENS = 1 << 20

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from inference import structured
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.parameters import Sampling, sequences_of, stop_strings, stop_token_ids
 from inference.errors import ModelNotFound
+from inference.generation import structured
 
 if TYPE_CHECKING:
     from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.fields import Fields
     from inference.dialects.mindie.state import MindieState
-    from inference.generate import Generation
-    from inference.router import Target
+    from inference.generation.generate import Generation
+    from inference.workers.router import Target
 
 OPENAI_MAX_TEMPERATURE = 2.0
 MAX_BEAM_TOKENS = 128

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 if TYPE_CHECKING:
     from engine.messages import Stats
-    from inference.generate import Generation
-    from inference.router import EngineRouter
+    from inference.generation.generate import Generation
+    from inference.workers.router import EngineRouter
 
 TTFT_S = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10)  # fmt: skip
 TPOT_S = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5)  # fmt: skip

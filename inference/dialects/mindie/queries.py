@@ -6,18 +6,18 @@ import json
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from inference.asgi import Response, json_response
 from inference.dialects.mindie.answer import body_of
 from inference.dialects.mindie.errors import MindieError, invalid, model_not_found
 from inference.dialects.mindie.parameters import utf16_length
-from inference.offload import beside
-from inference.requests import TextPrompt
+from inference.generation.requests import TextPrompt
+from inference.http.exchange import Response, json_response
+from inference.http.offload import beside
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
     from inference.dialects.mindie.state import MindieState
-    from inference.router import Target
+    from inference.http.exchange import Exchange
     from inference.services import Services
+    from inference.workers.router import Target
 
 OWNER = "MindIE Server"
 VERSION = "1.0.0"

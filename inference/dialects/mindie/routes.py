@@ -6,14 +6,13 @@ import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from inference.asgi import Response
 from inference.dialects.mindie import (
     chat,
     completions,
-    control,
     errors,
     health,
     lora,
+    management,
     native,
     queries,
     tgi,
@@ -21,16 +20,17 @@ from inference.dialects.mindie import (
     vllm,
 )
 from inference.dialects.mindie.health import NotHealthy
-from inference.planes import Plane
-from inference.routing import Dialect, Route, RouteTable
+from inference.http.exchange import Response
+from inference.http.routing import Dialect, Route, RouteTable
+from inference.planes.plane import Plane
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from inference.asgi import Exchange, Headers
-    from inference.auth import Authenticator
     from inference.dialects.mindie.state import MindieState
     from inference.errors import ServingError
+    from inference.http.auth import Authenticator
+    from inference.http.exchange import Exchange, Headers
     from inference.services import Services
 
     MindieHandler = Callable[[Exchange, Services, MindieState], Awaitable[Any]]
@@ -65,21 +65,21 @@ MANAGEMENT: Rows = (
     ("GET", "/health", health.health, "Whether the service is healthy"),
     ("GET", "/health/timed", health.timed, "A real inference of one token"),
     ("GET", "/health/timed{wait}", health.timed, "The same within -N seconds"),
-    ("GET", "/info", control.info, "Models and limits"),
-    ("GET", f"{MODEL}/getSlotCount", control.slots, "Free slots and tokens"),
-    ("GET", "/stopService", control.stop_service, "Drain and end"),
-    ("GET", "/v1/config", control.config, "The deployment's configuration"),
-    ("GET", "/v1/status", control.status, "Role, load and links"),
-    ("GET", "/v2/status", control.status_v2, "Role, load and links by rank"),
-    *(("POST", f"/v1/role/{role}", control.role, "Set the role") for role in ("prefill", "decode", "flex")),
-    *(("POST", f"/v2/role/{role}", control.role_v2, "Set the role") for role in ("prefill", "decode")),
-    ("GET", "/metrics-json", control.metrics_json, "Latencies and load"),
+    ("GET", "/info", management.info, "Models and limits"),
+    ("GET", f"{MODEL}/getSlotCount", management.slots, "Free slots and tokens"),
+    ("GET", "/stopService", management.stop_service, "Drain and end"),
+    ("GET", "/v1/config", management.config, "The deployment's configuration"),
+    ("GET", "/v1/status", management.status, "Role, load and links"),
+    ("GET", "/v2/status", management.status_v2, "Role, load and links by rank"),
+    *(("POST", f"/v1/role/{role}", management.role, "Set the role") for role in ("prefill", "decode", "flex")),
+    *(("POST", f"/v2/role/{role}", management.role_v2, "Set the role") for role in ("prefill", "decode")),
+    ("GET", "/metrics-json", management.metrics_json, "Latencies and load"),
     ("POST", "/v1/load_lora_adapter", lora.load, "Load an adapter"),
     ("POST", "/v1/unload_lora_adapter", lora.unload, "Unload an adapter"),
 )
-CHANGING_GETS = (control.stop_service, health.timed)
+CHANGING_GETS = (management.stop_service, health.timed)
 """One ends the service, the other computes."""
-METRICS: Rows = (("GET", "/metrics", control.metrics, "Metrics in the Prometheus format"),)
+METRICS: Rows = (("GET", "/metrics", management.metrics, "Metrics in the Prometheus format"),)
 
 
 def service_plane(services: Services, state: MindieState, authenticator: Authenticator) -> Plane:

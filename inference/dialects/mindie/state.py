@@ -9,15 +9,15 @@ from inference.dialects.mindie.errors import STOPPED, MindieError
 from inference.dialects.mindie.latency import LatencyWindow
 from inference.dialects.mindie.prometheus import MindieMetrics
 from inference.dialects.mindie.settings import Capacity, MindieSettings
-from inference.running import RunningRequests
+from inference.generation.running import RunningRequests
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from inference.asgi import Exchange
-    from inference.router import EngineRouter, Target
+    from inference.http.exchange import Exchange
     from inference.services import Services
+    from inference.workers.router import EngineRouter, Target
 
 
 @dataclass(slots=True)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from inference.asgi import Response, json_response
 from inference.dialects.mindie.answer import Job, answer, body_of, counted
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.finish import finish_reason
 from inference.dialects.mindie.parameters import Sampling, stop_strings, text_of
-from inference.requests import TextPrompt
-from inference.sse import event
+from inference.generation.requests import TextPrompt
+from inference.http.exchange import Response, json_response
+from inference.http.sse import event
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
     from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.state import MindieState
-    from inference.events import Delta
-    from inference.generate import Generation
+    from inference.generation.deltas import Delta
+    from inference.generation.generate import Generation
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 DEFAULT_MAX_NEW_TOKENS = 20

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.asgi import Response, json_response
 from inference.dialects.mindie.answer import Job, answer, body_of, counted
 from inference.dialects.mindie.errors import MindieError, invalid, model_not_found
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.finish import finish_reason
 from inference.dialects.mindie.parameters import Sampling, text_of
 from inference.dialects.mindie.tgi import DEFAULT_MAX_NEW_TOKENS
-from inference.requests import Prompt, TextPrompt, TokenPrompt
+from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
+from inference.http.exchange import Response, json_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from inference.asgi import Exchange
     from inference.dialects.mindie.answer import Clock, Reply
     from inference.dialects.mindie.state import MindieState
-    from inference.events import Delta
-    from inference.generate import Generation
-    from inference.router import Target
+    from inference.generation.deltas import Delta
+    from inference.generation.generate import Generation
+    from inference.http.exchange import Exchange
     from inference.services import Services
+    from inference.workers.router import Target
 
 MAX_TOKENS = 1 << 20
 ID = re.compile(r"[a-zA-Z0-9_-]{1,256}")

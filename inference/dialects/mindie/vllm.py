@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.asgi import Response, json_response
 from inference.dialects.mindie import tgi
 from inference.dialects.mindie.answer import Job, answer, body_of, counted
 from inference.dialects.mindie.errors import MindieError, invalid
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.parameters import Sampling, sequences_of, stop_strings, stop_token_ids, text_of
-from inference.requests import TextPrompt
+from inference.generation.requests import TextPrompt
+from inference.http.exchange import Response, json_response
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
     from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.state import MindieState
-    from inference.events import Delta
-    from inference.generate import Generation
+    from inference.generation.deltas import Delta
+    from inference.generation.generate import Generation
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 NEITHER = (

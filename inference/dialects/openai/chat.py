@@ -6,9 +6,8 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from inference import envelope
-from inference.asgi import json_response
-from inference.conversation import parse_messages, template_arguments
+from inference.chat.conversation import parse_messages, template_arguments
+from inference.chat.tools import check_tools, may_call, tool_grammar
 from inference.dialects.openai import schema
 from inference.dialects.openai.completions import joined
 from inference.dialects.openai.load import load_headers
@@ -17,23 +16,24 @@ from inference.dialects.openai.schema import ChatCompletionRequest
 from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
 from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest, NotServed
-from inference.logprob_texts import LogprobTexts
-from inference.offload import beside_if, encoded
-from inference.requests import ChatPrompt
-from inference.sse import DONE, event
-from inference.tools import check_tools, may_call, tool_grammar
-from inference.validation import check_range, convert
+from inference.generation.requests import ChatPrompt
+from inference.http.exchange import json_response
+from inference.http.offload import beside_if, encoded
+from inference.http.sse import DONE, event
+from inference.http.validation import check_range, convert
+from inference.vendors import openai_errors
+from inference.vendors.openai_logprobs import LogprobTexts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from engine.sampling_params import Grammar
-    from inference.asgi import Exchange
-    from inference.events import Delta
-    from inference.generate import Generation
-    from inference.requests import GenerationRequest
-    from inference.router import Target
+    from engine.sampling.params import Grammar
+    from inference.generation.deltas import Delta
+    from inference.generation.generate import Generation
+    from inference.generation.requests import GenerationRequest
+    from inference.http.exchange import Exchange
     from inference.services import Limits, Services
+    from inference.workers.router import Target
 
 
 async def create(exchange: Exchange, services: Services) -> None:
@@ -46,7 +46,7 @@ async def create(exchange: Exchange, services: Services) -> None:
             await exchange.stream(
                 chat.chunks(),
                 headers=HEADERS,
-                render_error=envelope.render_event,
+                render_error=openai_errors.render_event,
                 keep_alive=KEEP_ALIVE,
                 end=DONE,
             )

@@ -6,8 +6,6 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from inference import envelope
-from inference.asgi import json_response
 from inference.dialects.openai import schema
 from inference.dialects.openai.load import load_headers
 from inference.dialects.openai.prompts import is_empty, parse_forms
@@ -15,20 +13,22 @@ from inference.dialects.openai.schema import CompletionRequest
 from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
 from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest
-from inference.logprob_texts import LogprobTexts
-from inference.merging import merge
-from inference.offload import beside_if, encoded
-from inference.requests import Prompt, TextPrompt
-from inference.sse import DONE, event
-from inference.validation import check_range, convert
+from inference.generation.merging import merge
+from inference.generation.requests import Prompt, TextPrompt
+from inference.http.exchange import json_response
+from inference.http.offload import beside_if, encoded
+from inference.http.sse import DONE, event
+from inference.http.validation import check_range, convert
+from inference.vendors import openai_errors
+from inference.vendors.openai_logprobs import LogprobTexts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from engine.messages import TokenLogprob
-    from inference.asgi import Exchange
-    from inference.events import Delta
-    from inference.generate import Generation
+    from inference.generation.deltas import Delta
+    from inference.generation.generate import Generation
+    from inference.http.exchange import Exchange
     from inference.services import Limits, Services
 
 DEFAULT_MAX_TOKENS = 16
@@ -58,7 +58,7 @@ async def create(exchange: Exchange, services: Services) -> None:
             await exchange.stream(
                 completion.chunks(),
                 headers=HEADERS,
-                render_error=envelope.render_event,
+                render_error=openai_errors.render_event,
                 keep_alive=KEEP_ALIVE,
                 end=DONE,
             )

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 
-from inference.asgi import json_response
-from inference.conversation import parse_messages, template_arguments
+from inference.chat.conversation import parse_messages, template_arguments
 from inference.dialects.openai.prompts import PROMPT_FORMS, is_empty, parse_forms
 from inference.dialects.openai.usage import usage
-from inference.embeddings import EmbeddingRequest
 from inference.errors import InvalidRequest, NotServed
-from inference.offload import beside_if, encoded
-from inference.requests import ChatPrompt, Prompt
-from inference.validation import check_range, convert
+from inference.generation.embeddings import EmbeddingRequest
+from inference.generation.requests import ChatPrompt, Prompt
+from inference.http.exchange import json_response
+from inference.http.offload import beside_if, encoded
+from inference.http.validation import check_range, convert
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from inference.asgi import Exchange
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 INLINE_NUMBERS = 1 << 14

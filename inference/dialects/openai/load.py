@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange, Headers
-    from inference.router import Target
+    from inference.http.exchange import Exchange, Headers
+    from inference.workers.router import Target
 
 
 def load_headers(exchange: Exchange, target: Target) -> Headers:

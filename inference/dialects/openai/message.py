@@ -6,13 +6,13 @@ import secrets
 import string
 from typing import TYPE_CHECKING, Any
 
-from inference.answers import AnswerParser
-from inference.tools import named_tool
+from inference.chat.answer_parser import AnswerParser
+from inference.chat.tools import named_tool
 
 if TYPE_CHECKING:
+    from inference.chat.tool_calls import CallPart
     from inference.dialects.openai.schema import ChatCompletionRequest
-    from inference.generate import Generation
-    from inference.tool_calls import CallPart
+    from inference.generation.generate import Generation
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 

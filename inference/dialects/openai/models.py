@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inference.asgi import json_response
 from inference.errors import ModelNotFound
+from inference.http.exchange import json_response
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
-    from inference.router import Target
+    from inference.http.exchange import Exchange
     from inference.services import Services
+    from inference.workers.router import Target
 
 
 def cards(target: Target) -> list[dict[str, Any]]:

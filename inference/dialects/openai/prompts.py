@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from inference.errors import InvalidRequest
-from inference.requests import Prompt, TextPrompt, TokenPrompt
-from inference.validation import check_count
+from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
+from inference.http.validation import check_count
 
 PROMPT_FORMS = [
     {"type": "string"},

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.asgi import json_response
 from inference.dialects.openai import chat
 from inference.dialects.openai.message import Message
 from inference.dialects.openai.responses_schema import ResponsesRequest, as_chat
 from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
-from inference.envelope import body as error_body
 from inference.errors import ResponseNotFound
-from inference.logprob_texts import LogprobTexts
-from inference.validation import convert
+from inference.http.exchange import json_response
+from inference.http.validation import convert
+from inference.vendors.openai_errors import body as error_body
+from inference.vendors.openai_logprobs import LogprobTexts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from inference.asgi import Exchange
     from inference.errors import ServingError
-    from inference.events import Delta
-    from inference.generate import Generation
+    from inference.generation.deltas import Delta
+    from inference.generation.generate import Generation
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 

@@ -9,13 +9,13 @@ from inference.dialects.openai import chat, completions, embeddings, models, res
 from inference.dialects.openai.embeddings import EmbeddingsRequest
 from inference.dialects.openai.responses_schema import ResponsesRequest
 from inference.dialects.openai.schema import ChatCompletionRequest, CompletionRequest
-from inference.envelope import STATUSES, render
 from inference.errors import MalformedBody
-from inference.routing import Dialect, Route
+from inference.http.routing import Dialect, Route
+from inference.vendors.openai_errors import STATUSES, render
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
-    from inference.routing import Handler
+    from inference.http.exchange import Exchange
+    from inference.http.routing import Handler
     from inference.services import Services
 
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from inference.beam_search import check_beams
 from inference.dialects.openai.prompts import PROMPT_FORMS
 from inference.dialects.openai.structured import grammar_of
 from inference.errors import InvalidRequest, NotServed
-from inference.requests import GenerationRequest, Prompt
-from inference.sampling_fields import SamplingFields, check_sampling, sampling_fields
-from inference.validation import check_range
+from inference.generation.beam_search import check_beams
+from inference.generation.requests import GenerationRequest, Prompt
+from inference.http.validation import check_range
+from inference.vendors.vllm_sampling import SamplingFields, check_sampling, sampling_fields
 
 if TYPE_CHECKING:
     from inference.services import Limits
-    from inference.tokenizer import ModelTokenizer
+    from inference.workers.tokenizer import ModelTokenizer
 
 
 class StreamOptions(msgspec.Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inference.asgi import Headers
+    from inference.http.exchange import Headers
 
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS: Headers = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inference import structured
 from inference.errors import InvalidRequest
+from inference.generation import structured
 
 if TYPE_CHECKING:
-    from engine.sampling_params import Grammar
+    from engine.sampling.params import Grammar
     from inference.dialects.openai.schema import CommonRequest
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.asgi import json_response
 from inference.dialects.tgi.errors import invalid, undeserialisable
-from inference.embeddings import EmbeddingRequest
 from inference.errors import InvalidRequest
-from inference.offload import beside, encoded
-from inference.requests import TextPrompt
-from inference.validation import convert
+from inference.generation.embeddings import EmbeddingRequest
+from inference.generation.requests import TextPrompt
+from inference.http.exchange import json_response
+from inference.http.offload import beside, encoded
+from inference.http.validation import convert
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 

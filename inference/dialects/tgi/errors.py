@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from inference import errors
-from inference.asgi import Response, json_response, retry_headers
 from inference.errors import ServingError
-from inference.sse import event
+from inference.http.exchange import Response, json_response, retry_headers
+from inference.http.sse import event
 
 # First match wins, so a subclass stands before its base.
 TABLE: list[tuple[type[ServingError], int, str]] = [

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.asgi import json_response
 from inference.dialects.tgi import errors
 from inference.dialects.tgi.embed import embed
 from inference.dialects.tgi.errors import invalid
@@ -21,16 +20,17 @@ from inference.dialects.tgi.schema import (
     validate_length,
 )
 from inference.errors import InvalidRequest, ModelNotFound, Overloaded
-from inference.offload import beside_if, encoded
-from inference.requests import TokenPrompt
-from inference.sse import event
+from inference.generation.requests import TokenPrompt
+from inference.http.exchange import json_response
+from inference.http.offload import beside_if, encoded
+from inference.http.sse import event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
-    from inference.asgi import Exchange, Headers
-    from inference.events import Delta
-    from inference.generate import Generation
+    from inference.generation.deltas import Delta
+    from inference.generation.generate import Generation
+    from inference.http.exchange import Exchange, Headers
     from inference.services import Services
 
 KEEP_ALIVE = b":\n\n"

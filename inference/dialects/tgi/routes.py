@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from inference.dialects.tgi import generate, operations, vertex
+from inference.dialects.tgi import generate, vertex
+from inference.dialects.tgi import status as operations
 from inference.dialects.tgi.errors import STATUSES, render
-from inference.dialects.tgi.operations import ChatRequest
 from inference.dialects.tgi.schema import CompatGenerateRequest, GenerateRequest
+from inference.dialects.tgi.status import ChatRequest
 from inference.dialects.tgi.vertex import VertexRequest
-from inference.routing import Dialect, Route
+from inference.http.routing import Dialect, Route
 
 DIALECT = Dialect(
     (

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference import structured
 from inference.dialects.tgi.errors import invalid, undeserialisable
 from inference.errors import InvalidRequest
-from inference.requests import GenerationRequest, TextPrompt
-from inference.validation import convert
+from inference.generation import structured
+from inference.generation.requests import GenerationRequest, TextPrompt
+from inference.http.validation import convert
 
 if TYPE_CHECKING:
-    from engine.sampling_params import Grammar
+    from engine.sampling.params import Grammar
     from inference.services import Limits
 
 CHUNK = 1024

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.asgi import json_response
-from inference.conversation import parse_messages
+from inference.chat.conversation import parse_messages
 from inference.dialects.tgi.errors import invalid, undeserialisable
 from inference.dialects.tgi.generate import collect_texts, counted_place
 from inference.dialects.tgi.schema import GenerateRequest, Parameters, parse
 from inference.errors import InvalidRequest
-from inference.requests import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
-from inference.validation import convert
+from inference.generation.requests import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
+from inference.http.exchange import json_response
+from inference.http.validation import convert
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
-    from inference.generate import Generation
+    from inference.generation.generate import Generation
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 

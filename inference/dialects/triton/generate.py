@@ -5,17 +5,17 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from inference.asgi import json_response
 from inference.dialects.triton import errors
 from inference.dialects.triton.infer import Inference, Prepared, prepare
 from inference.dialects.triton.tensors import Tensor
 from inference.errors import InvalidRequest
-from inference.sse import event
+from inference.http.exchange import json_response
+from inference.http.sse import event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from inference.asgi import Exchange, Headers
+    from inference.http.exchange import Exchange, Headers
     from inference.services import Services
 
 HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]

@@ -17,11 +17,11 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from inference.admission import Admission
-from inference.asgi import retry_headers
 from inference.dialects.triton.errors import told
 from inference.errors import InvalidRequest, Overloaded, ServingError
-from inference.generate import Caller
+from inference.generation.generate import Caller
+from inference.http.admission import Admission
+from inference.http.exchange import retry_headers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator

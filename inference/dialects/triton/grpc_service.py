@@ -18,7 +18,7 @@ from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from inference.dialects.triton.queries import model_ready, server_ready
 from inference.dialects.triton.statistics import statistics_of
 from inference.errors import InternalError, InvalidRequest, ModelNotFound, ServingError
-from inference.offload import INLINE_BYTES, beside_if
+from inference.http.offload import INLINE_BYTES, beside_if
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import grpc
 
     from inference.dialects.triton.grpc_calls import Timeouts
-    from inference.generate import Caller
+    from inference.generation.generate import Caller
     from inference.services import Services
 
 SERVICE = "inference.GRPCInferenceService"

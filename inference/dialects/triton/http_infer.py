@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.asgi import Response, parse_json
 from inference.dialects.triton.infer import Inference, embed, embeds, prepare
 from inference.dialects.triton.tensors import Tensor, from_bytes, from_json, to_bytes
 from inference.errors import InvalidRequest, MalformedBody, NotServed
-from inference.offload import beside, encoded
+from inference.http.exchange import Response, parse_json
+from inference.http.offload import beside, encoded
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 LENGTH = "inference-header-content-length"

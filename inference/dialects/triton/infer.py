@@ -16,19 +16,19 @@ from inference.dialects.triton.parameters import (
     resolve_adapter,
 )
 from inference.dialects.triton.tensors import Tensor
-from inference.embeddings import EmbeddingRequest
 from inference.errors import InvalidRequest
-from inference.offload import beside_if
-from inference.requests import Prompt, TextPrompt, TokenPrompt
+from inference.generation.embeddings import EmbeddingRequest
+from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
+from inference.http.offload import beside_if
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from inference.asgi import Exchange
-    from inference.events import Delta
-    from inference.generate import Caller, Generation
-    from inference.router import Target
+    from inference.generation.deltas import Delta
+    from inference.generation.generate import Caller, Generation
+    from inference.http.exchange import Exchange
     from inference.services import Services
+    from inference.workers.router import Target
 
 INLINE_VALUES = 4096
 EMBEDDING_INPUTS = ("input_text", "text_input", "input")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from inference.errors import ModelNotFound
 
 if TYPE_CHECKING:
-    from inference.router import EngineRouter, Target
+    from inference.workers.router import EngineRouter, Target
 
 SERVER = "dragoman"
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "model_repository", "statistics", "generate"]

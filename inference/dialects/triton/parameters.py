@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from inference.errors import InvalidRequest, ModelNotFound, NotServed
-from inference.requests import GenerationRequest, Prompt
-from inference.sampling_fields import SamplingFields, check_sampling, sampling_fields
-from inference.validation import check_range
+from inference.generation.requests import GenerationRequest, Prompt
+from inference.http.validation import check_range
+from inference.vendors.vllm_sampling import SamplingFields, check_sampling, sampling_fields
 
 if TYPE_CHECKING:
-    from inference.router import EngineRouter, Target
     from inference.services import Limits
+    from inference.workers.router import EngineRouter, Target
 
 DEFAULT_MAX_TOKENS = 20
 MICROSECONDS = 1e-6

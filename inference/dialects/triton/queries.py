@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inference.asgi import json_response
 from inference.dialects.triton.model import EXTENSIONS, SERVER, configuration, find, metadata
 from inference.dialects.triton.statistics import statistics_of
 from inference.errors import ModelNotFound, NotServed, Unavailable
+from inference.http.exchange import json_response
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from inference.asgi import Response, json_response, parse_json
 from inference.errors import InvalidRequest, NotServed
+from inference.http.exchange import Response, json_response, parse_json
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
-    from inference.registry import DeploymentState
+    from inference.http.exchange import Exchange
     from inference.services import Services
+    from inference.workers.registry import DeploymentState
 
 STATES = {"ready": "READY", "starting": "LOADING", "stopping": "UNLOADING"}
 POLL_S = 0.2

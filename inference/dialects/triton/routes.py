@@ -8,10 +8,10 @@ from inference.dialects.triton import generate, http_infer, queries, repository
 from inference.dialects.triton.errors import STATUSES, render
 from inference.dialects.triton.schema import GenerateBody, IndexBody, InferBody, LoadBody
 from inference.dialects.triton.statistics import observe
-from inference.routing import Dialect, Route
+from inference.http.routing import Dialect, Route
 
 if TYPE_CHECKING:
-    from inference.routing import Handler
+    from inference.http.routing import Handler
 
 
 def _of_model(method: str, suffix: str, handler: Handler, summary: str, body: type | None = None) -> tuple[Route, ...]:

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from inference import envelope
-from inference.asgi import json_response
 from inference.errors import InvalidRequest, NotServed
-from inference.requests import GenerationRequest, TextPrompt
-from inference.sampling_fields import SamplingFields, check_sampling, sampling_fields
-from inference.validation import check_range, convert
+from inference.generation.requests import GenerationRequest, TextPrompt
+from inference.http.exchange import json_response
+from inference.http.validation import check_range, convert
+from inference.vendors import openai_errors
+from inference.vendors.vllm_sampling import SamplingFields, check_sampling, sampling_fields
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from inference.asgi import Exchange, Headers
-    from inference.generate import Generation
+    from inference.generation.generate import Generation
+    from inference.http.exchange import Exchange, Headers
     from inference.services import Services
 
 DEFAULT_MAX_TOKENS = 16
@@ -66,7 +66,7 @@ async def generate(exchange: Exchange, services: Services) -> None:
             await exchange.stream(
                 _chunks(generation, body.prompt),
                 headers=HEADERS,
-                render_error=lambda error: msgspec.json.encode(envelope.body(error)[1]) + b"\0",
+                render_error=lambda error: msgspec.json.encode(openai_errors.body(error)[1]) + b"\0",
                 keep_alive=None,
             )
         else:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from inference.asgi import Response, json_response
 from inference.errors import AdapterExists, AdapterNotFound, AdapterRefused
-from inference.validation import convert
+from inference.http.exchange import Response, json_response
+from inference.http.validation import convert
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 RANK = re.compile(r"the rank must be between 1 and (\d+), got (\d+)")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from inference.dialects.vllm import generate, lora, operations, tokenization
+from inference.dialects.vllm import generate, lora, tokenization
+from inference.dialects.vllm import status as operations
 from inference.dialects.vllm.generate import DemoRequest
 from inference.dialects.vllm.lora import LoadRequest, UnloadRequest
 from inference.dialects.vllm.tokenization import DetokenizeRequest, TokenizeRequest
-from inference.envelope import STATUSES, render
-from inference.routing import Dialect, Route
+from inference.http.routing import Dialect, Route
+from inference.vendors.openai_errors import STATUSES, render
 
 DIALECT = Dialect(
     (

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.asgi import json_response
-from inference.conversation import parse_messages, template_arguments
+from inference.chat.conversation import parse_messages, template_arguments
 from inference.errors import InvalidRequest, NotServed
-from inference.offload import beside, beside_if
-from inference.requests import ChatPrompt, Prompt, TextPrompt
-from inference.validation import convert, in_range
+from inference.generation.requests import ChatPrompt, Prompt, TextPrompt
+from inference.http.exchange import json_response
+from inference.http.offload import beside, beside_if
+from inference.http.validation import convert, in_range
 
 if TYPE_CHECKING:
-    from inference.asgi import Exchange
+    from inference.http.exchange import Exchange
     from inference.services import Services
 
 INLINE_IDS = 10_000

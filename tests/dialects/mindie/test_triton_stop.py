@@ -6,7 +6,7 @@ import threading
 
 import httpx
 
-from inference.running import RunningRequests
+from inference.generation.running import RunningRequests
 from tests.dialects.mindie.conftest import PROMPT
 from tests.live import wait_until
 

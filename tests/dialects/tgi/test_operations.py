@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from engine.watermark import preferred
+from engine.sampling.watermark import preferred
 from tests.conftest import DEMO
 from tests.live import events
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from inference.dialects.vllm.operations import REFUSED
+from inference.dialects.vllm.status import REFUSED
 from tests.live import wait_until
 
 

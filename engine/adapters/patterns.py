@@ -1,0 +1,58 @@
+"""Which of an adapter's patterns names a module: peft's are regular expressions, which may take for ever to match.
+
+So they are matched in a process of their own, by the same library that peft uses, with a limit on its time and memory:
+one that takes too long ends that process and nothing else. They come from whoever made the adapter.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.adapters.files import CONFIG, AdapterError
+from engine.adapters.pattern_process import CPU_S
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+PROGRAM = Path(__file__).with_name("pattern_process.py")
+PATIENCE_S = 120
+"""For a machine that is too busy to give the process its CPU_S."""
+NO_PATTERN = 2
+
+
+def match(field: str, patterns: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The value of the first pattern that fits each name, where one does; raises AdapterError that names the `field`."""
+    if not patterns:
+        return {}
+    keys = list(patterns)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(PROGRAM)],
+            input=json.dumps({"patterns": keys, "names": list(names)}).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AdapterError(f"{CONFIG}: {field} cannot be matched now: {type(error).__name__}") from error
+    *tried, last = done.stdout.split(b"\n")
+    if done.returncode == 0:
+        found = json.loads(last)
+        return {name: patterns[keys[i]] for name, i in zip(names, found, strict=True) if i is not None}
+    pattern = _named(keys, tried)
+    if done.returncode == NO_PATTERN:
+        raise AdapterError(f"{CONFIG}: {field}: {pattern} is no pattern")
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise AdapterError(f"{CONFIG}: {field}: {pattern} takes more than {CPU_S} s to match")
+    raise AdapterError(f"{CONFIG}: {field}: {pattern} cannot be matched")
+
+
+def _named(keys: list[str], tried: Iterable[bytes]) -> str:
+    numbers = [int(number) for number in tried]
+    return repr(keys[numbers[-1]][:200]) if numbers else "a pattern"

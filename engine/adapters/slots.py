@@ -1,0 +1,227 @@
+"""Which adapters are loaded, which stand in a slot, and which must wait. It reads files on a thread of its own.
+
+Three tiers: an adapter is loaded from disk when a request first names it; packed, it stays in a cache of
+`max_cached_adapters`; to be computed it stands in one of `max_adapters` slots. Both forget what was used longest ago,
+but never what is pinned or has running requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from engine.adapters.files import AdapterError
+from engine.adapters.peft import read_adapter
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from engine.adapters.peft import Adapter
+    from engine.messages import AdapterRef
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S = 0.002
+"""Between two pieces of loading while requests run: a piece takes a fraction of that."""
+
+
+class AdapterLayer(Protocol):
+    """A layer that adapters are put into. It may stand for several of the model's own: `parts` are (path, outputs)."""
+
+    parts: list[tuple[str, int]]
+    in_features: int
+    other_rows: bool
+    """Whether the layer was called with other rows than the step's: which of them have an adapter is not known."""
+
+    def make(self, adapter: Adapter) -> Any:
+        """The adapter's weights in this layer's form; None when it leaves the layer alone. Any thread may call this."""
+        ...
+
+    def put(self, digest: str, weights: Any) -> None:
+        """The adapter, as `make` made it, is in a slot from now on; only between steps."""
+        ...
+
+    def drop(self, digest: str) -> None:
+        """The adapter left its slot; only between steps."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One adapter: being loaded, loaded, or failed."""
+
+    ref: AdapterRef
+    loading: Future[list[Any]] | None
+    packed: list[Any] = field(default_factory=list)
+    error: str | None = None
+    pinned: bool = False
+    in_slot: bool = False
+    used: int = 0
+
+
+class AdapterSlots:
+    """The adapters of one model. One loop owns it; only loading happens elsewhere."""
+
+    def __init__(self, layers: list[AdapterLayer], max_adapters: int, max_cached: int, max_rank: int) -> None:
+        self.layers, self.max_adapters, self.max_rank = layers, max_adapters, max_rank
+        self.max_cached = max(max_cached, max_adapters)
+        self.shapes = {path: (out, layer.in_features) for layer in layers for path, out in layer.parts}
+        self._entries: dict[str, _Entry] = {}
+        self._clock = count(1)
+        self._considerate = False
+        self._loader = ThreadPoolExecutor(1, "adapter-loader", initializer=torch.set_num_threads, initargs=(1,))
+
+    @property
+    def in_slots(self) -> list[str]:
+        """Digests of the adapters that stand in a slot."""
+        return [digest for digest, entry in self._entries.items() if entry.in_slot]
+
+    def request(self, ref: AdapterRef) -> str | None:
+        """A request names the adapter; the reason when it cannot be served at all."""
+        if not self.layers:
+            return "this model's layers take no adapters"
+        if self.failure(ref.digest) is not None:  # not for ever: the files may be there by now
+            del self._entries[ref.digest]
+        return None
+
+    def begin(self, ref: AdapterRef, keep: Collection[str]) -> bool:
+        """Begin to load the adapter if it is unknown, in the place of one that is not in `keep` when the cache is full;
+        False when there is no such place.
+        """
+        if ref.digest in self._entries:
+            return True
+        if len(self._entries) >= self.max_cached:
+            idle = [e for e in self._entries.values() if not (e.loading or e.pinned or e.ref.digest in keep)]
+            if not idle:
+                return False
+            oldest = min(idle, key=lambda e: (e.in_slot, e.used))
+            if oldest.in_slot:
+                self._leave(oldest)
+            del self._entries[oldest.ref.digest]
+        self._entries[ref.digest] = _Entry(ref, self._loader.submit(self._load, ref), used=next(self._clock))
+        return True
+
+    def poll(self, busy: bool = False) -> None:
+        """Take in what has been loaded since the last step.
+
+        While the engine is `busy`, loading goes on in small pieces with pauses between them.
+        """
+        self._considerate = busy
+        for entry in self._entries.values():
+            if entry.loading is None or not entry.loading.done():
+                continue
+            try:
+                entry.packed = entry.loading.result()
+            except AdapterError as error:
+                entry.error = str(error)
+            except Exception as error:  # one of the edges: whatever is wrong with the files, the engine goes on
+                logger.exception("adapter not loaded", extra={"digest": entry.ref.digest})
+                entry.error = f"it cannot be loaded: {type(error).__name__}"
+            entry.loading = None
+
+    def failure(self, digest: str) -> str | None:
+        """Why the adapter cannot be served, once that is known."""
+        entry = self._entries.get(digest)
+        return None if entry is None else entry.error
+
+    def loading(self, digest: str) -> bool:
+        """Whether the adapter is being read."""
+        entry = self._entries.get(digest)
+        return entry is not None and entry.loading is not None
+
+    def loaded(self, digest: str) -> bool:
+        """Whether the adapter could be put into a slot now."""
+        entry = self._entries.get(digest)
+        return entry is not None and entry.loading is None and entry.error is None
+
+    def acquire(self, ref: AdapterRef, busy: Collection[str]) -> bool:
+        """Make sure that the loaded adapter stands in a slot; False while every slot is pinned or in `busy`, and where the
+        device has no memory for it, which `failure` tells.
+        """
+        entry = self._entries[ref.digest]
+        entry.used = next(self._clock)
+        if entry.in_slot:
+            return True
+        standing = [e for e in self._entries.values() if e.in_slot]
+        if len(standing) >= self.max_adapters:
+            free = [e for e in standing if not e.pinned and e.ref.digest not in busy]
+            if not free:
+                return False
+            self._leave(min(free, key=lambda e: e.used))
+        return self._enter(entry)
+
+    def pinned(self, digest: str) -> bool:
+        """Whether the adapter keeps its slot."""
+        return self._entries[digest].pinned
+
+    def pin(self, ref: AdapterRef, pinned: bool) -> str | None:
+        """Keep a loaded adapter in its slot, or no longer; the reason when that cannot be."""
+        entry = self._entries.get(ref.digest)
+        if entry is None or entry.loading is not None or entry.error is not None:
+            return "the adapter is not loaded"
+        if pinned and not entry.pinned:
+            others = sum(e.pinned for e in self._entries.values())
+            if others + 1 >= self.max_adapters:
+                return f"at most {self.max_adapters - 1} of {self.max_adapters} slots can be pinned"
+        entry.pinned = pinned
+        return None
+
+    def unload(self, digest: str, busy: Collection[str]) -> str | None:
+        """Forget an adapter; the reason when it is in use."""
+        entry = self._entries.get(digest)
+        if entry is None:
+            return None
+        if digest in busy or entry.loading is not None:
+            return "the adapter is in use"
+        if entry.in_slot:
+            self._leave(entry)
+        del self._entries[digest]
+        return None
+
+    def close(self) -> None:
+        """Load nothing more."""
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def _load(self, ref: AdapterRef) -> list[Any]:
+        begin = time.monotonic()
+        logger.info("reading the adapter in %s", ref.directory)
+        adapter = read_adapter(Path(ref.directory), self.shapes, self.max_rank, self._pause, ref.digest)
+        logger.info(
+            "read the adapter in %s: %d layers, %.1f s", ref.directory, len(adapter.modules), time.monotonic() - begin
+        )
+        packed = []
+        for layer in self.layers:
+            packed.append(layer.make(adapter))
+            self._pause()
+        return packed
+
+    def _pause(self) -> None:
+        """Leave the cores, and the interpreter's lock, to the step loop while that has work."""
+        if self._considerate:
+            time.sleep(PAUSE_S)
+
+    def _enter(self, entry: _Entry) -> bool:
+        entry.in_slot = True
+        try:
+            for layer, packed in zip(self.layers, entry.packed, strict=True):
+                layer.put(entry.ref.digest, packed)
+        except torch.AcceleratorError:  # the device itself is broken
+            raise
+        except RuntimeError as error:  # torch's own when memory is out
+            logger.exception("adapter not put into a slot", extra={"digest": entry.ref.digest})
+            self._leave(entry)
+            entry.error = f"it cannot be put into a slot: {type(error).__name__}"
+            return False
+        return True
+
+    def _leave(self, entry: _Entry) -> None:
+        entry.in_slot = False
+        for layer in self.layers:
+            layer.drop(entry.ref.digest)

@@ -1,0 +1,259 @@
+"""The forward pass of Llama-shaped decoders as one flat function over packed weights.
+
+transformers' layers cost several milliseconds a step in plumbing and small operations. Decoders whose layers are
+`norm, q/k/v, rotary, attention, o, norm, gate/up, down` (Llama, Mistral, Qwen2, Qwen3, SmolLM and the like) run here
+with one product for q, k and v, one for gate and up, and fused norms. Everything else runs transformers' own forward.
+Whether a model may run here is decided by its structure, by the names that its own code uses, of which every one must be
+known here, and then by the probe, which compares the logits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine.attention import Options, attend
+from engine.cpu.kernels import ops
+from engine.cpu.layers import Gate, Linear, PanelLinear, TileGate, TileLinear, lora_layers, make_gate, make_linear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from engine.cpu.kv_cache import AttentionSpec
+    from engine.cpu.lora import LoraLayer
+
+ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "rotary_fn"}
+LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+MODEL_PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
+_HEAD_NAMES = {
+    "CausalLMOutputWithPast", "attentions", "config", "hidden_states", "last_hidden_state", "lm_head", "loss_function",
+    "model", "past_key_values", "slice_logits_to_keep", "vocab_size",
+}  # fmt: skip
+_MODEL_NAMES = {
+    "BaseModelOutputWithPast", "DynamicCache", "ValueError", "arange", "config", "create_causal_mask",
+    "create_sliding_window_causal_mask", "device", "dict", "embed_tokens", "enumerate", "get_seq_length",
+    "has_sliding_layers", "isinstance", "layer_types", "layers", "norm", "num_hidden_layers", "rotary_emb", "shape",
+    "sliding_window", "torch", "unsqueeze",
+}  # fmt: skip
+_DROPOUT_NAMES = {"dropout", "functional", "nn", "residual_dropout", "training"}
+_ATTENTION_NAMES = {
+    "ALL_ATTENTION_FUNCTIONS", "_attn_implementation", "apply_rotary_pos_emb", "attention_dropout", "config",
+    "contiguous", "eager_attention_forward", "get_interface", "getattr", "head_dim", "layer_idx", "reshape",
+    "rotary_fn", "scaling", "shape", "sliding_window", "transpose", "update", "view", *ATTENTION_PARTS, *_DROPOUT_NAMES,
+}  # fmt: skip
+_NORM_NAMES = {"dtype", "float32", "mean", "pow", "rsqrt", "to", "torch", "variance_epsilon", "weight"}
+_ROTARY_NAMES = {"apply_rotary_pos_emb": {"rotate_half", "unsqueeze"}, "rotate_half": {"cat", "shape", "torch"}}
+_CONSTANTS = {None, ..., True, False, 2, -1}
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One decoder layer's weights, norms as (weight, epsilon)."""
+
+    input_norm: tuple[torch.Tensor, float]
+    post_norm: tuple[torch.Tensor, float]
+    qkv: Linear
+    out: Linear
+    gate: Gate
+    down: Linear
+    qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None
+    options: Options
+
+
+@dataclass(slots=True)
+class _Workspace:
+    """What a step's layers write to, row by row: the residual stream [T, *] float32 and the rest in the model's type."""
+
+    residual: torch.Tensor
+    normed: torch.Tensor
+    qkv: torch.Tensor
+    attended: torch.Tensor
+    gated: torch.Tensor
+
+
+class FusedDecoder:
+    """embed → layers → norm → lm_head. Make it from a model before its linears are packed."""
+
+    def __init__(self, model: PreTrainedModel, specs: list[AttentionSpec], quantised: bool = False) -> None:
+        """Take the weights over, those of the layers in eight-bit numbers if `quantised`; raises ValueError when the model has another structure.
+
+        The scale of each layer is the one that its own code passed to the recorded attention call.
+        """
+        decoder: Any = model.model
+        self._quantised = quantised
+        _require(decoder, MODEL_PARTS)
+        _require(model, {"model", "lm_head"})
+        _require_code(type(model).forward, _HEAD_NAMES)
+        _require_code(type(decoder).forward, _MODEL_NAMES)
+        self.rotary = decoder.rotary_emb
+        self.norm = _norm(decoder.norm)
+        first = decoder.layers[0].self_attn
+        self.head_dim = int(first.head_dim)
+        self.heads = first.q_proj.out_features // self.head_dim
+        self.kv_heads = first.k_proj.out_features // self.head_dim
+        self.layers = [
+            self._layer(layer, spec, i) for i, (layer, spec) in enumerate(zip(decoder.layers, specs, strict=True))
+        ]
+        self.embed = decoder.embed_tokens
+        self.head = make_linear(model.lm_head.weight, model.lm_head.bias, [])  # sees the sampled rows alone
+        if not isinstance(self.head, PanelLinear):
+            raise ValueError("an output layer of another kind")
+        if len({(layer.qkv.width, layer.gate.width) for layer in self.layers}) > 1:
+            raise ValueError("layers of several widths")
+        self._space: _Workspace | None = None
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, logits_rows: torch.Tensor) -> torch.Tensor:
+        """Ids and positions [1, T] int64, rows [L] int64 -> logits [L, V] float32. Attention goes to the current context."""
+        embedded = self.embed(input_ids)[0]
+        rows, hidden = embedded.shape
+        heads, kv_heads, dim = self.heads, self.kv_heads, self.head_dim
+        space = self._workspace(rows)
+        residual, normed, attended = space.residual, space.normed, space.attended
+        residual[:, :hidden] = embedded
+        cosines, sines = (part[0].float().contiguous() for part in self.rotary(residual[None], position_ids=positions))
+        for index, layer in enumerate(self.layers):
+            ops.norm(residual[:, :hidden], *layer.input_norm, normed)
+            qkv = layer.qkv.rows(normed, space.qkv)
+            ops.rotate(qkv, (heads, kv_heads), cosines, sines, layer.qk_norms)
+            split = qkv.unflatten(1, (-1, dim)).transpose(0, 1)
+            attend(
+                index,
+                split[:heads],
+                split[heads : heads + kv_heads],
+                split[heads + kv_heads :],
+                layer.options,
+                attended,
+            )
+            layer.out.add_to(residual, attended.flatten(1))
+            ops.norm(residual[:, :hidden], *layer.post_norm, normed)
+            layer.down.add_to(residual, layer.gate.rows(normed, space.gated))
+        last = residual[logits_rows, :hidden]
+        normed = torch.empty_like(last, dtype=normed.dtype)
+        ops.norm(last, *self.norm, normed)
+        return self.head.logits(normed)
+
+    @property
+    def lora_layers(self) -> list[LoraLayer]:
+        """What adapters may be put into."""
+        return lora_layers(part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate, layer.down))
+
+    @property
+    def uses_tiles(self) -> bool:
+        """Whether products of many rows go to AMX, where they are summed in another order than those of few."""
+        parts = [part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate, layer.down)]
+        return any(isinstance(part, TileLinear | TileGate) for part in (*parts, self.head))
+
+    def _workspace(self, rows: int) -> _Workspace:
+        """The first `rows` rows of what the layers write to; one allocation serves all steps."""
+        if self._space is None or self._space.residual.shape[0] < rows:
+            layer, dtype = self.layers[0], self.embed.weight.dtype
+            self._space = _Workspace(
+                torch.zeros(rows, ops.wide(self.embed.weight.shape[1])),
+                torch.zeros(rows, self.embed.weight.shape[1], dtype=dtype),
+                torch.zeros(rows, layer.qkv.width, dtype=dtype),
+                torch.zeros(rows, self.heads, self.head_dim, dtype=dtype),
+                torch.zeros(rows, layer.gate.width, dtype=dtype),
+            )
+        space = self._space
+        return _Workspace(
+            space.residual[:rows], space.normed[:rows], space.qkv[:rows], space.attended[:rows], space.gated[:rows]
+        )
+
+    def _layer(self, layer: Any, spec: AttentionSpec, index: int) -> _Layer:
+        path = f"model.layers.{index}"
+        if not spec.plain:
+            raise ValueError("soft-cap or sinks")
+        _require(layer, LAYER_PARTS)
+        attention, mlp = layer.self_attn, layer.mlp
+        _require(attention, ATTENTION_PARTS, optional=True)
+        _require(mlp, MLP_PARTS)
+        _require_code(type(layer).forward, LAYER_PARTS)
+        _require_code(type(attention).forward, _ATTENTION_NAMES)
+        _require_code(type(mlp).forward, MLP_PARTS | _DROPOUT_NAMES)
+        functions = inspect.unwrap(type(attention).forward).__globals__
+        for name, names in _ROTARY_NAMES.items():
+            _require_code(functions.get(name), names)
+        if attention.layer_idx != index or attention.head_dim != self.head_dim:
+            raise ValueError("layers that are numbered otherwise, or heads of several widths")
+        if type(mlp.act_fn).__name__ not in ("SiLUActivation", "SiLU") or mlp.gate_proj.bias is not None:
+            raise ValueError("another activation, or biases in the gated layers")
+        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        biases = [linear.bias for linear in (q, k, v)]
+        if any(b is None for b in biases) != all(b is None for b in biases):
+            raise ValueError("biases on some of q, k and v")
+        has_norms = getattr(attention, "q_norm", None) is not None
+        return _Layer(
+            input_norm=_norm(layer.input_layernorm),
+            post_norm=_norm(layer.post_attention_layernorm),
+            qkv=make_linear(
+                torch.cat([q.weight, k.weight, v.weight]),
+                None if biases[0] is None else torch.cat(biases),
+                _parts(f"{path}.self_attn.", q_proj=q, k_proj=k, v_proj=v),
+                self._quantised,
+            ),
+            out=make_linear(
+                attention.o_proj.weight,
+                attention.o_proj.bias,
+                _parts(f"{path}.self_attn.", o_proj=attention.o_proj),
+                self._quantised,
+            ),
+            gate=make_gate(
+                mlp.gate_proj.weight,
+                mlp.up_proj.weight,
+                _parts(f"{path}.mlp.", gate_proj=mlp.gate_proj, up_proj=mlp.up_proj),
+                self._quantised,
+            ),
+            down=make_linear(
+                mlp.down_proj.weight,
+                mlp.down_proj.bias,
+                _parts(f"{path}.mlp.", down_proj=mlp.down_proj),
+                self._quantised,
+            ),
+            qk_norms=(*_norm(attention.q_norm)[:1], *_norm(attention.k_norm)) if has_norms else None,
+            options=Options(spec.scale, None, None),
+        )
+
+
+def _parts(prefix: str, **linears: Any) -> list[tuple[str, int]]:
+    """The model's own layers by their path, with their outputs."""
+    return [(prefix + name, linear.out_features) for name, linear in linears.items()]
+
+
+def _norm(module: Any) -> tuple[torch.Tensor, float]:
+    """Weight and epsilon of an RMS norm."""
+    if not hasattr(module, "variance_epsilon"):
+        raise ValueError("another norm")
+    _require_code(type(module).forward, _NORM_NAMES)
+    return module.weight.detach().float().contiguous(), float(module.variance_epsilon)
+
+
+def _require(module: Any, parts: set[str], optional: bool = False) -> None:
+    """The module has these children and no others (or only some of them, where `optional`)."""
+    found = {name for name, _ in module.named_children()}
+    if not (found <= parts if optional else found == parts):
+        raise ValueError(f"unexpected parts: {sorted(found ^ parts)}")
+
+
+def _require_code(function: Any, names: set[str]) -> None:
+    """The function refers to these names alone, and to numbers that only count dimensions.
+
+    What else it refers to (a multiplier, a scale by position, a clip) would be left out here.
+    """
+    plain = inspect.unwrap(function) if callable(function) else None
+    if not inspect.isfunction(plain):
+        raise ValueError(f"no function of the model's own: {function}")
+    codes = [plain.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+        unknown = {*code.co_names, *code.co_freevars} - names - {"__class__"}
+        unknown |= {
+            repr(constant)
+            for constant in code.co_consts
+            if isinstance(constant, int | float | complex) and constant not in _CONSTANTS
+        }
+        if unknown:
+            raise ValueError(f"{code.co_qualname} uses {', '.join(sorted(unknown))}")

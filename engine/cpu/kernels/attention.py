@@ -1,0 +1,193 @@
+"""Paged attention on the CPU: new keys and values into their blocks, then each query over its sequence's blocks.
+
+Keys lie transposed, `[block, head, dim, padded block size]`, so that one vector holds one component of 16 keys; values
+lie `[block, head, block size, padded dim]`. Where the CPU has dot products of bfloat16 pairs, two components of a key lie
+side by side, `[.., dim / 2, padded block size, 2]`, and so do two keys' values, `[.., block size / 2, padded dim, 2]`;
+weights are rounded to bfloat16 then. Two passes over the keys with all scores in between, in float32: exact
+softmax, and the same sums whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from engine.cpu.kernels.compiled import inlined, kernel
+from engine.cpu.kernels.emit import BF16, F32, LANES
+from engine.cpu.kernels.simd import address_of, as_float, exp, largest, load, load_int, store, take_ticket
+from engine.cpu.kernels.tiles import MAX_ROWS, MAX_VALUE_ROWS, MAX_VALUE_VECTORS, scores, weighted_values
+
+ONE, TWO, NEGATIVE = np.float32(1), np.float32(2), np.float32(-1e30)
+
+
+@cache
+def write_kernel(kind: int, paired: int) -> Any:
+    """Store rows of keys and values.
+
+    Arguments: rows, slots [rows] int64, heads, block size, padded block size; key: address, row stride, head stride,
+    dim, cache; value: the same, with the padded dim before the cache.
+    """
+
+    @kernel
+    def write_kv(data: Any) -> None:
+        a = address_of(data)
+        rows, slots, heads, size, padded = (
+            load_int(a, 2),
+            load_int(a, 3),
+            load_int(a, 4),
+            load_int(a, 5),
+            load_int(a, 6),
+        )
+        key, key_row, key_head, key_dim, keys = (
+            load_int(a, 7), load_int(a, 8), load_int(a, 9), load_int(a, 10), load_int(a, 11),
+        )  # fmt: skip
+        value, value_row, value_head, value_dim, value_padded, values = (
+            load_int(a, 12), load_int(a, 13), load_int(a, 14), load_int(a, 15), load_int(a, 16), load_int(a, 17),
+        )  # fmt: skip
+        while True:
+            row = take_ticket(a)
+            if row >= rows:
+                return
+            slot = load_int(slots, row)
+            block, offset = slot // size, slot % size
+            for head in range(heads):
+                source = row * key_row + head * key_head
+                target = (block * heads + head) * key_dim * padded
+                for d in range(key_dim):
+                    place = d // 2 * 2 * padded + 2 * offset + d % 2 if paired else d * padded + offset
+                    store(keys, target + place, kind, load(key, source + d, kind))
+                source = row * value_row + head * value_head
+                target = (block * heads + head) * size * value_padded
+                for d in range(value_dim):
+                    place = (offset // 2 * value_padded + d) * 2 + offset % 2 if paired else offset * value_padded + d
+                    store(values, target + place, kind, load(value, source + d, kind))
+
+    return write_kv
+
+
+@inlined
+def _soft_cap(row: int, lanes: int, cap: Any) -> None:
+    for i in range(lanes):
+        doubled = exp(min(load(row, i, F32) * (TWO / cap), np.float32(80)))
+        store(row, i, F32, cap * (ONE - TWO / (doubled + ONE)))
+
+
+@inlined
+def _mask(row: int, lanes: int, size: int, padded: int) -> None:
+    """Lanes that stand for no key weigh nothing."""
+    for block in range(lanes // padded):
+        for i in range(block * padded + size, (block + 1) * padded):
+            store(row, i, F32, NEGATIVE)
+
+
+@cache
+def attend_kernel(kind: int, paired: int) -> Any:
+    """Attention of tiles of query rows; a row is one head of one token.
+
+    Arguments: tasks, their number ([sequence, kv head, first row] int64 each); sequences ([first token, tokens, length,
+    entry in tables] int64 each); tables [..] int64; query: address, token stride, head stride; key cache, value cache;
+    kv heads, query heads of each, key dim, value dim, padded value dim, block size, padded block size; scale, window
+    (0: none), soft-cap (0: none), sinks [heads] float32 (0: none); out: address, token stride, head stride; scratch:
+    address, bytes a worker.
+    """
+    element, pair = 4 if kind == F32 else 2, 2 if paired else 1
+    weight_kind, weight_bytes = (BF16, 2) if paired else (F32, 4)
+
+    @kernel
+    def attend(data: Any) -> None:
+        a = address_of(data)
+        tasks, num_tasks, sequences, tables = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
+        query, query_token, query_head = load_int(a, 6), load_int(a, 7), load_int(a, 8)
+        keys, values, kv_heads, group = load_int(a, 9), load_int(a, 10), load_int(a, 11), load_int(a, 12)
+        key_dim, value_dim, value_padded = load_int(a, 13), load_int(a, 14), load_int(a, 15)
+        size, padded = load_int(a, 16), load_int(a, 17)
+        window, cap, sinks = load_int(a, 19), as_float(load_int(a, 20)), load_int(a, 21)
+        out, out_token, out_head = load_int(a, 22), load_int(a, 23), load_int(a, 24)
+        rows_q = load_int(a, 25) + take_ticket(a + 8) * load_int(a, 26)  # this worker's scratch
+        rows_out = rows_q + 4 * MAX_ROWS * key_dim
+        rows_scores = rows_out + 4 * MAX_ROWS * value_padded
+        while True:
+            task = take_ticket(a)
+            if task >= num_tasks:
+                return
+            sequence, kv_head, first_row = (
+                load_int(tasks, 3 * task), load_int(tasks, 3 * task + 1), load_int(tasks, 3 * task + 2),
+            )  # fmt: skip
+            first_token, tokens, length, entry = (
+                load_int(sequences, 4 * sequence), load_int(sequences, 4 * sequence + 1),
+                load_int(sequences, 4 * sequence + 2), load_int(sequences, 4 * sequence + 3),
+            )  # fmt: skip
+            rows = min(MAX_ROWS, tokens * group - first_row)
+            for r in range(rows):
+                token, head = (first_row + r) // group, kv_head * group + (first_row + r) % group
+                source = (first_token + token) * query_token + head * query_head
+                for d in range(key_dim):
+                    if paired:
+                        store(rows_q, r * key_dim + d, kind, load(query, source + d, kind))
+                    else:
+                        store(rows_q, r * key_dim + d, F32, load(query, source + d, kind))
+            # Positions that any row of the tile sees, by whole blocks.
+            newest = length - tokens + (first_row + rows - 1) // group
+            oldest = max(0, length - tokens + first_row // group - window + 1) if window else 0
+            first_block = oldest // size
+            blocks = newest // size - first_block + 1
+            lanes = blocks * padded
+            stride = (lanes + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
+            rows_weights = rows_scores + 4 * MAX_ROWS * stride if paired else rows_scores
+            table = tables + 8 * entry
+            scores(
+                rows, rows_scores, stride, rows_q, key_dim, keys + kv_head * key_dim * padded * element, table, kv_heads * key_dim * padded, padded,
+                first_block * (padded // LANES), lanes // LANES,
+                values + kv_head * size * value_padded * element, kv_heads * size * value_padded, size * value_padded, load_int(a, 18), kind, paired,
+            )  # fmt: skip
+            for r in range(rows):
+                position = length - tokens + (first_row + r) // group
+                row = rows_scores + 4 * r * stride
+                if cap > 0:
+                    _soft_cap(row, lanes, cap)
+                begin = max(0, position - window + 1) if window else 0
+                begin_lane = max(0, (begin // size - first_block) * padded + begin % size)
+                end_lane = (position // size - first_block) * padded + position % size + 1
+                head = kv_head * group + (first_row + r) % group
+                sink = load(sinks, head, F32) if sinks else NEGATIVE
+                if size != padded:
+                    _mask(row, lanes, size, padded)
+                most = max(largest(row, begin_lane, end_lane), sink)
+                # Not yet divided by their sum. In pairs they go elsewhere: a loop over one place in two types is slow.
+                target = rows_weights + 2 * r * stride if paired else row
+                total = exp(sink - most) if sink > NEGATIVE else np.float32(0)
+                for i in range(begin_lane):
+                    store(target, i, weight_kind, np.float32(0))
+                for i in range(begin_lane, end_lane):
+                    weight = exp(load(row, i, F32) - most)
+                    total += weight
+                    store(target, i, weight_kind, weight)
+                for i in range(end_lane, lanes):
+                    store(target, i, weight_kind, np.float32(0))
+                store(rows_q, r, F32, ONE / total)  # the query itself is not needed any more
+            for r in range(0, rows, MAX_VALUE_ROWS):
+                for v in range(0, value_padded // LANES, MAX_VALUE_VECTORS):
+                    weighted_values(
+                        min(MAX_VALUE_ROWS, rows - r), min(MAX_VALUE_VECTORS, value_padded // LANES - v),
+                        rows_out + 4 * (r * value_padded + v * LANES), value_padded, rows_weights + weight_bytes * r * stride, stride,
+                        values + (kv_head * size * value_padded + v * LANES * pair) * element, table,
+                        kv_heads * size * value_padded, size, padded, value_padded,
+                        first_block, blocks, newest % size + 1, kind, paired,
+                    )  # fmt: skip
+            for r in range(rows):
+                token, head = (first_row + r) // group, kv_head * group + (first_row + r) % group
+                target = (first_token + token) * out_token + head * out_head
+                inverse = load(rows_q, r, F32)
+                for d in range(value_dim):
+                    store(out, target + d, kind, load(rows_out, r * value_padded + d, F32) * inverse)
+
+    return attend
+
+
+def scratch_bytes(key_dim: int, value_padded: int, lanes: int) -> int:
+    """What one worker of `attend` needs where the longest sequence takes `lanes`."""
+    stride = math.ceil(lanes / (2 * LANES)) * 2 * LANES
+    return MAX_ROWS * (4 * (key_dim + value_padded + stride) + 2 * stride)

@@ -1,0 +1,247 @@
+"""What must hold before an address is handed to compiled code, which checks nothing itself.
+
+Some of it is asked at each call, so it reads shapes and types alone; slots, block tables and runs of adapters are looked
+through once a step. A forward pass whose calls all follow from its number of rows is asked for each number once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from engine.cpu.kernels.emit import LANES
+from engine.cpu.kernels.lora import FIELDS
+from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
+
+
+class ShapeError(ValueError):
+    """Tensors do not fit together; nothing has been read or written."""
+
+
+_known = False
+
+
+@contextmanager
+def known_after_once(passed: set[tuple[int, int]] | None, signature: tuple[int, int]) -> Iterator[None]:
+    """Leave out in the block what shapes and types decide, where a block of this signature has `passed` before; None: never.
+
+    For code whose calls all follow from the signature: there the checks of a step of few rows took a tenth of its time.
+    """
+    global _known
+    if passed is None:
+        yield
+        return
+    _known = signature in passed
+    try:
+        yield
+    finally:
+        _known = False
+    passed.add(signature)
+
+
+def require(holds: bool, what: str, *tensors: torch.Tensor | None) -> None:
+    """Raise ShapeError with `what` was wanted and the tensors as they are, unless it holds."""
+    if not holds:
+        given = ", ".join(
+            "none" if tensor is None else f"{list(tensor.shape)} {tensor.dtype} by {list(tensor.stride())}"
+            for tensor in tensors
+        )
+        raise ShapeError(f"{what}: {given}" if given else what)
+
+
+def check_slots(slots: torch.Tensor, count: int) -> None:
+    """Every slot [T] int64 is one of the cache's `count`."""
+    require(slots.dtype == torch.int64 and slots.dim() == 1 and slots.is_contiguous(), "slots must be [T] int64", slots)
+    if len(slots):
+        least, most = torch.aminmax(slots)
+        require(int(least) >= 0 and int(most) < count, f"a slot lies outside of the {count} that the cache has")
+
+
+def check_tables(
+    row: int, count: int, length: int, blocks: Sequence[int], rows: int, block_size: int, num_blocks: int
+) -> None:
+    """A sequence's new rows lie in the step's, its tokens in its blocks, and those in the cache."""
+    require(
+        row >= 0 and 0 < count <= length and row + count <= rows,
+        f"a sequence of {count} new tokens at row {row}, {length} in all, does not fit a step of {rows} rows",
+    )
+    require(
+        length <= len(blocks) * block_size and min(blocks) >= 0 and max(blocks) < num_blocks,
+        f"a sequence of {length} tokens does not fit its {len(blocks)} blocks, or one is not of the cache's {num_blocks}",
+    )
+
+
+def known() -> bool:
+    """Whether this call's shapes have been checked before."""
+    return _known
+
+
+def check_norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """Rows x [T, H] and weight [H] float32, out [T, at least H]."""
+    if _known:
+        return
+    rows, width = x.shape
+    require(
+        x.dtype == weight.dtype == torch.float32
+        and x.stride(1) == weight.stride(0) == out.stride(1) == 1
+        and weight.shape == (width,)
+        and out.shape[0] == rows
+        and out.shape[1] >= width,
+        "a norm takes [T, H] and [H] float32 and gives [T, H]",
+        x,
+        weight,
+        out,
+    )
+
+
+def check_rotary(
+    heads: torch.Tensor,
+    count: int,
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+) -> None:
+    """Rows of at least `count` heads, cosines and sines [T, D] float32, norms [D] float32."""
+    if _known:
+        return
+    rows, dim = cosines.shape
+    require(
+        cosines.dtype == sines.dtype == torch.float32
+        and cosines.is_contiguous()
+        and sines.is_contiguous()
+        and sines.shape == (rows, dim)
+        and dim % 2 == 0
+        and heads.shape[0] == rows
+        and heads.shape[1] >= count * dim
+        and heads.stride(1) == 1,
+        "rotary embedding takes heads [T, *], and cosines and sines [T, D] float32",
+        heads,
+        cosines,
+        sines,
+    )
+    for weight in () if norms is None else norms[:2]:
+        require(
+            weight.shape == (dim,) and weight.dtype == torch.float32 and weight.is_contiguous(),
+            "the norm of a head must be [D] float32",
+            weight,
+        )
+
+
+def check_packed(weight: torch.Tensor, dtype: torch.dtype, paired: int) -> None:
+    """A weight in panels, [panels, in, 32] or in pairs [panels, in / 2, 32, 2], of the type that it is multiplied in."""
+    if _known:
+        return
+    require(
+        weight.dtype == dtype
+        and weight.dim() == 3 + paired
+        and weight.shape[2] == PANEL
+        and (not paired or weight.shape[3] == 2)
+        and weight.is_contiguous(),
+        "a weight must be packed for the type that it is multiplied in",
+        weight,
+    )
+
+
+def check_product(
+    x: torch.Tensor, inner: int, panels: int, bias: torch.Tensor | None, out: torch.Tensor, ending: int
+) -> None:
+    """Rows of x are as long as the weight's, rows of `out` have room for whole panels and hold what the ending writes."""
+    if _known:
+        return
+    width = panels * (LANES if ending == GATE else PANEL)
+    dtype = torch.float32 if ending in (ADD, WIDEN) else x.dtype
+    require(
+        x.shape[1] == inner
+        and x.stride(1) == out.stride(1) == 1
+        and out.dtype == dtype
+        and out.shape[0] >= x.shape[0]
+        and out.shape[1] >= width,
+        "a product takes rows as long as the weight's, and stores whole panels",
+        x,
+        out,
+    )
+    require(
+        bias is None or (bias.dtype == torch.float32 and bias.numel() >= panels * PANEL and bias.is_contiguous()),
+        "a bias must be [panels * 32] float32",
+        bias,
+    )
+
+
+def check_runs(runs: torch.Tensor, ranks: int, factors: torch.Tensor | None, rows: int) -> None:
+    """Runs [N, FIELDS] int64 that cover all rows once, in order, none of more than `ranks`."""
+    require(
+        runs.dtype == torch.int64 and runs.is_contiguous() and runs.dim() == 2 and runs.shape[1] == FIELDS,
+        f"runs must be [N, {FIELDS}] int64",
+        runs,
+    )
+    done = 0
+    for first, count, _, size, *_ in runs.tolist():
+        require(
+            first == done and count > 0 and 0 <= size <= ranks, f"a run of {count} rows at {first}, of {size} ranks"
+        )
+        done += count
+    require(done == rows, f"runs of {done} rows in a step of {rows}")
+    require(factors is None or (factors.shape == (rows,) and factors.dtype == torch.int64), "factors", factors)
+
+
+def check_new_keys(
+    key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Key [HK, T, D] and value [HK, T, DV] have a slot for each row, and the cache is one of such heads."""
+    if _known:
+        return
+    heads, rows, dim = key.shape
+    require(
+        slots.shape == (rows,)
+        and slots.dtype == torch.int64
+        and value.shape[:2] == (heads, rows)
+        and keys.shape[1:3] == (heads, dim)
+        and values.shape[:2] == keys.shape[:2]
+        and values.shape[2] <= keys.shape[3]
+        and value.shape[2] <= values.shape[3]
+        and keys.dtype == values.dtype
+        and keys.is_contiguous()
+        and values.is_contiguous(),
+        "new keys and values do not fit their slots or the cache",
+        key,
+        value,
+        slots,
+        keys,
+        values,
+    )
+
+
+def check_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    sinks: torch.Tensor | None,
+    cache: tuple[int, int, int],
+) -> None:
+    """Query [H, T, D] and out [T, H, DV] fit a cache of (blocks, block size, lanes), sinks are [H]."""
+    if _known:
+        return
+    heads, rows, dim = query.shape
+    blocks, size, lanes = cache
+    kv_heads = keys.shape[1]
+    require(
+        heads % kv_heads == 0
+        and out.dtype == keys.dtype == values.dtype
+        and keys.shape == (blocks, kv_heads, dim, lanes)
+        and values.shape[:3] == (blocks, kv_heads, size)
+        and out.shape[:2] == (rows, heads)
+        and out.shape[2] <= values.shape[3]
+        and out.stride(2) == 1
+        and keys.is_contiguous()
+        and values.is_contiguous()
+        and (sinks is None or sinks.shape == (heads,)),
+        "queries do not fit the cache",
+        query,
+        keys,
+        values,
+        out,
+        sinks,
+    )

@@ -1,0 +1,115 @@
+"""x W^T + b where runs of rows have adapters: each run's sums begin at x A^T B^T instead of at zero.
+
+First all workers share out x A^T; when it is whole, each panel of the weight begins at its part of the second product.
+Two kernels that one call runs, because another call costs as much as a small adapter does.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from engine.cpu.kernels.compiled import kernel
+from engine.cpu.kernels.emit import F32, LANES
+from engine.cpu.kernels.low_rank import DOT_RANKS, DOT_ROWS, dots, expand
+from engine.cpu.kernels.matmul import piece, tile_rows
+from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, take_ticket
+from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
+
+FIELDS = 8
+"""A run: first row, rows, A [ranks, inputs], ranks (0: no adapter), packed B [panels, depth, 32], depth, halves, start.
+
+halves: int64 [panels, 2], where in the row of `low` the ranks of each half panel's 16 columns begin; -1: nothing is
+added to the panel. start: float32 [panels * 32], where the sums begin beside that (0: at zero).
+"""
+TASK_ROWS, TASK_RANKS = 48, 16
+"""What one worker takes of x A^T at a time."""
+
+
+@cache
+def low_rank_kernel(kind: int, paired: int) -> Any:
+    """Each run's x A^T. Arguments: see `adapted_kernel`, which comes after it."""
+    element, run_bytes = 4 if kind == F32 else 2, 8 * FIELDS
+
+    @kernel
+    def low_rank(data: Any) -> None:
+        a = address_of(data)
+        inner, x, x_stride = load_int(a, 3), load_int(a, 5), load_int(a, 6)
+        runs, number, low, low_stride = load_int(a, 11), load_int(a, 12), load_int(a, 13), load_int(a, 14)
+        end = runs + run_bytes * number
+        while True:
+            ticket = take_ticket(a)
+            run = runs
+            across = 0
+            while run < end:
+                across = (load_int(run, 3) + TASK_RANKS - 1) // TASK_RANKS
+                count = (load_int(run, 1) + TASK_ROWS - 1) // TASK_ROWS * across
+                if ticket < count:
+                    break
+                ticket -= count
+                run += run_bytes
+            if run >= end:
+                return
+            head, last = load_int(run, 0), load_int(run, 0) + load_int(run, 1)
+            head += ticket // across * TASK_ROWS
+            rank = ticket % across * TASK_RANKS
+            for first in range(head, min(head + TASK_ROWS, last), DOT_ROWS):
+                for k in range(rank, min(rank + TASK_RANKS, load_int(run, 3)), DOT_RANKS):
+                    dots(
+                        min(DOT_ROWS, min(head + TASK_ROWS, last) - first), min(DOT_RANKS, load_int(run, 3) - k),
+                        low + (first * low_stride + k) * element, low_stride, x + first * x_stride * element, x_stride,
+                        load_int(run, 2) + k * inner * element, inner, kind, paired,
+                    )  # fmt: skip
+
+    return low_rank
+
+
+@cache
+def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
+    """Arguments: rows, inner, panels; x, its stride; weight [panels, inner, 32]; out, its stride; factors (0: none); runs,
+    their number; low, as `low_rank_kernel` left it, its stride; scratch, bytes a worker.
+    """
+    element = 4 if kind == F32 else 2
+    out_element = 4 if ending in (ADD, WIDEN) else element
+    width = LANES if ending == GATE else PANEL
+    run_bytes = 8 * FIELDS
+
+    @kernel
+    def adapted(data: Any) -> None:
+        a = address_of(data)
+        rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
+        x, x_stride, weight = load_int(a, 5), load_int(a, 6), load_int(a, 7)
+        out, stride, factors = load_int(a, 8), load_int(a, 9), load_int(a, 10)
+        runs, end = load_int(a, 11), load_int(a, 11) + run_bytes * load_int(a, 12)
+        low, low_stride = load_int(a, 13), load_int(a, 14)
+        scratch = load_int(a, 15) + take_ticket(a + 8) * load_int(a, 16)
+        tile = tile_rows(rows)
+        panels_each, _ = piece(rows, tile, panels, inner * PANEL * element)
+        while True:
+            begin = take_ticket(a) * panels_each
+            if begin >= panels:
+                return
+            for panel in range(begin, min(begin + panels_each, panels)):
+                for run in range(runs, end, run_bytes):
+                    head, count, depth = load_int(run, 0), load_int(run, 1), load_int(run, 5)
+                    halves, own = load_int(run, 6) + 16 * panel, load_int(run, 7)
+                    if load_int(run, 3) == 0 or load_int(halves, 0) < 0:
+                        halves, depth = runs, 0
+                    b = load_int(run, 4) + panel * depth * PANEL * element
+                    if panel + 1 < panels and rows == tile:
+                        fetch_ahead(b + depth * PANEL * element, depth * PANEL, kind)
+                    for first in range(head, head + count, MAX_ROWS):
+                        expand(
+                            min(MAX_ROWS, head + count - first), scratch + 4 * first * PANEL, PANEL,
+                            low + first * low_stride * element, low_stride, load_int(halves, 0), load_int(halves, 1),
+                            b, depth, own + 4 * panel * PANEL if own else 0, kind, paired,
+                        )  # fmt: skip
+                for first in range(0, rows, tile):
+                    product(
+                        min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
+                        x + first * x_stride * element, x_stride, weight + panel * inner * PANEL * element, inner,
+                        scratch + 4 * first * PANEL, PANEL,
+                        factors + 8 * first if factors else 0, panel * PANEL, kind, paired, ending,
+                    )  # fmt: skip
+
+    return adapted

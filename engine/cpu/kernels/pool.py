@@ -1,0 +1,167 @@
+"""The compiled half of the thread pool: how one caller and its helpers share out a kernel. It knows no Python thread.
+
+A kernel takes its work by ticket, so any number of workers may run it, and one that comes late finds nothing left.
+The caller always works itself; helpers are welcome and never needed. A job ends when no tickets are left and every
+helper that has *entered* it has left again; a helper that sleeps, or that the system does not run, is not waited for.
+
+All of it turns on one atomic word, the gate: `generation << 32 | WAITING | OPEN | helpers inside`.
+
+1. The caller, alone in the pool (BUSY), writes kernel and arguments while the gate is closed and nobody is inside,
+   then sets the gate to a new generation, OPEN. If helpers sleep and the job is worth it, it rings the bell.
+2. A helper that sees an open gate of a generation it has not entered yet swaps the word it saw for that plus one.
+   Where that succeeds, the gate was open at that moment, so kernel and arguments belong to this very generation and
+   stay as they are until the helper has left; where it fails, it looks again. It enters a generation once, so that a
+   job never has more workers than threads, which is what kernels have scratch room for.
+3. The caller takes tickets until there are none, then takes OPEN out of the gate: from here on nobody enters. Whoever
+   is inside finishes a piece of work at most. The caller looks at the gate for a while, then adds WAITING and sleeps
+   on the gate; the helper whose leaving empties a gate with WAITING wakes it.
+
+So a late helper reads nothing of a job but the gate; the gate and what stands beside it are never freed.
+A caller that finds the pool busy (another thread's job) runs its kernel alone.
+
+Helpers look for the next job for a bounded time, then sleep on the bell (a futex) and cost nothing. A missed bell would
+do no harm but to speed; there is none, since a helper says that it sleeps before it looks at the gate a last time.
+
+A helper that somebody waits for looks whether the system took its core away meanwhile. If so, the caller works alone for
+a time, which grows while that goes on, and lets the helpers sleep: two threads on less than two cores wait for each
+other more than they help.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.cpu.kernels.compiled import inlined, kernel
+from engine.cpu.kernels.simd import (
+    add_atomic,
+    address_of,
+    call_kernel,
+    call_system,
+    clock_ns,
+    compare_exchange,
+    exchange,
+    load_acquired,
+    load_int,
+    lost_core,
+    store_int,
+)
+
+LINE = 8
+"""int64 numbers in a cache line: what different threads write lies in different lines."""
+GATE, BELL, SLEEPING, BUSY, STOP, JOB, ALONE, FIXED = (LINE * i for i in range(8))
+STATE_BYTES = 8 * LINE * 8
+KERNEL, ARGUMENTS, GENERATION = JOB, JOB + 1, JOB + 2
+UNTIL, PENALTY, STALLED = ALONE, ALONE + 1, ALONE + 2
+"""Nanoseconds on the monotonic clock, nanoseconds, and whether a helper lost its core while the caller waited."""
+SYSCALL, CLOCK, FUTEX, USAGE, HELPER_NS, CALLER_NS = FIXED, FIXED + 1, FIXED + 2, FIXED + 3, FIXED + 4, FIXED + 5
+"""Addresses of libc's `syscall` and `clock_gettime`, the numbers of the futex and the getrusage call, and how long helpers
+and the caller look at a word before they sleep on it.
+"""
+
+OPEN, WAITING, INSIDE = 1 << 16, 1 << 17, (1 << 16) - 1
+WAIT, WAKE, EVERYBODY = 128, 129, (1 << 31) - 1
+"""FUTEX_WAIT and FUTEX_WAKE, private to this process."""
+SHORTEST_NS, LONGEST_NS, GROWTH = 8_000_000, 128_000_000, 4
+"""How long the caller works alone after a helper lost its core, which costs it a few milliseconds each time."""
+
+HEADER = 5
+"""What stands before a kernel's own arguments in `share`'s: the pool's state (0: none), whether to wake helpers that sleep,
+the number of kernels, two kernels.
+"""
+
+
+@inlined
+def _futex(state: int, word: int, operation: int, value: int) -> None:
+    """Wait while the lower half of the word is `value`, or wake so many; the lower half comes first (little-endian)."""
+    call_system(load_int(state, SYSCALL), load_int(state, FUTEX), state + 8 * word, operation, value)
+
+
+@inlined
+def _open(state: int, function: int, arguments: int, wake: int) -> None:
+    store_int(state, KERNEL, function)
+    store_int(state, ARGUMENTS, arguments)
+    generation = load_int(state, GENERATION) + 1 & 0x7FFFFFFF
+    store_int(state, GENERATION, generation)
+    exchange(state + 8 * GATE, generation << 32 | OPEN)
+    if wake and load_acquired(state + 8 * SLEEPING):
+        exchange(state + 8 * SLEEPING, 0)
+        add_atomic(state + 8 * BELL, 1)
+        _futex(state, BELL, WAKE, EVERYBODY)
+
+
+@inlined
+def _close(state: int) -> None:
+    """Nobody enters any more; return when nobody is inside."""
+    gate = state + 8 * GATE
+    if (add_atomic(gate, -OPEN) & INSIDE) == 0:
+        return
+    clock = load_int(state, CLOCK)
+    begin = now = clock_ns(clock)
+    while now - begin < load_int(state, CALLER_NS):
+        if (load_acquired(gate) & INSIDE) == 0:
+            return
+        now = clock_ns(clock)
+    word = add_atomic(gate, WAITING) + WAITING
+    while (word & INSIDE) != 0:
+        _futex(state, GATE, WAIT, word & 0xFFFFFFFF)
+        word = load_acquired(gate)
+    if exchange(state + 8 * STALLED, 0):
+        now = clock_ns(clock)
+        soon = now - load_int(state, UNTIL) < 8 * load_int(state, PENALTY)
+        penalty = min(GROWTH * load_int(state, PENALTY), LONGEST_NS) if soon else SHORTEST_NS
+        store_int(state, PENALTY, penalty)
+        store_int(state, UNTIL, now + penalty)
+
+
+@kernel
+def share(data: Any) -> None:
+    """Run one or two kernels, the second after the whole first, over the same arguments: HEADER, two tickets, the rest."""
+    header = address_of(data)
+    state, arguments = load_int(header, 0), header + 8 * HEADER
+    shared = False
+    if state != 0 and exchange(state + 8 * BUSY, 1) == 0:
+        shared = True
+    for number in range(load_int(header, 2)):
+        function = load_int(header, 3 + number)
+        store_int(arguments, 0, 0)
+        store_int(arguments, 1, 0)
+        if shared and clock_ns(load_int(state, CLOCK)) >= load_int(state, UNTIL):
+            _open(state, function, arguments, load_int(header, 1))
+            call_kernel(function, arguments)
+            _close(state)
+        else:
+            call_kernel(function, arguments)
+    if shared:
+        exchange(state + 8 * BUSY, 0)
+
+
+@kernel
+def helper(data: Any) -> None:
+    """What a helper thread runs until the pool is stopped."""
+    state = address_of(data)
+    gate, clock, patience = state + 8 * GATE, load_int(state, CLOCK), load_int(state, HELPER_NS)
+    entered, since = 0, clock_ns(clock)
+    losses = lost_core(load_int(state, SYSCALL), load_int(state, USAGE))
+    while load_acquired(state + 8 * STOP) == 0:
+        word = load_acquired(gate)
+        if (word & OPEN) != 0 and word >> 32 != entered:
+            if compare_exchange(gate, word, word + 1):
+                entered = word >> 32
+                call_kernel(load_int(state, KERNEL), load_int(state, ARGUMENTS))
+                if (load_acquired(gate) & WAITING) != 0:
+                    before, losses = losses, lost_core(load_int(state, SYSCALL), load_int(state, USAGE))
+                    if losses != before:
+                        exchange(state + 8 * STALLED, 1)
+                word = add_atomic(gate, -1)
+                if (word & WAITING) != 0 and (word & INSIDE) == 1:
+                    _futex(state, GATE, WAKE, EVERYBODY)
+                since = clock_ns(clock)
+            continue
+        if clock_ns(clock) - since < patience:
+            continue
+        bell = load_acquired(state + 8 * BELL)
+        exchange(state + 8 * SLEEPING, 1)
+        word = load_acquired(gate)
+        if ((word & OPEN) == 0 or word >> 32 == entered) and load_acquired(state + 8 * STOP) == 0:
+            _futex(state, BELL, WAIT, bell & 0xFFFFFFFF)
+        since = clock_ns(clock)

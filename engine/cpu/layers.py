@@ -1,0 +1,269 @@
+"""Linear layers with weights packed for the CPU. Replaces `nn.Linear` and GPT-2's `Conv1D`; changes no result but rounding."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from engine.cpu.kernels import ops
+from engine.cpu.kernels.emit import LANES
+from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, STORE, WIDEN
+from engine.cpu.lora import LoraLayer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from transformers import PreTrainedModel
+
+
+def has_amx() -> bool:
+    """Whether oneDNN multiplies bfloat16 in tiles here: several times the speed of vectors, from some rows on."""
+    supported: bool = torch.cpu._is_amx_tile_supported()
+    return bool(supported and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"))
+
+
+def many_rows(x: torch.Tensor) -> bool:
+    """Whether AMX is worth it: for fewer rows the kernel reads the weight once, and nothing but memory counts."""
+    return bool(x.shape[0] > MAX_ROWS)
+
+
+Parts = list[tuple[str, int]]
+"""The model's own layers that a packed one stands for: (path, outputs), in order. Empty where adapters may not go."""
+
+
+class PanelLinear(nn.Module):
+    """y = x W^T + b by our own kernel; each row's result is the same, bit by bit, whatever the other rows are.
+
+    Rows with an adapter get its part of y too.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.width = ops.wide(self.out_features)
+        self.weight = ops.pack_weight(weight.detach())
+        self.bias: torch.Tensor | None = None
+        if bias is not None:
+            self.bias = torch.zeros(self.width)
+            self.bias[: self.out_features] = bias.detach()
+        self.lora = LoraLayer(parts, self.in_features, weight.dtype, ops.pack_weight, self._dense, self.bias)
+
+    def _dense(self) -> torch.Tensor:
+        return ops.unpack_weight(self.weight, self.out_features)
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, in] -> [T, out], a view of `out` [T, width], which is made where it is not given."""
+        if out is None:
+            out = x.new_empty(x.shape[0], self.width)
+        ops.linear(x, self.weight, self.bias, out, STORE, self.lora.runs(x.shape[0]))
+        return out if self.width == self.out_features else out[:, : self.out_features]
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        """Add y to residual [T, width] float32."""
+        ops.linear(x, self.weight, self.bias, residual, ADD, self.lora.runs(x.shape[0]))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] -> [T, out] float32: not rounded, so that the best do not look equal."""
+        out = torch.empty(x.shape[0], self.width)
+        ops.linear(x, self.weight, self.bias, out, WIDEN, self.lora.runs(x.shape[0]))
+        return out[:, : self.out_features]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]."""
+        out = self.rows(x.reshape(-1, self.in_features).contiguous())
+        return out.contiguous().view(*x.shape[:-1], self.out_features)
+
+
+class TileLinear(PanelLinear):
+    """The same for CPUs with AMX: many rows go to oneDNN, which has a packed copy of the weight for them.
+
+    Not in steps with adapters, which the kernel alone can add.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts) -> None:
+        super().__init__(weight, bias, parts)
+        self.tiles = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 256)
+        self.tile_bias = None if bias is None else bias.detach()
+
+    def _tiled(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.tiles, self.tile_bias, "none", [], "")
+        return out
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """As `PanelLinear`."""
+        return self._tiled(x) if many_rows(x) and not self.lora.active else super().rows(x, out)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        """As `PanelLinear`."""
+        if many_rows(x) and not self.lora.active:
+            residual[:, : self.out_features] += self._tiled(x)
+        else:
+            super().add_to(residual, x)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """As `PanelLinear`, but that oneDNN rounds."""
+        return self._tiled(x).float() if many_rows(x) and not self.lora.active else super().logits(x)
+
+
+class PanelGate:
+    """silu(x G^T) * (x U^T): the first half of a gated feed-forward layer, in one product."""
+
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor, parts: Parts) -> None:
+        self.out_features, in_features = gate.shape
+        self.weight = ops.pack_gate(gate.detach(), up.detach())
+        self.width = self.weight.shape[0] * LANES
+        self.lora = LoraLayer(parts, in_features, gate.dtype, self._pack, self._dense, None)
+
+    def _pack(self, both: torch.Tensor) -> torch.Tensor:
+        return ops.pack_gate(*both.split(self.out_features))
+
+    def _dense(self) -> torch.Tensor:
+        return ops.unpack_gate(self.weight, self.out_features)
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """[T, in] -> [T, out], a view of `out` [T, width]."""
+        ops.linear(x, self.weight, None, out, GATE, self.lora.runs(x.shape[0]))
+        return out if self.width == self.out_features else out[:, : self.out_features]
+
+
+class TileGate(PanelGate):
+    """The same for CPUs with AMX, as `TileLinear`."""
+
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor, parts: Parts) -> None:
+        super().__init__(gate, up, parts)
+        self.tiles = torch.ops.mkldnn._reorder_linear_weight(torch.cat([gate, up]).detach(), 256)
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """As `PanelGate`."""
+        if self.lora.active or not many_rows(x):
+            return super().rows(x, out)
+        return ops.silu_mul(torch.ops.mkldnn._linear_pointwise(x, self.tiles, None, "none", [], ""))
+
+
+class ByteLinear(nn.Module):
+    """y = x W^T + b with weight and x in eight-bit numbers (engine/cpu/kernels/int8.py). It takes no adapters."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.width = ops.wide(self.out_features)
+        self.weight = ops.quantise(weight.detach())
+        self.bias: torch.Tensor | None = None
+        if bias is not None:
+            self.bias = torch.zeros(self.width)
+            self.bias[: self.out_features] = bias.detach()
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """As `PanelLinear`."""
+        if out is None:
+            out = x.new_empty(x.shape[0], self.width)
+        ops.linear_int8(x, self.weight, self.bias, out, STORE)
+        return out if self.width == self.out_features else out[:, : self.out_features]
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        """As `PanelLinear`."""
+        ops.linear_int8(x, self.weight, self.bias, residual, ADD)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]."""
+        out = self.rows(x.reshape(-1, self.in_features).contiguous())
+        return out.contiguous().view(*x.shape[:-1], self.out_features)
+
+
+class ByteGate:
+    """As `PanelGate`, in eight-bit numbers."""
+
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor) -> None:
+        self.out_features = gate.shape[0]
+        self.weight = ops.quantise(ops.interleave(gate.detach(), up.detach()))
+        self.width = self.weight.packed.shape[0] * LANES
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """As `PanelGate`."""
+        ops.linear_int8(x, self.weight, None, out, GATE)
+        return out if self.width == self.out_features else out[:, : self.out_features]
+
+
+class DenseLinear(nn.Module):
+    """y = x W^T + b as torch does it, for what the kernel cannot pair up: an odd number of bfloat16 inputs."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight.detach().contiguous(), None if bias is None else bias.detach()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+Linear = PanelLinear | ByteLinear
+Gate = PanelGate | ByteGate
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts, quantised: bool = False) -> Linear:
+    """The fastest layer for this weight [out, in] on this CPU; raises ValueError for an odd bfloat16 `in`.
+
+    `quantised` asks for eight-bit numbers, which a weight gets whose `in` is a multiple of 16.
+    """
+    if quantised and weight.shape[1] % LANES == 0:
+        return ByteLinear(weight, bias)
+    if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
+        raise ValueError("an odd number of inputs cannot be paired")
+    tiles = weight.dtype == torch.bfloat16 and has_amx()
+    return TileLinear(weight, bias, parts) if tiles else PanelLinear(weight, bias, parts)
+
+
+def make_gate(gate: torch.Tensor, up: torch.Tensor, parts: Parts, quantised: bool = False) -> Gate:
+    """As `make_linear`, for the two weights [out, in] of a gated layer."""
+    if quantised and gate.shape[1] % LANES == 0:
+        return ByteGate(gate, up)
+    if gate.dtype == torch.bfloat16 and (gate.shape[0] % 2 or gate.shape[1] % 2):
+        raise ValueError("an odd number of inputs cannot be paired")
+    tiles = gate.dtype == torch.bfloat16 and has_amx()
+    return TileGate(gate, up, parts) if tiles else PanelGate(gate, up, parts)
+
+
+def lora_layers(layers: Iterable[Linear | Gate]) -> list[LoraLayer]:
+    """What adapters may be put into: nothing where weights are in eight-bit numbers."""
+    return [layer.lora for layer in layers if isinstance(layer, PanelLinear | PanelGate)]
+
+
+def _reads_weight(parent: nn.Module, name: str) -> bool:
+    """Whether the parent's own code takes the weight of this child instead of calling the child."""
+    functions = (
+        inspect.unwrap(f) for kind in type(parent).__mro__ if kind is not nn.Module for f in vars(kind).values()
+    )
+    used = (
+        f.__code__.co_names
+        for f in functions
+        if inspect.isfunction(f) and f.__name__ not in ("__init__", "_init_weights")
+    )
+    return any(name in names and "weight" in names for names in used)
+
+
+def pack_linears(model: PreTrainedModel, quantised: bool = False) -> list[LoraLayer]:
+    """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer of its weight; the output layer is
+    never quantised.
+
+    Returns what adapters may be put into, as far as the layers themselves go.
+    """
+    layers: list[Linear] = []
+    head = model.get_output_embeddings()
+    for path, parent in list(model.named_modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) not in (nn.Linear, Conv1D) or _reads_weight(parent, name):
+                continue
+            weight = child.weight.t() if type(child) is Conv1D else child.weight
+            if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
+                setattr(parent, name, DenseLinear(weight, child.bias))
+                continue
+            parts = [(f"{path}.{name}" if path else name, weight.shape[0])]
+            packed = make_linear(weight, child.bias, parts, quantised and child is not head)
+            setattr(parent, name, packed)
+            layers.append(packed)
+    return lora_layers(layers)

@@ -1,0 +1,204 @@
+"""Adapters in a batch: what each layer adds for the rows of each adapter, and which adapters stand in a slot.
+
+A step's rows lie in runs of one adapter each. A layer's adapter is two small products per run: the first is a kernel
+call for all runs, the second is where the layer's own product begins, instead of at its bias.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.cpu.kernels import ops
+from engine.cpu.kernels.checks import require
+from engine.cpu.kernels.emit import LANES
+from engine.cpu.kernels.tiles import PANEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from engine.adapters.peft import Adapter, LoraWeights
+
+Runs = tuple[tuple[int, int, str], ...]
+"""(first row, rows, adapter digest) of a step's runs; rows without an adapter belong to none."""
+
+_runs: Runs = ()
+_rows = 0
+
+
+@contextmanager
+def adapters_of(runs: Runs, rows: int) -> Iterator[None]:
+    """Let the layers called inside the block add what these runs' adapters add to a step of so many rows."""
+    global _runs, _rows
+    _runs, _rows = runs, rows
+    try:
+        yield
+    finally:
+        _runs, _rows = (), 0
+
+
+@dataclass(slots=True)
+class PackedLora:
+    """One adapter's weights for one layer: A [ranks, in], and B packed as the layer's weight, [panels, depth, 32].
+
+    `halves` [panels, 2] int64 says which of A's rows, `depth` from there on, belong to each 16 columns (-1: none do).
+    For DoRA `factors` [width] float32 scales each output column, bias apart, and `start` [width] is bias / factors.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    halves: torch.Tensor
+    factors: torch.Tensor | None
+    start: torch.Tensor | None
+
+
+class LoraLayer:
+    """The adapters of one packed layer, which may stand for several of the model's own (q, k and v; gate and up)."""
+
+    def __init__(
+        self,
+        parts: list[tuple[str, int]],
+        in_features: int,
+        dtype: torch.dtype,
+        pack: Callable[[torch.Tensor], torch.Tensor],
+        dense: Callable[[], torch.Tensor],
+        bias: torch.Tensor | None,
+    ) -> None:
+        """`parts`: (path, outputs) in the order of the packed weight; `pack` packs [outputs, *] as the weight is
+        packed; `dense` gives the weight [outputs, in] back; bias is the layer's own [width] float32.
+        """
+        self.parts, self.in_features, self.dtype, self.pack, self.dense = parts, in_features, dtype, pack, dense
+        self.bias = bias
+        self.other_rows = False
+        """Whether the layer was called with other rows than the step's: which of them have an adapter is not known."""
+        numbers = [torch.full((out,), number, dtype=torch.float32) for number, (_, out) in enumerate(parts)]
+        packed = pack((torch.cat(numbers) + 1)[:, None]) if parts else torch.zeros(0)
+        halves = packed.flatten().view(-1, 2, LANES).long() - 1  # columns that fill up the last panel are -1
+        self._part_of_half = halves.amax(2)
+        self._mixes_parts = bool(((halves != self._part_of_half[:, :, None]) & (halves >= 0)).any())
+        self._weights: dict[str, PackedLora] = {}
+        self._made: tuple[tuple[Runs, int], ops.LoraRuns | None] | None = None
+
+    def make(self, adapter: Adapter) -> PackedLora | None:
+        """Pack the adapter for this layer; None when it leaves the layer alone. Touches no state: any thread may."""
+        found = [adapter.modules.get(path) for path, _ in self.parts]
+        if all(weights is None for weights in found):
+            return None
+        packed = self._stacked(found) if self._mixes_parts else self._side_by_side(found)
+        factors = self._factors(found)
+        start = None
+        if factors is not None and self.bias is not None:
+            start = self.bias / factors
+        a, b, halves = packed
+        made = PackedLora(a.to(self.dtype), self.pack(b.to(self.dtype)), halves, factors, start)
+        width = made.b.shape[0] * PANEL
+        require(
+            made.a.shape[1] == self.in_features
+            and made.halves.shape == (made.b.shape[0], 2)
+            and int(halves.max()) + made.b[0].numel() // PANEL <= made.a.shape[0]
+            and all(part is None or part.numel() == width for part in (factors, start)),
+            "an adapter does not fit its layer",
+            made.a, made.b, made.halves, factors, start,
+        )  # fmt: skip
+        return made
+
+    def _side_by_side(self, found: list[LoraWeights | None]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Every part's B in its own columns, all as deep as the deepest, each reading its own rows of A."""
+        depth = max(w.a.shape[0] for w in found if w is not None)
+        depth += depth % 2  # the kernels pair bfloat16 numbers
+        a = torch.zeros(depth * sum(w is not None for w in found), self.in_features)
+        b = torch.zeros(sum(out for _, out in self.parts), depth)
+        offsets, row, rank = [], 0, 0
+        for weights, (_, out) in zip(found, self.parts, strict=True):
+            offsets.append(-1 if weights is None else rank)
+            if weights is not None:
+                size = weights.a.shape[0]
+                a[rank : rank + size], b[row : row + out, :size] = weights.a, weights.b
+                rank += depth
+            row += out
+        halves = torch.tensor([*offsets, -1])[self._part_of_half]
+        # Where one half of a panel has nothing, its B is zero and it may read what the other half reads.
+        return a, b, torch.where(halves < 0, halves.flip(1), halves).contiguous()
+
+    def _stacked(self, found: list[LoraWeights | None]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where 16 columns belong to several parts: one B of all ranks, zero outside of each part's own."""
+        depth = sum(w.a.shape[0] for w in found if w is not None)
+        depth += depth % 2
+        a = torch.zeros(depth, self.in_features)
+        b = torch.zeros(sum(out for _, out in self.parts), depth)
+        row = rank = 0
+        for weights, (_, out) in zip(found, self.parts, strict=True):
+            if weights is not None:
+                size = weights.a.shape[0]
+                a[rank : rank + size], b[row : row + out, rank : rank + size] = weights.a, weights.b
+                rank += size
+            row += out
+        return a, b, torch.zeros_like(self._part_of_half)
+
+    def _factors(self, found: list[LoraWeights | None]) -> torch.Tensor | None:
+        """DoRA: magnitude / norm of each row of W + B A, in the order of the packed columns; 1 elsewhere."""
+        if not any(w is not None and w.magnitude is not None for w in found):
+            return None
+        dense, row, columns = self.dense().float(), 0, []
+        for weights, (_, out) in zip(found, self.parts, strict=True):
+            if weights is None or weights.magnitude is None:
+                columns.append(torch.ones(out))
+            else:
+                columns.append(weights.magnitude / (dense[row : row + out] + weights.b @ weights.a).norm(dim=1))
+            row += out
+        # As a weight of one input, in float32, so that the columns come into the order of the packed weight.
+        return self.pack(torch.cat(columns)[:, None]).flatten()
+
+    def put(self, digest: str, weights: PackedLora | None) -> None:
+        """The adapter is in a slot from now on; only between steps."""
+        self._made = None
+        if weights is not None:
+            self._weights[digest] = weights
+
+    def drop(self, digest: str) -> None:
+        """The adapter left its slot; only between steps."""
+        self._made = None
+        self._weights.pop(digest, None)
+
+    @property
+    def active(self) -> bool:
+        """Whether the current step has rows with adapters."""
+        return bool(_runs)
+
+    def runs(self, rows: int) -> ops.LoraRuns | None:
+        """What the current step's adapters add to this layer's product of [rows, in]; None where that is nothing."""
+        self.other_rows |= rows != _rows
+        if not _runs or not self._weights:
+            return None
+        if rows != _rows:
+            raise RuntimeError(f"{self.parts} was called with {rows} rows in a step of {_rows}")
+        if self._made is None or self._made[0] != (_runs, rows):
+            self._made = ((_runs, rows), self._make(rows))
+        return self._made[1]
+
+    def _make(self, rows: int) -> ops.LoraRuns | None:
+        bias = 0 if self.bias is None else self.bias.data_ptr()
+        table: list[list[int]] = []
+        factors = torch.zeros(rows, dtype=torch.int64)
+        done = ranks = 0
+        for first, count, digest in _runs:
+            weights = self._weights.get(digest)
+            if weights is None:
+                continue
+            if first > done:
+                table.append([done, first - done, 0, 0, 0, 0, 0, bias])
+            a, b, halves = weights.a, weights.b, weights.halves
+            start = bias if weights.start is None else weights.start.data_ptr()
+            size, depth = a.shape[0], b[0].numel() // PANEL
+            table.append([first, count, a.data_ptr(), size, b.data_ptr(), depth, halves.data_ptr(), start])
+            if weights.factors is not None:
+                factors[first : first + count] = weights.factors.data_ptr()
+            done, ranks = first + count, max(ranks, size)
+        if not ranks:
+            return None
+        if done < rows:
+            table.append([done, rows - done, 0, 0, 0, 0, 0, bias])
+        return ops.LoraRuns(torch.tensor(table), ranks, factors if bool(factors.any()) else None, rows)

@@ -1,0 +1,1 @@
+"""The engine of models that make vectors of texts."""

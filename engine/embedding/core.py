@@ -1,0 +1,230 @@
+"""The engine of an embedding worker: lists of texts in, vectors out, some of every request's texts in each step."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.core import ClientOutputs, EngineBroken
+from engine.embedding.model import load_embedding_model
+from engine.messages import (
+    AdapterCommand,
+    Embed,
+    EmbeddingInfo,
+    ModelInfo,
+    RequestOutput,
+    Stats,
+    StepHistograms,
+    Submit,
+)
+from engine.process.cpus import FairShare, usable_cpus
+from engine.process.progress import Pace, progress
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+LIKE_A_REQUEST_TOKENS = 16
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One request: its texts as ids, and the vectors of those that are done."""
+
+    key: tuple[int, int]
+    message: Embed
+    deadline: float | None
+    next_input: int = 0
+    aborted: bool = False
+    vectors: list[torch.Tensor] = field(default_factory=list)
+
+
+class EmbeddingCore:
+    """One embedding model and its requests, with the face of `EngineCore`. Not thread-safe: one loop owns it."""
+
+    blocked = False
+    """Nothing here waits for anything but its turn."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the model; raises ModelError when it cannot be served."""
+        threads = config.threads or usable_cpus()
+        torch.set_num_threads(threads)
+        self._share = FairShare(threads)
+        self.config, self.model = config, load_embedding_model(config)
+        self.jobs: dict[tuple[int, int], _Job] = {}
+        self.queue: deque[_Job] = deque()
+        self.stats, self.failed_steps = Stats(), 0
+        self.histograms = StepHistograms()
+        self._pace = Pace(1)
+        begin = time.monotonic()
+        self.model.embed([[0] * min(LIKE_A_REQUEST_TOKENS, self.model.max_model_len)])
+        self._pace.learn(LIKE_A_REQUEST_TOKENS, time.monotonic() - begin)
+        model = self.model
+        self.info = ModelInfo(
+            directory=str(model.directory),
+            tokenizer_file=str(model.tokenizer_file),
+            architecture=model.architecture,
+            dtype=str(model.dtype).removeprefix("torch."),
+            device="cpu",
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            eos_token_ids=[],
+            block_size=config.block_size,
+            num_blocks=0,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_adapter_rank=0,
+            sampling_defaults={},
+            embedding=EmbeddingInfo(
+                model.dimensions, model.truncations, model.pooling.normalise, model.pooling.prompt, model.pooling.lower_case
+            ),
+        )  # fmt: skip
+
+    def submit(self, client: int, message: Submit | Embed) -> RequestOutput | None:
+        """Queue a request of a client; the output that ends it when it cannot be served."""
+        key = (client, message.request_id)
+        error = "this request id is in use" if key in self.jobs else None
+        if isinstance(message, Submit):
+            error = "this worker makes embeddings and generates no text"
+        else:
+            error = error or self._refusal(message)
+        if error is not None or isinstance(message, Submit):
+            return RequestOutput(message.request_id, finish_reason="error", error=error)
+        job = _Job(key, message, None if message.timeout_s is None else time.monotonic() + message.timeout_s)
+        self.jobs[key] = job
+        self.queue.append(job)
+        return None
+
+    def command(self, message: AdapterCommand) -> str | None:
+        """There are no adapters here."""
+        return "this model takes no adapters"
+
+    def loading(self, digest: str) -> bool:
+        """Nothing is ever read."""
+        return False
+
+    def load_failure(self, digest: str) -> str | None:
+        """Nothing can have failed."""
+        return None
+
+    def abort(self, client: int, request_ids: list[int]) -> None:
+        """Mark requests for removal at the next step."""
+        for request_id in request_ids:
+            job = self.jobs.get((client, request_id))
+            if job is not None:
+                job.aborted = True
+
+    def abort_client(self, client: int) -> None:
+        """Mark everything that a vanished client asked for."""
+        self.abort(client, [request_id for owner, request_id in self.jobs if owner == client])
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.jobs)
+
+    def step(self) -> ClientOutputs:
+        """Embed one batch; a request is answered when all its texts are done."""
+        outputs: ClientOutputs = {}
+        now = time.monotonic()
+        for job in list(self.jobs.values()):
+            if job.aborted:
+                self._end(job, outputs, RequestOutput(job.key[1], finish_reason="abort"))
+            elif job.deadline is not None and job.deadline <= now:
+                self._end(job, outputs, RequestOutput(job.key[1], finish_reason="timeout"))
+        batch = self._next_batch()
+        if not batch:
+            return outputs
+        tokens = sum(len(job.message.inputs[index]) for job, index in batch)
+        progress.begin("computing a step", self._pace.expected_s(tokens))
+        torch.set_num_threads(self._share.begin())
+        try:
+            vectors = self.model.embed([job.message.inputs[index] for job, index in batch])
+        except Exception:  # the step loop is one of the edges: the batch fails, the engine goes on
+            self.failed_steps += 1
+            logger.exception("step failed", extra={"texts": len(batch)})
+            for job in {id(job): job for job, _ in batch}.values():
+                error = "the step that computed this request failed"
+                self._end(job, outputs, RequestOutput(job.key[1], finish_reason="error", error=error))
+            return outputs
+        self._share.end()
+        self.failed_steps = 0
+        elapsed = time.monotonic() - now
+        self._pace.learn(tokens, elapsed)
+        self._count(tokens, elapsed)
+        for (job, _), vector in zip(batch, vectors, strict=True):
+            job.vectors.append(vector)
+            if len(job.vectors) == len(job.message.inputs):
+                done = RequestOutput(job.key[1], finish_reason="stop", embeddings=_bytes(job))
+                self._end(job, outputs, done)
+        return outputs
+
+    def check_integrity(self) -> None:
+        """Called when idle: no request is known."""
+        if self.jobs or self.queue:
+            raise EngineBroken(f"idle with {len(self.jobs)} requests, {len(self.queue)} of them queued")
+
+    def close(self) -> None:
+        """Nothing to end: all that runs here is the step."""
+
+    def refresh_stats(self) -> Stats:
+        """The gauges as of now, and the counters."""
+        started = sum(bool(job.next_input) for job in self.jobs.values())
+        self.stats.running, self.stats.waiting = started, len(self.jobs) - started
+        return self.stats
+
+    def _refusal(self, message: Embed) -> str | None:
+        if len(self.jobs) >= self.config.max_waiting_requests:
+            return "overloaded"
+        if not message.inputs or not all(message.inputs):
+            return "an input is empty"
+        if max(map(len, message.inputs)) > self.model.max_model_len:
+            return f"an input has more than {self.model.max_model_len} tokens"
+        if any(min(ids) < 0 or max(ids) >= self.model.vocab_size for ids in message.inputs):
+            return f"token ids must be between 0 and {self.model.vocab_size - 1}"
+        return None
+
+    def _next_batch(self) -> list[tuple[_Job, int]]:
+        """Texts up to the token budget, at least one: one of each request in turn, so that none waits for a long list."""
+        batch: list[tuple[_Job, int]] = []
+        budget = self.config.max_num_batched_tokens
+        while self.queue and len(batch) < self.config.max_num_seqs:
+            job = self.queue[0]
+            size = len(job.message.inputs[job.next_input])
+            if batch and size > budget:
+                break
+            budget -= size
+            self.queue.popleft()
+            batch.append((job, job.next_input))
+            job.next_input += 1
+            if job.next_input < len(job.message.inputs):
+                self.queue.append(job)
+        return batch
+
+    def _count(self, tokens: int, elapsed: float) -> None:
+        self.stats.steps += 1
+        self.stats.prefill_steps += 1
+        self.stats.prefill_s += elapsed
+        self.histograms.add_step(elapsed, is_decode=False)
+        self.stats.prompt_tokens += tokens
+
+    def _end(self, job: _Job, outputs: ClientOutputs, output: RequestOutput) -> None:
+        del self.jobs[job.key]
+        if job in self.queue:
+            self.queue.remove(job)
+        outputs.setdefault(job.key[0], []).append(output)
+
+
+def _bytes(job: _Job) -> bytes:
+    """The request's vectors, cut and normalised as it asks, row by row in little-endian float32."""
+    vectors = torch.stack(job.vectors)[:, : job.message.dimensions]
+    if job.message.normalise:
+        vectors = torch.nn.functional.normalize(vectors, dim=1)
+    packed: bytes = vectors.numpy().astype("<f4").tobytes()
+    return packed

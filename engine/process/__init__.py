@@ -1,0 +1,1 @@
+"""The worker process itself: what it is doing, its log, the CPUs that it may use."""

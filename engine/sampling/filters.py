@@ -1,0 +1,94 @@
+"""top-k, top-p and min-p over many rows at once, in the order of transformers' warpers. It draws; it adjusts no logits.
+
+Only the best candidates are looked at, with the true normaliser of the whole vocabulary, and more where they do not
+suffice; so the result is exact whatever their number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from engine.sampling.params import SamplingParams
+
+CANDIDATES = 256
+"""Filtered sampling first looks at this many most likely tokens."""
+
+
+class Candidates(Protocol):
+    """Where the best tokens come from."""
+
+    def __call__(self, rows: list[int], count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The `count` best of these rows: (x - best) / temperature [B, count], best first, -inf where what is left weighs
+        nothing; ids [B, count]; and the log [B, 1] of the sum of e^ that over the vocabulary.
+        """
+        ...
+
+
+def draw(candidates: Candidates, params: list[SamplingParams], uniforms: list[float], vocab: int) -> list[int]:
+    """A token for every row; where a row's parameters have no filter, of the whole vocabulary.
+
+    How many candidates a row looks at depends on that row alone, so that its sums are rounded the same in every batch.
+    """
+    tokens = [0] * len(params)
+    waiting: dict[int, list[int]] = {}
+    for row, p in enumerate(params):
+        count = CANDIDATES if p.filtered else vocab
+        while count < min(p.top_k, vocab):
+            count *= 16
+        waiting.setdefault(min(count, vocab), []).append(row)
+    while waiting:
+        count = min(waiting)
+        rows = waiting.pop(count)
+        chosen = [params[row] for row in rows]
+        drawn, enough = _attempt(*candidates(rows, count), chosen, [uniforms[row] for row in rows], vocab)
+        for row, token, good in zip(rows, drawn.tolist(), enough.tolist(), strict=True):
+            if good or count == vocab:
+                tokens[row] = token
+            else:
+                waiting.setdefault(min(vocab, count * 16), []).append(row)
+    return tokens
+
+
+def bounded(p: SamplingParams, vocab: int) -> bool:
+    """Whether the first candidates are always enough for these parameters."""
+    return 0 < p.top_k <= min(CANDIDATES, vocab)
+
+
+def draw_at_once(
+    candidates: Candidates, params: list[SamplingParams], uniforms: list[float], vocab: int
+) -> torch.Tensor:
+    """As `draw`, a tensor [B] that nobody has waited for; all rows are `bounded`."""
+    drawn, _ = _attempt(*candidates([*range(len(params))], min(CANDIDATES, vocab)), params, uniforms, vocab)
+    return drawn
+
+
+def _attempt(
+    values: torch.Tensor,
+    ids: torch.Tensor,
+    log_totals: torch.Tensor,
+    params: list[SamplingParams],
+    uniforms: list[float],
+    vocab: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token [B] for every row, and whether [B] its candidates were enough to know it."""
+    device = values.device
+
+    def column(numbers: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)[:, None]
+
+    top_k = column([p.top_k if 0 < p.top_k < vocab else vocab for p in params])
+    top_p, min_p = column([p.top_p for p in params]), column([p.min_p for p in params])
+    has_k = top_k < vocab
+    kept = values.masked_fill(torch.arange(values.shape[1], device=device) >= top_k, -torch.inf)
+    # top-k renormalises before top-p looks at the mass
+    weights = torch.where(has_k, kept.softmax(-1), (kept - log_totals).exp())
+    cumulative = weights.cumsum(-1)
+    enough = has_k | ((top_p < 1) & (cumulative[:, -1:] >= top_p))
+    enough |= (min_p > 0) & (weights[:, -1:] < min_p * weights[:, :1])
+    keep = (weights > 0) & ((cumulative - weights < top_p) | (top_p >= 1)) & (weights >= min_p * weights[:, :1])
+    mass = (weights * keep).double().cumsum(-1)
+    place = torch.searchsorted(mass, column(uniforms, torch.float64) * mass[:, -1:]).clamp_(max=mass.shape[1] - 1)
+    return ids.gather(1, place)[:, 0], enough[:, 0]

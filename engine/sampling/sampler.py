@@ -1,0 +1,291 @@
+"""From logits to tokens. Stateless: given the logits, a token depends only on the request's seed and its position.
+
+One uniform number per token, drawn by splitmix64 from (seed, output position), and the inverse of the cumulative
+distribution; so neither batch mates nor preemption can change what a request samples.
+Order of the steps: grammar, logit bias and bans, minimum length, penalties, temperature, top-k, top-p, min-p, typical-p
+(the filters in the order of transformers' warpers).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from engine.cpu.kernels import ops
+from engine.messages import TokenLogprob
+from engine.sampling.filters import CANDIDATES, draw
+from engine.sampling.params import SamplingParams
+from engine.sampling.watermark import mark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from engine.request import Request
+
+_MASK64 = (1 << 64) - 1
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in (0, 1) with 53 random bits: splitmix64 of the two, on every device the same."""
+    z = (seed + 0x9E3779B97F4A7C15 * (position + 1)) & _MASK64
+    for multiplier, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
+        z = ((z ^ (z >> shift)) * multiplier) & _MASK64
+    return ((z ^ (z >> 31)) >> 11) * 2.0**-53 + 2.0**-54
+
+
+class ChosenTokens(Protocol):
+    """A token per row that a device is choosing: tokens [N] int64, there."""
+
+    tokens: torch.Tensor
+
+    def read(self) -> list[int]:
+        """The tokens, once they are chosen."""
+        ...
+
+
+class Sampler:
+    """Chooses one token per request, and reports log-probabilities to those who asked."""
+
+    def __init__(self, eos_token_ids: Iterable[int]) -> None:
+        self.eos_token_ids = list(eos_token_ids)
+
+    def sample(
+        self, rows: list[tuple[Request, int]], logits: torch.Tensor
+    ) -> tuple[list[int], list[TokenLogprob | None]]:
+        """A token per row, and its log-probability where asked for, of `logits` [len(rows), V], which may be changed on
+        the way. A row is for the request's next token, or for the one so many places behind it.
+        """
+        requests = [request for request, _ in rows]
+        params = [request.params for request in requests]
+        temperatures = [0.0 if p.greedy else p.temperature for p in params]
+        uniforms = [uniform(r.params.seed, r.num_output_tokens + ahead) for r, ahead in rows]
+        if not any(p.logprobs is not None or p.filtered or adjusts(r) for p, r in zip(params, requests, strict=True)):
+            return ops.choose(logits, temperatures, uniforms), [None] * len(requests)
+        logits = logits.float()
+        raw = logits if any(p.logprobs is not None and p.logprobs_mode == "raw" for p in params) else None
+        processed = self._adjust(requests, logits, keep=raw is not None)
+        chosen = self._choose(processed, params, temperatures, uniforms)
+        logprobs: list[TokenLogprob | None] = [None] * len(requests)
+        for row, p in enumerate(params):
+            if p.logprobs is None:
+                continue
+            if p.logprobs_mode == "raw" and raw is not None:
+                distribution = raw[row]
+            else:
+                distribution = processed[row] if p.greedy else _filtered_logits(processed[row : row + 1], p)[0]
+            logprobs[row] = token_logprobs(
+                distribution[None], [chosen[row]], p.logprobs, p.logprobs_mode, p.logprob_token_ids
+            )[0]
+        return chosen, logprobs
+
+    def choose_later(self, rows: list[tuple[Request, int]], logits: torch.Tensor) -> ChosenTokens | None:
+        """As `sample` where no log-probabilities are asked for, without waiting; None where that cannot be."""
+        return None
+
+    def _choose(
+        self, logits: torch.Tensor, params: list[SamplingParams], temperatures: list[float], uniforms: list[float]
+    ) -> list[int]:
+        """A token for every row: drawn together where filters are the usual ones."""
+        drawn = [row for row, p in enumerate(params) if p.filtered and not p.greedy and p.typical_p >= 1]
+        if len(drawn) == len(params):
+            return _draw_together(logits, params, uniforms)
+        chosen = ops.choose(logits, temperatures, uniforms)
+        if drawn:
+            tokens = _draw_together(logits[drawn], [params[r] for r in drawn], [uniforms[r] for r in drawn])
+            for row, token in zip(drawn, tokens, strict=True):
+                chosen[row] = token
+        for row, p in enumerate(params):
+            if p.typical_p < 1 and not p.greedy:
+                chosen[row] = _draw(logits[row], p, uniforms[row])
+        return chosen
+
+    def _adjust(self, requests: list[Request], logits: torch.Tensor, keep: bool) -> torch.Tensor:
+        """Grammars, bans, bias and penalties; on a copy where the logits themselves must be kept."""
+        copied = False
+        for row, request in enumerate(requests):
+            if not adjusts(request):
+                continue
+            young = request.num_output_tokens < request.params.min_tokens
+            if keep and not copied:
+                logits, copied = logits.clone(), True
+            if request.matcher is not None:
+                logits[row].masked_fill_(request.matcher.forbidden(), -torch.inf)
+            _adjust_row(logits[row], request, self.eos_token_ids if young else [])
+        return logits
+
+
+def adjusts(request: Request) -> bool:
+    """Whether the request changes the logits that the model gave."""
+    p = request.params
+    young = request.num_output_tokens < p.min_tokens
+    return bool(
+        request.matcher is not None or young or p.logit_bias or p.allowed_token_ids or p.bad_words or p.penalised
+    )
+
+
+def token_logprobs(
+    logits: torch.Tensor, tokens: list[int], top: int, mode: str = "raw", named: list[int] | None = None
+) -> list[TokenLogprob]:
+    """Log-probabilities of `tokens` under `logits` [n, V] with the `top` best (-1: all; ties with the last one too
+    in "processed" mode, as TGI does), or with those of the tokens that are `named`.
+    """
+    logprobs = torch.log_softmax(logits.float(), -1)
+    index = torch.tensor(tokens)[:, None]
+    chosen = logprobs.gather(1, index)
+    ranks = (logprobs > chosen).sum(1).add(1).tolist()
+    count = logprobs.shape[1] if top == -1 else min(top, logprobs.shape[1])
+    values, ids = logprobs.topk(count) if count else (logprobs[:, :0], index[:, :0])
+    if named is not None:
+        count, ids = 0, torch.tensor(named).expand(len(tokens), -1)
+        values = logprobs.gather(1, ids)
+    result = []
+    for row, token in enumerate(tokens):
+        best = list(zip(ids[row].tolist(), values[row].tolist(), strict=True))
+        if mode == "processed" and count and count < logprobs.shape[1]:
+            tied = (logprobs[row] == values[row, -1]).nonzero()[:, 0].tolist()
+            seen = {token_id for token_id, _ in best}
+            if best[-1][1] > -torch.inf:
+                best += [(token_id, best[-1][1]) for token_id in tied if token_id not in seen]
+        result.append(TokenLogprob(token, float(chosen[row, 0]), ranks[row], best))
+    return result
+
+
+def _adjust_row(row: torch.Tensor, request: Request, forbidden: list[int]) -> None:
+    """Change one row [V] in place."""
+    p = request.params
+    if p.logit_bias:
+        ids = torch.tensor(list(p.logit_bias))
+        row[ids] += torch.tensor(list(p.logit_bias.values()))
+    if p.allowed_token_ids:
+        row += _state(request, row.shape[0]).forbidden
+    for word in p.bad_words or []:
+        before = word[:-1]
+        if not before or request.token_ids[-len(before) :] == before:
+            row[word[-1]] = -torch.inf
+    if request.num_output_tokens < p.min_tokens:
+        row[forbidden + p.stop_token_ids] = -torch.inf
+    if p.penalised:
+        _penalise(row, request)
+
+
+class _State:
+    """What a request keeps between steps, per vocabulary entry: occurrences in prompt and output, and 0 or -inf."""
+
+    def __init__(self, request: Request, vocab_size: int) -> None:
+        self.forbidden = torch.zeros(vocab_size)
+        if request.params.allowed_token_ids:
+            self.forbidden.fill_(-torch.inf)
+            self.forbidden[request.params.allowed_token_ids] = 0
+        self.prompt = torch.bincount(torch.tensor(request.token_ids[: request.num_prompt_tokens]), minlength=vocab_size)
+        self.output = torch.zeros(vocab_size, dtype=torch.int64)
+        self.counted = request.num_prompt_tokens
+
+    def catch_up(self, request: Request) -> None:
+        for token in request.token_ids[self.counted :]:
+            self.output[token] += 1
+        self.counted = len(request.token_ids)
+
+
+def _state(request: Request, vocab_size: int) -> _State:
+    if request.sampler_state is None:
+        request.sampler_state = _State(request, vocab_size)
+    state: _State = request.sampler_state
+    return state
+
+
+def _penalise(row: torch.Tensor, request: Request) -> None:
+    """The watermark, then repetition (prompt and output; the formula of CTRL), frequency and presence (output; OpenAI's), TGI's own."""
+    p = request.params
+    if p.watermark:
+        mark(row, request.token_ids[-1])
+    counts = _state(request, row.shape[0])
+    counts.catch_up(request)
+    if p.repetition_penalty != 1:
+        penalised = torch.where(row < 0, row * p.repetition_penalty, row / p.repetition_penalty)
+        row.copy_(torch.where((counts.prompt + counts.output) > 0, penalised, row))
+    if p.frequency_penalty:
+        row -= p.frequency_penalty * counts.output
+    if p.presence_penalty:
+        row -= p.presence_penalty * (counts.output > 0)
+    if p.relative_frequency_penalty:
+        row -= p.relative_frequency_penalty * (counts.prompt + counts.output) / len(request.token_ids)
+
+
+def _draw_together(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> list[int]:
+    """A token for every row of logits [B, V] among those that top-k, top-p and min-p leave."""
+
+    def candidates(rows: list[int], count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        of_rows = logits if len(rows) == len(params) else logits[rows]
+        temperatures = [params[row].temperature for row in rows]
+        heat = torch.tensor(temperatures)[:, None]
+        found = ops.select(of_rows, temperatures, count) if count < logits.shape[1] else None
+        if found is None:
+            scaled = (of_rows - of_rows.amax(-1, keepdim=True)) / heat
+            return (*scaled.topk(count), scaled.logsumexp(-1, keepdim=True))
+        values, order = found.values.topk(count)
+        return (values - values[:, :1]) / heat, found.ids.gather(1, order), found.log_totals
+
+    return draw(candidates, params, uniforms, logits.shape[1])
+
+
+def _draw(logits: torch.Tensor, p: SamplingParams, u: float) -> int:
+    """Sample one token of `logits` [V] among those that the filters leave."""
+    ids, weights = _candidates(logits / p.temperature, p)
+    cumulative = weights.double().cumsum(-1)
+    j = int(torch.searchsorted(cumulative, u * cumulative[-1:]))
+    return int(ids[min(j, len(ids) - 1)])
+
+
+def _candidates(scaled: torch.Tensor, p: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens that survive the filters and their weights (zero where filtered): two [n], most likely first.
+
+    Looks at the `CANDIDATES` best with the true normaliser, and widens where the wanted mass lies beyond them.
+    """
+    vocab = scaled.shape[0]
+    top_k = p.top_k if 0 < p.top_k < vocab else 0
+    count = min(top_k or CANDIDATES, vocab)
+    log_normaliser = scaled.logsumexp(-1)
+    while True:
+        values, ids = scaled.topk(count)
+        # top-k renormalises before top-p looks at the mass
+        weights = values.softmax(-1) if top_k else (values - log_normaliser).exp()
+        cumulative = weights.cumsum(-1)
+        enough = (
+            count == vocab
+            or top_k > 0
+            or (p.typical_p >= 1 and p.top_p < 1 and float(cumulative[-1]) >= p.top_p)
+            or (p.typical_p >= 1 and p.min_p > 0 and float(weights[-1]) < p.min_p * float(weights[0]))
+        )
+        if enough:
+            break
+        count = vocab if p.typical_p < 1 else min(vocab, count * 16)
+    keep = weights > 0
+    if p.top_p < 1:
+        keep &= cumulative - weights < p.top_p
+    if p.min_p > 0:
+        keep &= weights >= p.min_p * weights[0]
+    if p.typical_p < 1:
+        keep &= _typical(weights * keep, keep, p.typical_p)
+    return ids, weights * keep
+
+
+def _typical(weights: torch.Tensor, keep: torch.Tensor, mass: float) -> torch.Tensor:
+    """Locally typical sampling (Meister et al. 2022): the tokens whose surprise is nearest to the entropy."""
+    probabilities = weights / weights.sum()
+    surprise = -probabilities.clamp_min(1e-45).log()
+    distance = (surprise - (probabilities * surprise).sum()).abs().masked_fill(~keep, torch.inf)
+    order = distance.argsort()
+    last = int((probabilities[order].cumsum(-1) < mass).sum())
+    return distance <= distance[order[min(last, len(order) - 1)]]
+
+
+def _filtered_logits(logits: torch.Tensor, p: SamplingParams) -> torch.Tensor:
+    """The distribution that was sampled from, as logits [1, V] with -inf for what the filters removed."""
+    scaled = logits / p.temperature
+    if not p.filtered:
+        return scaled
+    ids, weights = _candidates(scaled[0], p)
+    out = torch.full_like(scaled, -torch.inf)
+    out[0, ids] = weights.log()
+    return out

@@ -1,0 +1,1 @@
+"""Conversations: messages, reasoning, tools and the calls of tools."""

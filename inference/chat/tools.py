@@ -1,0 +1,105 @@
+"""`tools` and `tool_choice`: what they may be, and the grammar that makes the model call one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from inference.errors import InvalidRequest
+from inference.generation import structured
+
+if TYPE_CHECKING:
+    from engine.sampling.params import Grammar
+
+Tools = list[dict[str, Any]] | None
+Choice = str | dict[str, Any] | None
+
+MAX_TOOLS = 128
+MAX_NAME = 256
+
+
+def check_tools(tools: Tools, choice: Choice) -> None:
+    """Raise InvalidRequest for definitions and choices that cannot be."""
+    if tools is None:
+        if choice not in (None, "none"):
+            raise InvalidRequest("tool_choice needs `tools`.", "tool_choice")
+        return
+    if not 1 <= len(tools) <= MAX_TOOLS:
+        raise InvalidRequest(f"tools must have 1 to {MAX_TOOLS} entries, got {len(tools)}.", "tools")
+    names = [_name(i, tool) for i, tool in enumerate(tools)]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("tools: two functions have one name.", "tools")
+    if choice in (None, "none", "auto", "required"):
+        return
+    named = named_tool(choice)
+    if named is None:
+        raise InvalidRequest(
+            "tool_choice must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}.",
+            "tool_choice",
+        )
+    if named not in names:
+        raise InvalidRequest(f"tool_choice: no function in tools is named {named[:100]!r}.", "tool_choice")
+
+
+def _name(index: int, tool: dict[str, Any]) -> str:
+    field = f"tools[{index}]"
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise InvalidRequest(f"{field} must have the type 'function' and a `function` object.", "tools")
+    name = function.get("name")
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        raise InvalidRequest(f"{field}.function.name must be a string of 1 to {MAX_NAME} characters.", "tools")
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise InvalidRequest(f"{field}.function.parameters must be a JSON schema, which is an object.", "tools")
+    if not isinstance(function.get("description") or "", str):
+        raise InvalidRequest(f"{field}.function.description must be a string.", "tools")
+    return name
+
+
+def named_tool(choice: Choice) -> str | None:
+    """The function that must be called."""
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def may_call(tools: Tools, choice: Choice) -> bool:
+    """Whether the answer may hold tool calls."""
+    return bool(tools) and choice != "none"
+
+
+def tool_grammar(tools: Tools, choice: Choice, parallel: bool = True) -> Grammar | None:
+    """For a named tool its arguments, for "required" a list of calls, as JSON; None where the model is free."""
+    functions = [tool["function"] for tool in tools or []]
+    name = named_tool(choice)
+    if name is not None:
+        chosen = next(function for function in functions if function["name"] == name)
+        return structured.json_schema(_parameters(chosen), "tools")
+    if choice != "required":
+        return None
+    definitions: dict[str, Any] = {}
+    options = []
+    for function in functions:
+        parameters = dict(_parameters(function))
+        own = parameters.pop("$defs", None) or {}
+        if not isinstance(own, dict):
+            raise InvalidRequest("tools: $defs of a function's parameters must be an object.", "tools")
+        for key, value in own.items():  # references count from the schema's root
+            if definitions.setdefault(key, value) != value:
+                raise InvalidRequest(f"tools: two functions define {key[:100]!r} in $defs, and differ.", "tools")
+        call = {"name": {"const": function["name"]}, "arguments": parameters}
+        options.append(
+            {"type": "object", "properties": call, "required": list(call), "additionalProperties": False}
+        )  # fmt: skip
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": options}}
+    if not parallel:
+        schema["maxItems"] = 1
+    if definitions:
+        schema["$defs"] = definitions
+    return structured.json_schema(schema, "tools")
+
+
+def _parameters(function: dict[str, Any]) -> dict[str, Any]:
+    """A function without parameters takes an empty object; one with some takes no others, unless its schema says so."""
+    given = function.get("parameters") or {"type": "object", "properties": {}}
+    schema: dict[str, Any] = structured.closed(given, "tools", bare_too=False)
+    return schema

@@ -1,0 +1,115 @@
+"""GET /health, /ping, / and /info; POST /tokenize."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from inference.chat.conversation import parse_messages
+from inference.dialects.tgi.errors import undeserialisable
+from inference.dialects.tgi.schema import GenerateRequest, parse
+from inference.errors import InvalidRequest
+from inference.generation.requests import ChatPrompt
+from inference.http.exchange import Response, json_response
+from inference.http.offload import beside, encoded, give_back_memory
+from inference.http.validation import convert
+from inference.workers.tokenizer import MUCH_TEXT
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+    from inference.http.exchange import Exchange
+    from inference.services import Services
+
+
+async def health(exchange: Exchange, services: Services) -> None:
+    """200 with an empty body while some worker can take requests, else 503."""
+    if services.router.ready and not services.admission.draining:
+        await exchange.respond(Response(200, b"", b"text/plain; charset=utf-8"))
+    else:
+        await exchange.respond(json_response({"error": "unhealthy", "error_type": "healthcheck"}, 503))
+
+
+async def info(exchange: Exchange, services: Services) -> None:
+    """The union of the fields that the router's versions have had."""
+    target = services.router.resolve(None)
+    model, limits = target.info, services.limits
+    await exchange.respond(
+        json_response(
+            {
+                "model_id": target.entry.model,
+                "model_sha": None,
+                "model_dtype": model.dtype,
+                "model_device_type": model.device,
+                "model_pipeline_tag": "text-generation",
+                "max_concurrent_requests": services.admission.max_concurrent_requests,
+                "max_best_of": limits.max_best_of,
+                "max_stop_sequences": limits.max_stop_sequences,
+                "max_input_length": model.max_model_len - 1,
+                "max_input_tokens": model.max_model_len - 1,
+                "max_total_tokens": model.max_model_len,
+                "max_batch_total_tokens": model.num_blocks * model.block_size,
+                "max_batch_size": model.max_num_seqs,
+                "validation_workers": 1,
+                "max_client_batch_size": limits.max_prompts,
+                "router": "text-generation-router",
+                "version": services.version,
+                "sha": None,
+                "docker_label": None,
+            }
+        )
+    )
+
+
+class ChatRequest(msgspec.Struct):
+    """POST /chat_tokenize: what of a chat request the template sees."""
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+async def chat_tokenize(exchange: Exchange, services: Services) -> None:
+    """The conversation as the template writes it, and its tokens; none is added."""
+    try:
+        request = await exchange.work(convert, await exchange.json(), ChatRequest)
+    except InvalidRequest as error:
+        raise undeserialisable(error) from error
+    with services.admission.place(exchange.tenant):
+        tokenizer = services.router.resolve(request.model).tokenizer
+        arguments = {"tools": request.tools} if request.tools else {}
+        messages = await exchange.work(parse_messages, request.messages)
+        text, encoding = await tokenizer.chat_encoding(ChatPrompt(messages, template_arguments=arguments))
+        tokens = await beside(_tokens, text, encoding)
+        del encoding
+        if len(text) > MUCH_TEXT:
+            await beside(give_back_memory)
+        answer = {"tokenize_response": tokens, "templated_text": text}
+        await exchange.respond(await beside(json_response, answer))
+
+
+async def tokenize(exchange: Exchange, services: Services) -> None:
+    """Tokens of `inputs` with the byte range that each covers."""
+    request: GenerateRequest = await exchange.work(parse, await exchange.json(), GenerateRequest)
+    tokenizer = services.router.resolve(None).tokenizer
+    with services.admission.place(exchange.tenant):
+        encoding = await tokenizer.encoding(request.inputs, add_special_tokens=True)
+        tokens = await beside(_tokens, request.inputs, encoding)
+        del encoding
+        if len(request.inputs) > MUCH_TEXT:
+            await beside(give_back_memory)
+        await exchange.respond(await beside(json_response, tokens))
+
+
+def _tokens(inputs: str, encoding: Encoding) -> msgspec.Raw:
+    """The tokens; offsets count bytes, as the router's do."""
+    starts = [0]
+    for character in inputs:
+        starts.append(starts[-1] + len(character.encode()))
+    # One range at a time: `offsets` makes them all in one call, which nothing can interrupt.
+    ranges = (encoding.token_to_chars(i) or (0, 0) for i in range(len(encoding)))
+    return encoded(
+        {"id": token_id, "text": inputs[start:stop], "start": starts[start], "stop": starts[stop]}
+        for token_id, (start, stop) in zip(encoding.ids, ranges, strict=True)
+    )

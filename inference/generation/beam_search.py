@@ -1,0 +1,138 @@
+"""Beam search over an engine that knows nothing of it: every step is a request of one token for each beam.
+
+As vLLM does it: each beam's best 2 x width tokens extend it, the `width` likeliest of all go on, and what ends in an end token is
+kept aside; the best by length-normalised likelihood are the answer. The prefix cache holds what beams have in common. Nothing is
+known before the last step, so every sequence is one delta at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.client import EngineDead
+from inference.errors import GenerationFailed, InvalidRequest, ShuttingDown
+from inference.generation.deltas import Delta
+from inference.generation.generate import Generation
+from inference.generation.text import IncrementalDecoder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from engine.messages import TokenLogprob
+    from engine.sampling.params import SamplingParams
+    from inference.generation.requests import GenerationRequest
+
+MAX_WIDTH = 64
+HISTORY = (
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "bad_words", "grammar",
+    "prompt_logprobs", "stop_token_ids", "logprob_token_ids",
+)  # fmt: skip
+"""What depends on more than the next token, and has no meaning where each step is a request."""
+
+
+def check_beams(request: GenerationRequest) -> None:
+    """Raises InvalidRequest that names the field."""
+    if request.n > MAX_WIDTH:
+        raise InvalidRequest(f"n must be at most {MAX_WIDTH} with use_beam_search, got {request.n}.", "n")
+    asked = [name for name in HISTORY if request.sampling.get(name)]
+    if request.stop:
+        asked.insert(0, "stop")
+    if asked:
+        raise InvalidRequest(f"{asked[0]} cannot be used with use_beam_search.", asked[0])
+
+
+@dataclass(slots=True)
+class _Beam:
+    """One way to continue the prompt."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    likelihood: float = 0.0
+    ended: bool = False
+
+    def extended(self, token: TokenLogprob, ended: bool) -> _Beam:
+        return _Beam([*self.token_ids, token.token_id], [*self.logprobs, token], self.likelihood + token.logprob, ended)
+
+    def score(self, length_penalty: float) -> float:
+        length = len(self.token_ids) - (1 if self.ended else 0)
+        return self.likelihood / max(1, length) ** length_penalty
+
+
+class BeamSearch(Generation):
+    """A request with `beams`: its n sequences are the best n beams, the best one first."""
+
+    async def _merged(self) -> AsyncGenerator[Delta, None]:
+        width, length_penalty = self.request.n, self.request.length_penalty
+        params = msgspec.structs.replace(
+            self.params, max_tokens=1, logprobs=2 * width, logprobs_mode="processed", ignore_eos=True, temperature=0.0
+        )
+        beams = [_Beam()]
+        ended: list[_Beam] = []
+        for _ in range(self.params.max_tokens):
+            steps = await self._steps(beams, params)
+            if self.stopped:
+                break  # with the beams as they were
+            self._submitted.clear()
+            found = [extended for extensions in steps for extended in extensions]
+            ended += [beam for beam in found if beam.ended]
+            beams = sorted((b for b in found if not b.ended), key=lambda b: b.likelihood, reverse=True)[:width]
+            if not beams:
+                break
+        best = sorted([*ended, *beams], key=lambda b: b.score(length_penalty), reverse=True)[:width]
+        for index, beam in enumerate(best):
+            yield self._delta(index, beam)
+
+    async def _steps(self, beams: list[_Beam], params: SamplingParams) -> list[list[_Beam]]:
+        """All beams at once; the first failure ends the others."""
+        tasks = [asyncio.ensure_future(self._step(beam, params)) for beam in beams]
+        try:
+            return await asyncio.gather(*tasks)
+        except EngineDead as error:
+            if self._generator.router.stopping:
+                raise ShuttingDown("The server is shutting down.") from error
+            raise GenerationFailed("The worker that served this request died.") from error
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _step(self, beam: _Beam, params: SamplingParams) -> list[_Beam]:
+        """The beam's extensions by its likeliest tokens."""
+        eos = () if self.params.ignore_eos else self.target.info.eos_token_ids
+        token_ids = [*self.prompt_token_ids, *beam.token_ids]
+        async with aclosing(self._outputs(0, token_ids, params)) as outputs:
+            async for output in outputs:
+                self.note(0 if not beam.token_ids else 1, output)
+                if output.logprobs:
+                    top = output.logprobs[0].top
+                    tokens = [msgspec.structs.replace(output.logprobs[0], token_id=i, logprob=value, rank=rank, top=top)
+                              for rank, (i, value) in enumerate(top, 1)]  # fmt: skip
+                    return [beam.extended(token, token.token_id in eos) for token in tokens]
+        if self.stopped:
+            return []
+        raise GenerationFailed("The generation ended early.")
+
+    def _delta(self, index: int, beam: _Beam) -> Delta:
+        tokenizer = self.target.tokenizer
+        skip = self.request.skip_special_tokens and not self.request.token_texts
+        decoder = IncrementalDecoder(tokenizer.fast, self.prompt_token_ids, skip)
+        shown = beam.token_ids[:-1] if beam.ended else beam.token_ids
+        texts = [decoder.step(token) for token in shown]
+        asked = self.params.logprobs
+        logprobs = None
+        if asked is not None:
+            logprobs = [msgspec.structs.replace(token, top=token.top[:asked]) for token in beam.logprobs]
+        return Delta(
+            index,
+            "".join(texts),
+            beam.token_ids,
+            logprobs=logprobs,
+            token_texts=[*texts, ""] if beam.ended else texts,
+            finish_reason="stop" if beam.ended or self.stopped else "length",
+            ended_by_eos=beam.ended,
+        )

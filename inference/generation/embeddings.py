@@ -1,0 +1,184 @@
+"""The use case behind every embedding route: texts to vectors. It knows no dialect."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import structlog
+
+from engine.client import EngineDead
+from inference.errors import (
+    DeadlineExceeded,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    ShuttingDown,
+)
+from inference.generation.requests import Prompt, TextPrompt
+from inference.http.offload import beside
+from inference.http.validation import in_range
+from inference.workers.tokenizer import CHARACTERS_PER_TOKEN, Beginning
+
+if TYPE_CHECKING:
+    from engine.messages import EmbeddingInfo, RequestOutput
+    from inference.generation.generate import Caller
+    from inference.http.exchange import Exchange
+    from inference.workers.router import EngineRouter, Target
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class EmbeddingRequest:
+    """Texts, and how long their vectors should be (None: as the model makes them) and whether of length 1 (None: as
+    the model's files say). `truncate_left` keeps the last so many tokens of each, `truncate_right` the first.
+    """
+
+    model: str | None
+    inputs: list[Prompt] = field(default_factory=list)
+    dimensions: int | None = None
+    normalise: bool | None = None
+    truncate_left: int | None = None
+    truncate_right: int | None = None
+
+
+@dataclass(slots=True)
+class Embeddings:
+    """`vectors` [inputs, dimensions] float32."""
+
+    target: Target
+    vectors: np.ndarray
+    prompt_tokens: int
+
+
+class Embedder:
+    """Makes embeddings with the running deployments."""
+
+    def __init__(self, router: EngineRouter, request_timeout_s: float) -> None:
+        self.router, self.request_timeout_s = router, request_timeout_s
+
+    async def embed(self, request: EmbeddingRequest, exchange: Exchange | Caller, dialect: str) -> Embeddings:
+        """Resolve, tokenise, check, compute; raises a ServingError."""
+        arrived = time.monotonic()
+        target = self.router.resolve(request.model)
+        info = target.info.embedding
+        if info is None:
+            raise InvalidRequest(f"The model `{target.entry.name}` generates text and makes no embeddings.", "model")
+        _check_dimensions(request.dimensions, info, target.entry.name)
+        rows = await _token_ids(request, target, info)
+        inputs = await beside(lambda: [_checked(ids, target, i) for i, ids in enumerate(rows)])
+        normalise = info.normalise if request.normalise is None else request.normalise
+        output = await self._run(target, inputs, request.dimensions, normalise)
+        if output.embeddings is None:
+            raise _failure(output)
+        vectors = np.frombuffer(output.embeddings, dtype="<f4").reshape(len(inputs), -1)
+        tokens = sum(map(len, inputs))
+        logger.info(
+            "embedding",
+            request_id=exchange.request_id,
+            dialect=dialect,
+            deployment=target.entry.name,
+            inputs=len(inputs),
+            prompt_tokens=tokens,
+            total_ms=round((time.monotonic() - arrived) * 1e3, 1),
+        )
+        return Embeddings(target, vectors, tokens)
+
+    async def _run(
+        self, target: Target, inputs: list[list[int]], dimensions: int | None, normalise: bool
+    ) -> RequestOutput:
+        """Once more where the worker dies or drains: nothing was answered yet."""
+        timeout_s = self.request_timeout_s
+        for attempt in (1, 2):
+            try:
+                client = target.pick()
+                output = await client.embed(inputs, dimensions=dimensions, normalise=normalise, timeout_s=timeout_s)
+            except EngineDead as error:
+                if self.router.stopping:
+                    raise ShuttingDown("The server is shutting down.") from error
+                if attempt == 2:
+                    raise GenerationFailed("The worker that served this request died.") from error
+            else:
+                if output.error != "draining" or attempt == 2:
+                    break
+        return output
+
+
+async def _token_ids(request: EmbeddingRequest, target: Target, info: EmbeddingInfo) -> list[list[int]]:
+    """Every input's ids, cut as asked; texts are tokenised together."""
+    tokenizer = target.tokenizer
+    texts = [prompt for prompt in request.inputs if isinstance(prompt, TextPrompt)]
+    special = texts[0].add_special_tokens if texts else True
+    prepared = [info.prompt + prompt.text for prompt in texts]
+    if info.lower_case:
+        prepared = [text.lower() for text in prepared]
+    longest = target.info.max_model_len
+    # Those that are surely too long, or cut, are not tokenised whole; the others are together.
+    usual = [text for text in prepared if len(text) <= CHARACTERS_PER_TOKEN * longest]
+    encoded, texts_left = iter(await tokenizer.encodings(usual, special)) if usual else iter(()), iter(prepared)
+    rows = []
+    for prompt in request.inputs:
+        if isinstance(prompt, TextPrompt) and len(text := next(texts_left)) <= CHARACTERS_PER_TOKEN * longest:
+            ids = tokenizer.cut(list(next(encoded).ids), request.truncate_left, special)
+        else:
+            asked = TextPrompt(text, special) if isinstance(prompt, TextPrompt) else prompt
+            ids = await tokenizer.encode(asked, request.truncate_left, request.truncate_right, longest)
+        if request.truncate_right is not None and len(ids) > request.truncate_right:
+            ids = _cut_right(ids, request.truncate_right, tokenizer.special_ids)
+        rows.append(ids)
+    return rows
+
+
+def _cut_right(ids: list[int], keep: int, special: frozenset[int]) -> list[int]:
+    """The first `keep` ids; an end token (a BERT's [SEP]) stays the last, as in transformers' truncation."""
+    closing = ids[-1:] if ids[-1] in special and keep > 1 else []
+    return ids[: keep - len(closing)] + closing
+
+
+def _checked(ids: list[int], target: Target, index: int) -> list[int]:
+    info = target.info
+    if not ids:
+        raise InvalidRequest(f"input[{index}] is empty: it must hold at least one token.", "input")
+    if len(ids) > info.max_model_len:
+        raise PromptTooLong(
+            f"This model's maximum context length is {info.max_model_len} tokens. However, input[{index}] has "
+            f"{'at least ' if isinstance(ids, Beginning) else ''}{len(ids)} tokens. Please reduce its length, or set `truncate_prompt_tokens`.",
+            "input",
+            len(ids),
+            info.max_model_len,
+        )
+    if not in_range(ids, info.vocab_size):
+        raise InvalidRequest(f"input[{index}]: token ids must be between 0 and {info.vocab_size - 1}.", "input")
+    return ids
+
+
+def _check_dimensions(wanted: int | None, info: EmbeddingInfo, name: str) -> None:
+    if wanted is None or (wanted == info.dimensions and not info.truncations):
+        return
+    if info.truncations is None:
+        allowed = f"between 1 and {info.dimensions}"
+        good = 1 <= wanted <= info.dimensions
+    elif info.truncations:
+        allowed, good = f"one of {info.truncations}", wanted in info.truncations
+    else:
+        raise InvalidRequest(
+            f'Model "{name}" does not support matryoshka representation, changing output dimensions will lead to poor '
+            f"results; dimensions must be {info.dimensions} or absent.",
+            "dimensions",
+        )
+    if not good:
+        raise InvalidRequest(f"dimensions must be {allowed}, got {wanted}.", "dimensions")
+
+
+def _failure(output: RequestOutput) -> Exception:
+    if output.finish_reason == "timeout":
+        return DeadlineExceeded("The request ran into its deadline.")
+    known = {
+        "overloaded": Overloaded("Model is overloaded"),
+        "draining": ShuttingDown("The server is shutting down."),
+    }
+    return known.get(output.error or "", GenerationFailed(f"Request failed: {output.error}"))

@@ -1,0 +1,45 @@
+"""The requests that run now, by the ids that their clients gave them, so that a client can stop its own."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from inference.generation.generate import Generation
+
+
+class RunningRequests:
+    """Ids are looked up within a tenant alone, and nothing else is ever found by one."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, str], list[Generation]] = {}
+
+    def knows(self, tenant: str, name: str) -> bool:
+        """Whether a request of this id runs: one whose last token is on its way to the client does not."""
+        return bool(self._under(tenant, name))
+
+    @contextmanager
+    def entry(self, tenant: str, names: set[str], generation: Generation) -> Iterator[None]:
+        """The generation can be stopped under each of these ids until the end of the block."""
+        for name in names:
+            self._running.setdefault((tenant, name), []).append(generation)
+        try:
+            yield
+        finally:
+            for name in names:
+                self._running[(tenant, name)].remove(generation)
+                if not self._running[(tenant, name)]:
+                    del self._running[(tenant, name)]
+
+    def stop(self, tenant: str, name: str) -> bool:
+        """Stop what runs under this id; False when nothing does."""
+        generations = self._under(tenant, name)
+        for generation in generations:
+            generation.stop()
+        return bool(generations)
+
+    def _under(self, tenant: str, name: str) -> list[Generation]:
+        return [g for g in self._running.get((tenant, name), []) if not g.ended]

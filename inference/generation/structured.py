@@ -1,0 +1,119 @@
+"""What a client asks the output to look like, as the engine's Grammar. Each dialect names its own fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.sampling.params import Grammar
+from inference.errors import InvalidRequest
+
+MAX_CHARACTERS = 1 << 16
+MAX_CHOICES = 1024
+MAX_DEPTH = 100
+WHITESPACE = r"[ \t\n\r]{0,20}"
+"""Between the parts of a JSON value; a small model would go on with blank lines for ever if it could."""
+
+
+def json_schema(schema: Any, field: str, whitespace: str = WHITESPACE) -> Grammar:
+    """A JSON schema, as an object or as text; `whitespace` is what may stand between the parts of a value."""
+    schema = parsed(schema, field)
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{field}: a JSON schema must be an object.", field)
+    schema = {"x-guidance": {"whitespace_pattern": whitespace}, **schema}
+    return _limited("json_schema", _encoded(schema, field), field)
+
+
+def json_object(field: str, whitespace: str = WHITESPACE) -> Grammar:
+    """Any JSON object."""
+    return json_schema({"type": "object"}, field, whitespace)
+
+
+def regex(pattern: Any, field: str) -> Grammar:
+    """A regular expression that the whole output matches."""
+    if not isinstance(pattern, str) or not pattern:
+        raise InvalidRequest(f"{field}: a regular expression must be a non-empty string.", field)
+    return _limited("regex", pattern, field)
+
+
+def choice(choices: Any, field: str) -> Grammar:
+    """One of several texts."""
+    texts = isinstance(choices, list) and all(isinstance(text, str) and text for text in choices)
+    if not texts or not 1 <= len(choices) <= MAX_CHOICES:
+        raise InvalidRequest(f"{field}: choices must be a list of 1 to {MAX_CHOICES} non-empty strings.", field)
+    return _limited("choice", msgspec.json.encode(choices).decode(), field)
+
+
+def grammar(text: Any, field: str) -> Grammar:
+    """A context-free grammar, in Lark's form or GBNF's."""
+    if not isinstance(text, str) or not text:
+        raise InvalidRequest(f"{field}: a grammar must be a non-empty string.", field)
+    return _limited("grammar", text, field)
+
+
+def parsed(value: Any, field: str) -> Any:
+    """What JSON text says; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{field}: this is not valid JSON: {error}", field) from error
+
+
+def closed(schema: Any, field: str, depth: int = 0, bare_too: bool = True) -> Any:
+    """The schema with every object that does not say otherwise closed to further properties.
+
+    Objects that name no properties at all stay open unless `bare_too`.
+    """
+    if depth > MAX_DEPTH:
+        raise InvalidRequest(f"{field}: a schema may be nested {MAX_DEPTH} levels deep.", field)
+    if isinstance(schema, list):
+        return [closed(item, field, depth + 1, bare_too) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = ("const", "enum", "default", "examples")
+    inner = {k: v if k in kept else closed(v, field, depth + 1, bare_too) for k, v in schema.items()}
+    if isinstance(schema.get("properties"), dict) or (bare_too and schema.get("type") == "object"):
+        inner.setdefault("additionalProperties", False)
+    return inner
+
+
+def structural_tag(value: Any, field: str) -> Grammar:
+    """Free text, in which each of `triggers` begins one of `structures` ({begin, schema, end}), in vLLM's older form."""
+    value = parsed(value, field)
+    structures = value.get("structures") if isinstance(value, dict) else None
+    triggers = value.get("triggers") if isinstance(value, dict) else None
+    if not isinstance(structures, list) or not isinstance(triggers, list) or not structures or not triggers:
+        raise InvalidRequest(f"{field}: a structural tag needs the lists `structures` and `triggers`.", field)
+    if len(structures) > MAX_CHOICES or not all(isinstance(trigger, str) and trigger for trigger in triggers):
+        raise InvalidRequest(
+            f"{field}: triggers must be non-empty strings, and structures at most {MAX_CHOICES}.", field
+        )
+    return _limited("structural_tag", _encoded([_tag(t, triggers, field) for t in structures], field), field)
+
+
+def _tag(structure: Any, triggers: list[str], field: str) -> dict[str, Any]:
+    if not isinstance(structure, dict) or not isinstance(structure.get("schema"), dict):
+        raise InvalidRequest(f"{field}: each structure needs a `begin`, a `schema` and an `end`.", field)
+    begin, end = structure.get("begin"), structure.get("end")
+    if not isinstance(begin, str) or not isinstance(end, str):
+        raise InvalidRequest(f"{field}: `begin` and `end` of a structure must be strings.", field)
+    trigger = next((t for t in triggers if begin.startswith(t)), None)
+    if trigger is None:
+        raise InvalidRequest(f"{field}: the structure {begin[:60]!r} begins with none of the triggers.", field)
+    return {"trigger": trigger, "begin": begin, "schema": structure["schema"], "end": end}
+
+
+def _encoded(value: Any, field: str) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError as error:
+        raise InvalidRequest(f"{field}: the schema is nested too deeply.", field) from error
+
+
+def _limited(kind: Any, text: str, field: str) -> Grammar:
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequest(f"{field}: at most {MAX_CHARACTERS} characters are allowed, got {len(text)}.", field)
+    return Grammar(kind, text)

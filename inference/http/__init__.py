@@ -1,0 +1,1 @@
+"""HTTP without dialects: one exchange, routes, bodies, keys, sites."""

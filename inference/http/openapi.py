@@ -1,0 +1,64 @@
+"""The OpenAPI document of a plane, made from its dialects' routes and the schemas of their bodies."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from inference.http.routing import Dialect, Route
+
+
+def document(dialects: list[Dialect], version: str) -> dict[str, Any]:
+    """OpenAPI 3.1. Where dialects share a path, its operation tells of all of them."""
+    schemas = [route.body for dialect in dialects for route in dialect.routes if route.body is not None]
+    references, components = msgspec.json.schema_components(schemas, ref_template="#/components/schemas/{name}")
+    by_schema = {id(schema): reference for schema, reference in zip(schemas, references, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for dialect in dialects:
+        for route in dialect.routes:
+            methods = paths.setdefault(route.plain_path, {})
+            body = None if route.body is None else by_schema[id(route.body)]
+            operation = methods.setdefault(route.method.lower(), _operation(route))
+            operation["responses"].update(_responses(dialect))
+            if body is not None:
+                _add_body(operation, body)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Dragoman", "version": version, "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    name = re.sub(r"[^a-z0-9]+", "_", route.plain_path.lower()).strip("_") or "root"
+    operation: dict[str, Any] = {
+        "summary": route.summary,
+        "operationId": f"{route.method.lower()}_{name}",
+        "tags": [route.render.__module__.split(".")[-2]],
+        "responses": {"200": {"description": "OK"}},
+    }
+    if route.parameters:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.parameters
+        ]
+    if route.scope is not None:
+        operation["security"] = [{"bearer": []}]
+    return operation
+
+
+def _responses(dialect: Dialect) -> dict[str, Any]:
+    return {str(status): {"description": "An error in the dialect's shape"} for status in sorted(dialect.statuses)}
+
+
+def _add_body(operation: dict[str, Any], reference: dict[str, Any]) -> None:
+    """One more form of the body."""
+    known = operation.get("requestBody")
+    schema = reference
+    if known is not None:
+        before = known["content"]["application/json"]["schema"]
+        schema = {"anyOf": [*before.get("anyOf", [before]), reference]}
+    operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

@@ -1,0 +1,147 @@
+"""Paths to handlers: exact ones by dictionary, those with parameters by their anchored ends."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from inference.errors import MethodNotAllowed, RouteNotFound
+from inference.http.sites import SAFE_METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from inference.errors import ServingError
+    from inference.http.exchange import Exchange, Response
+    from inference.services import Services
+
+    Handler = Callable[[Exchange, Services], Awaitable[None]]
+    Render = Callable[[ServingError], Response]
+
+KINDS = {None: "[^/]+", "path": ".+", "name": r"[\w\-.]+"}
+_PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path.
+
+    `{name}` in the path matches a segment, `{name:path}` any text with its slashes (model names hold them),
+    `{name:name}` letters, digits, `_`, `-` and `.`. `scope` is what an API key must allow; None opens the route to
+    everybody. `render` turns errors into the dialect's own answers. `body` is the schema of the request, for the
+    documentation. `changes` marks what changes something although its method should not: it is kept from other sites'
+    pages as every POST is. `takes_place` marks what is refused while all places are taken, without being looked at; `refused` is
+    told of that, for the dialect's counters. Where dialects share a path, `keys` tells them apart: the route takes bodies that have one of them,
+    and a route without keys takes the rest.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    render: Render
+    summary: str
+    scope: str | None = "infer"
+    body: Any = None
+    keys: tuple[str, ...] = ()
+    changes: bool = False
+    takes_place: bool = False
+    refused: Callable[[Services], None] | None = None
+
+    @property
+    def guarded(self) -> bool:
+        """Whether pages of other sites may not send it."""
+        return self.changes or self.method not in SAFE_METHODS
+
+    @property
+    def plain_path(self) -> str:
+        """The path with `{name}` alone, as OpenAPI writes it."""
+        return _PARAMETER.sub(r"{\1}", self.path)
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names in the path."""
+        return [name for name, _ in _PARAMETER.findall(self.path)]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One vendor's wire language: its routes, and how it tells errors on paths that begin as its own do."""
+
+    routes: tuple[Route, ...]
+    render: Render
+    statuses: frozenset[int]
+    """Of its answers to what goes wrong, for the documentation."""
+    prefixes: tuple[str, ...] = ()
+    start: Callable[[Services], None] | None = None
+    """Called once, before the first request."""
+
+
+class RouteTable:
+    """The routes of one plane. The first dialect renders errors on paths that belong to none."""
+
+    def __init__(self, dialects: Iterable[Dialect]) -> None:
+        self.dialects = list(dialects)
+        self.routes = [route for dialect in self.dialects for route in dialect.routes]
+        self._exact: dict[str, dict[str, list[Route]]] = {}
+        self._patterns: list[tuple[re.Pattern[str], dict[str, list[Route]]]] = []
+        for route in self.routes:
+            self._methods_of(route).setdefault(route.method, []).append(route)
+
+    def find(self, method: str, path: str) -> tuple[list[Route], dict[str, str]]:
+        """The routes that share the path, and its parameters; raises RouteNotFound or MethodNotAllowed.
+
+        HEAD goes where GET does.
+        """
+        methods, parameters = self._exact.get(path), {}
+        if methods is None:
+            for pattern, candidates in self._patterns:
+                match = pattern.fullmatch(path)
+                if match:
+                    methods, parameters = candidates, match.groupdict()
+                    break
+            else:
+                raise RouteNotFound("Not Found")
+        routes = methods.get("GET" if method == "HEAD" else method)
+        if routes is None:
+            raise MethodNotAllowed(sorted(methods))
+        return routes, parameters
+
+    def rank(self, method: str, path: str) -> int:
+        """How closely a route fits: the length of its own text, -1 where none does. Planes that share a port are chosen so."""
+        method = "GET" if method == "HEAD" else method
+        if path in self._exact:
+            return len(path) + 1 if method in self._exact[path] else 0
+        fitting = [
+            len(pattern.pattern) for pattern, methods in self._patterns if method in methods and pattern.fullmatch(path)
+        ]
+        return max(fitting, default=-1)
+
+    def renderer(self, path: str) -> Render:
+        """How errors on this path are answered, whether or not a route has it."""
+        methods = self._exact.get(path)
+        if methods:
+            return next(iter(methods.values()))[0].render
+        owner = next((d for d in self.dialects if path.startswith(d.prefixes)), self.dialects[0])
+        return owner.render
+
+    def _methods_of(self, route: Route) -> dict[str, list[Route]]:
+        if "{" not in route.path:
+            return self._exact.setdefault(route.path, {})
+        parts = _PARAMETER.split(route.path)  # text, name, kind, text, name, kind, ..., text
+        expression = re.escape(parts[0])
+        for name, kind, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+            expression += f"(?P<{name}>{KINDS[kind]}){re.escape(text)}"
+        pattern = re.compile(expression)
+        known = next((methods for p, methods in self._patterns if p == pattern), None)
+        if known is None:
+            self._patterns.append((pattern, known := {}))
+        return known
+
+
+def route_for(routes: list[Route], body: dict[str, Any]) -> Route:
+    """Which of the routes that share a path takes this body; the first where none has its key."""
+    for route in routes:
+        if any(body.get(key) is not None for key in route.keys):
+            return route
+    return next((route for route in routes if not route.keys), routes[0])

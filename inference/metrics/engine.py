@@ -1,0 +1,132 @@
+"""The workers' own gauges, counters and histograms in vLLM's and TGI's names, read from their last message on every scrape."""
+
+from __future__ import annotations
+
+import time
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from engine.messages import STEP_S, STEP_TOKENS, StepHistograms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from engine.messages import Stats
+    from inference.workers.router import EngineRouter, Target
+
+LABELS = ("model_name", "engine")
+
+
+class EngineCollector:
+    """vLLM's families, summed over a deployment's workers."""
+
+    GAUGES = {"num_requests_running": "running", "num_requests_waiting": "waiting"}
+    COUNTERS = {
+        "prompt_tokens": "prompt_tokens",
+        "generation_tokens": "generation_tokens",
+        "prefix_cache_queries": "prefix_queries",
+        "prefix_cache_hits": "prefix_hits",
+        "num_preemptions": "preemptions",
+    }
+
+    def __init__(self, router: EngineRouter) -> None:
+        self._router = router
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client on every scrape."""
+        rows = [(t, [c.stats for c in t.clients.values()]) for t in self._router.targets]
+        for kind, names in ((GaugeMetricFamily, self.GAUGES), (CounterMetricFamily, self.COUNTERS)):
+            for name, attribute in names.items():
+                family = kind(f"vllm:{name}", name.replace("_", " ").capitalize() + ".", labels=LABELS)
+                for target, stats in rows:
+                    family.add_metric([target.entry.name, "0"], sum(getattr(s, attribute) for s in stats))
+                yield family
+        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent.", labels=LABELS)
+        info_labels = [*LABELS, "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"]
+        info = GaugeMetricFamily("vllm:cache_config_info", "Information of the KV cache.", labels=info_labels)
+        for target, stats in rows:
+            total = sum(s.blocks_total for s in stats)
+            usage.add_metric([target.entry.name, "0"], sum(s.blocks_used for s in stats) / total if total else 0.0)
+            tokens = target.info.num_blocks * target.info.block_size
+            concurrency = f"{tokens / target.info.max_model_len:.2f}"
+            labels = [str(target.info.block_size), str(target.info.num_blocks), str(tokens), concurrency]
+            info.add_metric([target.entry.name, "0", *labels], 1)
+        yield usage
+        yield info
+        yield self._steps(rows)
+        yield self._waiting(rows)
+        yield self._awake(rows)
+        yield self._adapters(rows)
+
+    def _steps(self, rows: list[tuple[Target, list[Stats]]]) -> Metric:
+        """A histogram in spite of its name."""
+        family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per engine step.", labels=LABELS)
+        for target, _ in rows:
+            histograms = histograms_of(target)
+            counts = _summed([h.tokens for h in histograms], len(STEP_TOKENS) + 1)
+            total = sum(h.tokens_sum for h in histograms)
+            family.add_metric([target.entry.name, "0"], _buckets(STEP_TOKENS, counts), total)
+        return family
+
+    def _waiting(self, rows: list[tuple[Target, list[Stats]]]) -> Metric:
+        text = "Requests that wait, by what for."
+        family = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", text, labels=[*LABELS, "reason"])
+        for target, stats in rows:
+            family.add_metric([target.entry.name, "0", "capacity"], sum(s.waiting for s in stats))
+            family.add_metric([target.entry.name, "0", "deferred"], 0)
+        return family
+
+    def _awake(self, rows: list[tuple[Target, list[Stats]]]) -> Metric:
+        family = GaugeMetricFamily(
+            "vllm:engine_sleep_state", "1 where the engine is so.", labels=[*LABELS, "sleep_state"]
+        )
+        for target, _ in rows:
+            for state in ("awake", "weights_offloaded", "discard_all"):
+                family.add_metric([target.entry.name, "0", state], float(state == "awake"))
+        return family
+
+    def _adapters(self, rows: list[tuple[Target, list[Stats]]]) -> Metric:
+        """Names of the adapters that stand in a slot; the value is when this was asked."""
+        labels = ["max_lora", "waiting_lora_adapters", "running_lora_adapters"]
+        family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in slots.", labels=labels)
+        in_slots = {digest for _, stats in rows for s in stats for digest in s.adapters}
+        names = [a.name for target, _ in rows for a in target.entry.adapters if a.digest in in_slots]
+        family.add_metric([str(len(in_slots)), "", ",".join(names)], time.time())
+        return family
+
+
+class BatchCollector:
+    """TGI's families about batches; steps with prompt tokens are its prefill, the others its decode."""
+
+    def __init__(self, router: EngineRouter) -> None:
+        self._router = router
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client on every scrape."""
+        family = HistogramMetricFamily("tgi_batch_inference_duration", "Batch inference duration", labels=["method"])
+        stats = [c.stats for t in self._router.targets for c in t.clients.values()]
+        all_histograms = [h for target in self._router.targets for h in histograms_of(target)]
+        for method in ("prefill", "decode"):
+            counts = _summed([getattr(h, f"{method}_s") for h in all_histograms], len(STEP_S) + 1)
+            total = sum(getattr(s, f"{method}_s") for s in stats)
+            family.add_metric([method], _buckets(STEP_S, counts), total)
+        yield family
+
+
+def histograms_of(target: Target) -> list[StepHistograms]:
+    """Of the deployment's workers."""
+    return [client.histograms for client in target.clients.values()]
+
+
+def _summed(lists: list[list[int]], length: int) -> list[int]:
+    return [sum(column) for column in zip(*lists, strict=True)] or [0] * length
+
+
+def _buckets(bounds: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:
+    """Cumulative counts, as Prometheus has them."""
+    texts = [repr(float(bound)) for bound in bounds] + ["+Inf"]
+    return list(zip(texts, map(float, accumulate(counts)), strict=True))

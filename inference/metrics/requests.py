@@ -1,0 +1,186 @@
+"""The numbers of a front plane: vLLM's `vllm:*` and TGI's `tgi_*` families, under the names that dashboards query.
+
+Request metrics are counted here when a request ends; engine gauges are read from the workers' last heartbeat when
+somebody asks. Labels come from the registry alone, so a client cannot create series.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from inference.metrics.engine import LABELS, BatchCollector, EngineCollector, histograms_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from inference.generation.generate import Generation
+    from inference.workers.router import EngineRouter
+
+TTFT_S = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)  # fmt: skip
+ITL_S = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)  # fmt: skip
+LATENCY_S = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)  # fmt: skip
+TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
+TGI_DURATION_S = tuple(0.0001 * 1.5**k for k in range(1, 36))
+VLLM_TOKEN_HISTOGRAMS = ("request_prompt_tokens", "request_generation_tokens", "request_params_max_tokens",
+                         "request_max_num_generation_tokens", "request_prefill_kv_computed_tokens")  # fmt: skip
+VLLM_LATENCY_HISTOGRAMS = ("e2e_request_latency_seconds", "request_queue_time_seconds",
+                           "request_inference_time_seconds", "request_prefill_time_seconds",
+                           "request_decode_time_seconds")  # fmt: skip
+TGI_DURATIONS = ("duration", "validation_duration", "queue_duration", "inference_duration",
+                 "mean_time_per_token_duration")  # fmt: skip
+TGI_COUNTS = ("generated_tokens", "input_length", "max_new_tokens")
+
+
+class Metrics:
+    """Counts requests of all dialects and renders one page."""
+
+    def __init__(self, router: EngineRouter, dropped_log_lines: Callable[[], int]) -> None:
+        """`dropped_log_lines` gives the count of log lines that nobody read in time."""
+        self._dropped_log_lines = dropped_log_lines
+        self._vllm_registry, self._tgi_registry = CollectorRegistry(), CollectorRegistry()
+        self._vllm_registry.register(EngineCollector(router))
+        self._tgi_registry.register(BatchCollector(router))
+        self._router = router
+        self._vllm = {
+            **{n: self._histogram(n, TOKENS) for n in VLLM_TOKEN_HISTOGRAMS},
+            **{n: self._histogram(n, LATENCY_S) for n in VLLM_LATENCY_HISTOGRAMS},
+            "time_to_first_token_seconds": self._histogram("time_to_first_token_seconds", TTFT_S),
+            "inter_token_latency_seconds": self._histogram("inter_token_latency_seconds", ITL_S),
+            "request_time_per_output_token_seconds": self._histogram("request_time_per_output_token_seconds", ITL_S),
+            "request_params_n": self._histogram("request_params_n", (1, 2, 5, 10, 20)),
+            "request_num_preemptions": self._histogram("request_num_preemptions", (1, 2, 3, 4, 5, 10, 20)),
+        }
+        self._cached = Counter(
+            "vllm:prompt_tokens_cached", "Prompt tokens from the prefix cache.", LABELS, registry=self._vllm_registry
+        )
+        self._success = Counter(
+            "vllm:request_success",
+            "Count of processed requests.",
+            [*LABELS, "finished_reason"],
+            registry=self._vllm_registry,
+        )
+        self._tgi = {
+            **{n: self._tgi_histogram(n, TGI_DURATION_S) for n in TGI_DURATIONS},
+            **{n: self._tgi_histogram(n, TOKENS) for n in TGI_COUNTS},
+        }
+        self._tgi_gauges = {
+            name: Gauge(f"tgi_{name}", text, registry=self._tgi_registry)
+            for name, text in {
+                "queue_size": "Current queue size",
+                "batch_current_size": "Current batch size",
+                "batch_current_max_tokens": "Maximum tokens for the current batch",
+            }.items()
+        }
+        # TGI's counters carry no `_total`, which prometheus_client would add; so they are kept and written here.
+        self._tgi_counters: dict[str, dict[str, int]] = {
+            "tgi_request_count": {"": 0},
+            "tgi_request_success": {"": 0},
+            "tgi_request_failure": {},
+        }
+
+    def started(self, generation: Generation) -> None:
+        """A request goes to an engine."""
+        self._tgi_counters["tgi_request_count"][""] += 1
+
+    def refused(self, reason: str) -> None:
+        """A request ended before an engine saw it; `reason` is TGI's `err` label."""
+        self._count_failure(reason)
+
+    def finished(self, generation: Generation, finish: str, token_times: list[float], preemptions: int) -> None:
+        """A request ended: "stop", "length", "error", or "abort" when the client left."""
+        labels = (generation.target.entry.name, "0")
+        self._success.labels(*labels, finish).inc()
+        timings, usage = generation.timings, generation.usage
+        if finish not in ("stop", "length"):
+            self._count_failure("dropped" if finish == "abort" else "generation")
+            if not token_times:
+                return
+        total = timings.finished - timings.arrived
+        inference = max(0.0, timings.last_token - timings.submitted - timings.queue_s)
+        first = max(0.0, timings.first_token - timings.submitted - timings.queue_s)
+        values = {
+            "request_prompt_tokens": usage.prompt_tokens,
+            "request_generation_tokens": usage.completion_tokens,
+            "request_params_max_tokens": generation.params.max_tokens,
+            "request_max_num_generation_tokens": max(generation.sequence_tokens),
+            "request_prefill_kv_computed_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "e2e_request_latency_seconds": total,
+            "request_queue_time_seconds": timings.queue_s,
+            "request_inference_time_seconds": inference,
+            "request_prefill_time_seconds": first,
+            "request_decode_time_seconds": max(0.0, timings.last_token - timings.first_token),
+            "time_to_first_token_seconds": timings.first_token - timings.arrived,
+            "request_params_n": generation.request.n,
+            "request_num_preemptions": preemptions,
+        }
+        if len(token_times) > 1:
+            values["request_time_per_output_token_seconds"] = (token_times[-1] - token_times[0]) / (
+                len(token_times) - 1
+            )
+        for name, value in values.items():
+            self._vllm[name].labels(*labels).observe(value)
+        self._cached.labels(*labels).inc(usage.cached_tokens)
+        gaps = self._vllm["inter_token_latency_seconds"].labels(*labels)
+        for earlier, later in pairwise(token_times):
+            gaps.observe(later - earlier)
+        if finish in ("stop", "length"):
+            self._tgi_counters["tgi_request_success"][""] += 1
+        tgi = {
+            "duration": total,
+            "validation_duration": timings.submitted - timings.arrived,
+            "queue_duration": timings.queue_s,
+            "inference_duration": inference,
+            "mean_time_per_token_duration": inference / max(1, usage.completion_tokens),
+            "generated_tokens": usage.completion_tokens,
+            "input_length": usage.prompt_tokens,
+            "max_new_tokens": generation.params.max_tokens,
+        }
+        for name, value in tgi.items():
+            self._tgi[name].observe(value)
+
+    def render(self) -> bytes:
+        """Both families in the Prometheus text format."""
+        stats = [c.stats for target in self._router.targets for c in target.clients.values()]
+        self._tgi_gauges["queue_size"].set(sum(s.waiting for s in stats))
+        self._tgi_gauges["batch_current_size"].set(sum(s.running for s in stats))
+        block = {target.info.block_size for target in self._router.targets}
+        self._tgi_gauges["batch_current_max_tokens"].set(sum(s.blocks_used for s in stats) * max(block, default=0))
+        lines = []
+        counters = {
+            **self._tgi_counters,
+            "tgi_batch_inference_count": {
+                'method="prefill"': sum(s.prefill_steps for s in stats),
+                'method="decode"': sum(s.decode_steps for s in stats),
+            },
+        }
+        counters["tgi_batch_inference_success"] = counters["tgi_batch_inference_count"]
+        failed = sum(h.failed for target in self._router.targets for h in histograms_of(target))
+        counters["tgi_batch_inference_failure"] = {'method="decode"': failed} if failed else {}
+        for name, series in counters.items():
+            lines.append(f"# TYPE {name} counter")
+            lines += [
+                f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in series.items()
+            ]
+        lines += [
+            "# HELP dragoman_log_lines_dropped_total Log lines thrown away because nobody read the log.",
+            "# TYPE dragoman_log_lines_dropped_total counter",
+            f"dragoman_log_lines_dropped_total {self._dropped_log_lines()}",
+        ]
+        own = "\n".join(lines).encode() + b"\n"
+        return generate_latest(self._vllm_registry) + generate_latest(self._tgi_registry) + own
+
+    def _count_failure(self, reason: str) -> None:
+        failures = self._tgi_counters["tgi_request_failure"]
+        label = f'err="{reason}"'
+        failures[label] = failures.get(label, 0) + 1
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        text = name.replace("_", " ").capitalize() + "."
+        return Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self._vllm_registry)
+
+    def _tgi_histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        text = "Request " + name.replace("_", " ")
+        return Histogram(f"tgi_request_{name}", text, buckets=buckets, registry=self._tgi_registry)

@@ -1,0 +1,84 @@
+"""The front plane's own routes: metrics for Prometheus, and the documentation of all routes."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from hashlib import sha256
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from inference.errors import Forbidden, InternalError, MethodNotAllowed, RouteNotFound, ServingError, Unauthorized
+from inference.http.exchange import Response, json_response
+from inference.http.openapi import document
+from inference.http.routing import Dialect, Route
+
+if TYPE_CHECKING:
+    from inference.http.exchange import Exchange
+    from inference.http.routing import Handler
+    from inference.services import Services
+
+STATUSES = {RouteNotFound: 404, MethodNotAllowed: 405, Unauthorized: 401, Forbidden: 403, InternalError: 500}
+ASSETS = {
+    "swagger-ui.css": b"text/css",
+    "swagger-ui-bundle.js": b"text/javascript",
+    "favicon-32x32.png": b"image/png",
+}
+SCRIPT = b'SwaggerUIBundle({url: "/openapi.json", dom_id: "#ui"})'
+PAGE = (
+    b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Dragoman API</title>
+<link rel="stylesheet" href="/docs/swagger-ui.css"><link rel="icon" href="/docs/favicon-32x32.png"></head>
+<body><div id="ui"></div><script src="/docs/swagger-ui-bundle.js"></script>
+<script>%b</script></body></html>"""
+    % SCRIPT
+)
+POLICY = (
+    b"default-src 'self'; script-src 'self' 'sha256-%b'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    b"object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+) % b64encode(sha256(SCRIPT).digest())
+
+
+async def metrics(exchange: Exchange, services: Services) -> None:
+    """Both families on one page."""
+    await exchange.respond(Response(200, services.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8"))
+
+
+async def docs(exchange: Exchange, services: Services) -> None:
+    """The page that shows /openapi.json."""
+    headers = [(b"content-security-policy", POLICY)]
+    await exchange.respond(Response(200, PAGE, b"text/html; charset=utf-8", headers))
+
+
+async def asset(exchange: Exchange, services: Services) -> None:
+    """The page's script and style, from the installed package: no other site is asked for anything."""
+    name = exchange.parameters["name"]
+    if name not in ASSETS:
+        raise RouteNotFound("Not Found")
+    root = resources.files("drf_spectacular_sidecar") / "static" / "drf_spectacular_sidecar" / "swagger-ui-dist"
+    await exchange.respond(Response(200, (root / name).read_bytes(), ASSETS[name]))
+
+
+def operation_dialect(dialects: list[Dialect]) -> Dialect:
+    """These routes, and the documentation of `dialects`' and their own."""
+
+    async def openapi(exchange: Exchange, services: Services) -> None:
+        await exchange.respond(json_response(document([*dialects, dialect], services.version)))
+
+    def public(path: str, handler: Handler, summary: str) -> Route:
+        return Route("GET", path, handler, _render, summary, scope=None)
+
+    own = (
+        Route("GET", "/metrics", metrics, _render, "Metrics in the Prometheus format", scope="metrics"),
+        public("/docs", docs, "This documentation"),
+        public("/docs/{name}", asset, "The documentation's own files"),
+        public("/openapi.json", openapi, "This documentation as OpenAPI"),
+        # TGI's router has them here.
+        public("/docs/", docs, "This documentation"),
+        public("/api-doc/openapi.json", openapi, "This documentation as OpenAPI"),
+    )
+    dialect = Dialect(own, _render, frozenset(STATUSES.values()))
+    return dialect
+
+
+def _render(error: ServingError) -> Response:
+    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
+    return json_response({"error": error.message}, status)

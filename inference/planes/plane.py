@@ -1,0 +1,154 @@
+"""A plane is a listener's application: find the route, check the key, run the handler, answer errors as its dialect does."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from inference.errors import InternalError, Overloaded, ServingError
+from inference.http.exchange import ClientGone, Exchange, Response, request_id_of
+from inference.http.routing import route_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from inference.http.auth import Authenticator
+    from inference.http.exchange import Headers, Receive, Send
+    from inference.http.routing import Render, Route, RouteTable
+    from inference.services import Services
+
+logger = structlog.get_logger(__name__)
+
+
+class Plane:
+    """The ASGI application of one route table."""
+
+    def __init__(
+        self,
+        name: str,
+        table: RouteTable,
+        services: Services,
+        authenticator: Authenticator,
+        answer_headers: Callable[[str, str], Headers],
+    ) -> None:
+        """`answer_headers(path, request_id)` gives what every answer carries, whatever comes of it."""
+        self.name, self.table, self.services = name, table, services
+        self.authenticator, self.answer_headers = authenticator, answer_headers
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """One HTTP request, from its route to its answer."""
+        if scope["type"] != "http":
+            await send({"type": "websocket.close"})
+            return
+        exchange = Exchange(scope, receive, send)
+        sites = self.services.sites
+        exchange.answer_headers = [
+            *self.answer_headers(exchange.path, exchange.request_id),
+            *sites.answer_headers(exchange.headers),
+        ]
+        structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
+        try:
+            await self._answer(exchange)
+        except ClientGone:
+            logger.info("client gone", path=exchange.path)
+
+    def rank(self, method: str, path: str) -> int:
+        """How closely one of its routes fits; -1 where none does."""
+        return self.table.rank(method, path)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        render = self.table.renderer(exchange.path)
+        sites = self.services.sites
+        try:
+            sites.check_host(exchange.headers)
+            preflight = sites.preflight(exchange.method, exchange.headers)
+            if preflight is not None:
+                exchange.answer_headers = preflight
+                await exchange.respond(Response(200, b"", b"text/plain"))
+                return
+            routes, exchange.parameters = self.table.find(exchange.method, exchange.path)
+            route = routes[0]
+            render = route.render
+            exchange.tenant = self._admit(route, exchange.headers)
+            if len(routes) > 1:
+                route = route_for(routes, await exchange.json())
+                render = route.render
+            await route.handler(exchange, self.services)
+        except ServingError as error:
+            if exchange.status:  # a handler that has begun an answer must end it itself
+                raise
+            await exchange.respond(_rendered(render, error))
+        except ClientGone:
+            raise
+        except Exception:  # one of the edges: what nobody foresaw is logged here and told without details
+            logger.exception("unhandled error", path=exchange.path)
+            if exchange.status:
+                raise
+            await exchange.respond(render(InternalError("internal error")))
+
+    def preview(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
+        """The answer where host, route, origin and key, which stand in the headers, already decide; None where the body is
+        wanted.
+        """
+        render = self.table.renderer(path)
+        try:
+            self.services.sites.check_host(headers)
+            routes, _ = self.table.find(method, path)
+            render = routes[0].render
+            self._admit(routes[0], headers)
+        except ServingError as error:
+            return self._complete(path, _rendered(render, error), request_id_of(headers))
+        return None
+
+    def overloaded(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
+        """The answer to a request that would find no place; None where it may, or where its body decides whose it is."""
+        admission = self.services.admission
+        if not admission.crowded:
+            return None
+        render = self.table.renderer(path)
+        try:
+            routes, _ = self.table.find(method, path)
+            route, render = routes[0], routes[0].render
+            if len(routes) > 1 or not route.takes_place:
+                return None
+            tenant = self._admit(route, headers)
+            try:
+                admission.check(tenant)
+            except Overloaded:
+                if route.refused is not None:
+                    route.refused(self.services)
+                raise
+        except ServingError as error:
+            return self._complete(path, _rendered(render, error), request_id_of(headers))
+        return None
+
+    def refuse(self, path: str, error: ServingError) -> Response:
+        """The answer to a request that never reached a handler."""
+        return self._complete(path, _rendered(self.table.renderer(path), error), secrets.token_hex(16))
+
+    def _admit(self, route: Route, headers: dict[bytes, bytes]) -> str:
+        """The tenant: the prefix of the key that the route asks for, else nothing. Raises ForeignOrigin, Unauthorized or
+        Forbidden.
+        """
+        if route.guarded:
+            self.services.sites.check_origin(headers)
+        if route.scope is None:
+            return ""
+        given = headers.get(b"authorization")
+        authorization = None if given is None else given.decode("latin-1")
+        key = self.authenticator.check(authorization, route.scope, self.services.holder.current)
+        return key.prefix if key else ""
+
+    def _complete(self, path: str, response: Response, request_id: str) -> Response:
+        response.headers = [*response.headers, *self.answer_headers(path, request_id)]
+        return response
+
+
+def _rendered(render: Render, error: ServingError) -> Response:
+    """The dialect's answer; a 401 says how to authenticate, as RFC 9110 section 15.5.2 demands, whatever the dialect."""
+    response = render(error)
+    if response.status == 401:
+        response.headers = [*response.headers, (b"www-authenticate", b"Bearer")]
+    return response

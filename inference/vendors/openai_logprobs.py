@@ -1,0 +1,72 @@
+"""Log-probabilities in OpenAI's two shapes and in vLLM's for prompts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from inference.http.offload import SLICE, encoded
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from engine.messages import TokenLogprob
+    from inference.workers.tokenizer import ModelTokenizer
+
+FLOOR = -9999.0
+"""JSON has no infinity; vLLM's floor."""
+
+
+class LogprobTexts:
+    """Token strings for one request; `as_ids` writes "token_id:N" instead."""
+
+    def __init__(self, tokenizer: ModelTokenizer, as_ids: bool) -> None:
+        self._tokenizer, self._as_ids = tokenizer, as_ids
+
+    def text(self, token_id: int) -> str:
+        """How the token is written."""
+        return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
+
+    def chat(self, logprobs: list[TokenLogprob], top: int) -> dict[str, Any]:
+        """`choices[].logprobs` of a chat completion."""
+        content = ({**self._entry(t.token_id, t.logprob), "top_logprobs": [
+            self._entry(i, value) for i, value in t.top[:top]]} for t in logprobs)  # fmt: skip
+        return {"content": encoded(content) if len(logprobs) > SLICE else list(content)}
+
+    def completion(self, entries: list[tuple[int, TokenLogprob | None]], offset: int) -> dict[str, Any]:
+        """`choices[].logprobs` of a completion: (token id, logprob or None) per token, texts from `offset` on."""
+        lists: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        for token_id, logprob in entries:
+            text = self.text(token_id)
+            lists["text_offset"].append(offset)
+            lists["tokens"].append(text)
+            offset += len(text)
+            lists["token_logprobs"].append(None if logprob is None else floor(logprob.logprob))
+            lists["top_logprobs"].append(None if logprob is None else self._top(logprob))
+        return {**lists, "top_logprobs": encoded(lists["top_logprobs"])} if len(entries) > SLICE else lists
+
+    def prompt(self, logprobs: list[TokenLogprob]) -> list[dict[str, Any] | None] | msgspec.Raw:
+        """VLLM's `prompt_logprobs`: null for the first token, then {token id: {logprob, rank, decoded_token}}."""
+        rows: list[dict[str, Any] | None] = [None]
+        for logprob in logprobs:
+            row = {str(i): self._ranked(i, value, rank) for rank, (i, value) in enumerate(logprob.top, 1)}
+            row.setdefault(str(logprob.token_id), self._ranked(logprob.token_id, logprob.logprob, logprob.rank))
+            rows.append(row)
+        return encoded(rows) if len(rows) > SLICE else rows
+
+    def _top(self, logprob: TokenLogprob) -> dict[str, float]:
+        top = {self.text(i): floor(value) for i, value in reversed(logprob.top)}
+        best_first = dict(reversed(top.items()))
+        best_first.setdefault(self.text(logprob.token_id), floor(logprob.logprob))
+        return best_first
+
+    def _entry(self, token_id: int, value: float) -> dict[str, Any]:
+        text = self.text(token_id)
+        return {"token": text, "logprob": floor(value), "bytes": list(text.encode(errors="replace"))}
+
+    def _ranked(self, token_id: int, value: float, rank: int) -> dict[str, Any]:
+        return {"logprob": floor(value), "rank": rank, "decoded_token": self._tokenizer.token_text(token_id)}
+
+
+def floor(value: float) -> float:
+    """A number that JSON can carry."""
+    return max(value, FLOOR)

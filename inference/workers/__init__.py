@@ -1,0 +1,1 @@
+"""The engine workers as the data plane sees them: connections, tokenizers, adapters."""

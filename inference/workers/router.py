@@ -1,0 +1,249 @@
+"""Which worker serves a request: connections to the running deployments' workers, kept in step with the snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from engine.casualties import Casualties
+from engine.client import EngineClient, EngineDead
+from engine.messages import AdapterRef
+from inference.errors import ModelNotFound, Unavailable
+from inference.workers.tokenizer import ModelTokenizer
+
+if TYPE_CHECKING:
+    from engine.messages import ModelInfo
+    from management.snapshot import AdapterEntry, DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
+
+logger = structlog.get_logger(__name__)
+
+CHECK_EVERY_S = 0.25
+TELL_AGAIN_S = 2.0
+"""After a worker could not do what it was told about an adapter."""
+
+
+@dataclass(slots=True)
+class Target:
+    """A deployment that can serve: its model's facts, its tokenizer, its connected workers."""
+
+    entry: DeploymentEntry
+    info: ModelInfo
+    tokenizer: ModelTokenizer
+    clients: dict[WorkerEntry, EngineClient] = field(default_factory=dict)
+    adapter: AdapterEntry | None = None
+    """What the client asked for beside the model; only in what `resolve` returns."""
+
+    @property
+    def adapter_ref(self) -> AdapterRef | None:
+        """The adapter in the engine's terms."""
+        return None if self.adapter is None else AdapterRef(self.adapter.digest, self.adapter.directory)
+
+    def pick(self) -> EngineClient:
+        """The usable worker with the fewest requests of ours; raises Unavailable without one.
+
+        One that has not been heard of lately gets nothing: who asks is told at once, and need not wait for its end.
+        """
+        heard = self.heard
+        if not heard:
+            raise Unavailable("The model is not available at the moment; its workers are starting or restarting.")
+        return min(heard, key=lambda client: client.inflight)
+
+    @property
+    def heard(self) -> list[EngineClient]:
+        """The workers that take requests and answer."""
+        return [client for client in self.clients.values() if client.usable and not client.suspect]
+
+    def relieve(self) -> None:
+        """What waits for its first token at a silent worker goes to another, where there is one."""
+        if self.heard:
+            for client in self.clients.values():
+                if client.suspect:
+                    client.release_waiting()
+
+
+class EngineRouter:
+    """Connects, reconnects and hangs up as the snapshot says."""
+
+    def __init__(self, holder: SnapshotHolder, parse_special_tokens: bool = True) -> None:
+        """`parse_special_tokens` is for the models' tokenizers."""
+        self._holder, self._parse_special_tokens = holder, parse_special_tokens
+        self._targets: dict[str, Target] = {}
+        self._refused: set[WorkerEntry] = set()
+        self._casualties = Casualties()
+        self._told: dict[WorkerEntry, dict[str, AdapterEntry]] = {}
+        """By worker: the adapters that it was told to keep, by digest, as they were when it agreed."""
+        self._tell_at: dict[WorkerEntry, float] = {}
+        self._telling: dict[WorkerEntry, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.stopping = False
+        """Workers are left because this server ends, and not because anything happened to them."""
+
+    def start(self) -> None:
+        """Begin to follow the snapshot; call on the event loop."""
+        loop = asyncio.get_running_loop()
+        self._holder.subscribe(lambda _: loop.call_soon_threadsafe(self._wake.set))
+        self._task = loop.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Hang up on every worker; requests in flight fail as those that a shutdown ends."""
+        self.stopping = True
+        tasks = [*self._telling.values(), *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for target in self._targets.values():
+            for client in target.clients.values():
+                await client.close()
+
+    @property
+    def targets(self) -> list[Target]:
+        """The deployments that have, or had a moment ago, a connected worker."""
+        return list(self._targets.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether any deployment can take a request now."""
+        return any(target.heard for target in self._targets.values())
+
+    def resolve(self, name: str | None) -> Target:
+        """The deployment, and the adapter, that a client's model name means; raises ModelNotFound or Unavailable."""
+        resolved = self._holder.current.resolve(name)
+        if resolved is None:
+            if name:
+                raise ModelNotFound(name)
+            raise Unavailable("No model is deployed.")
+        target = self._targets.get(resolved.deployment.name)
+        if target is None:
+            raise Unavailable("The model is still loading.")
+        return target if resolved.adapter is None else replace(target, adapter=resolved.adapter)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._reconcile(self._holder.current)
+            except Exception:  # one of the edges: one bad model must not end the routing to all others
+                logger.exception("routing table not updated")
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), CHECK_EVERY_S)
+            except TimeoutError:
+                continue
+
+    async def _reconcile(self, snapshot: Snapshot) -> None:
+        wanted = {deployment.name: deployment for deployment in snapshot.deployments}
+        for name, target in list(self._targets.items()):
+            workers = wanted[name].workers if name in wanted else ()
+            for worker, client in list(target.clients.items()):
+                leaving = worker not in workers and client.inflight == 0
+                if leaving or client.failure is not None:
+                    logger.info("worker disconnected", worker=worker.worker_id, reason=client.failure or "left")
+                    del target.clients[worker]
+                    self._told.pop(worker, None)
+                    self._tell_at.pop(worker, None)
+                    self._telling.pop(worker, None)
+                    await client.close()
+            target.relieve()
+            if name not in wanted and not target.clients:
+                del self._targets[name]
+        for deployment in snapshot.deployments:
+            for worker in deployment.workers:
+                target_now = self._targets.get(deployment.name)
+                connected = target_now is not None and worker in target_now.clients
+                if not connected and worker not in self._refused:
+                    await self._connect(deployment, worker)
+            if deployment.name in self._targets:
+                self._follow_adapters(self._targets[deployment.name], deployment)
+
+    def _follow_adapters(self, target: Target, deployment: DeploymentEntry) -> None:
+        """The deployment's entry is now this one: its workers are told, beside everything else."""
+        known = {adapter.digest for adapter in deployment.adapters}
+        gone = {a.digest: _unwished(a) for a in target.entry.adapters if a.digest not in known}
+        target.entry = deployment
+        for worker, client in target.clients.items():
+            if gone:
+                told = self._told.setdefault(worker, {})
+                told.update({digest: adapter for digest, adapter in gone.items() if digest not in told})
+            if self._must_tell(worker, client, deployment):
+                self._telling[worker] = asyncio.ensure_future(self._tell(worker, client, deployment))
+
+    def _must_tell(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> bool:
+        """Whether the registry wishes something else of the worker than it was told, and nobody is telling it now."""
+        if client.failure is not None or client.model.embedding is not None:
+            return False
+        if time.monotonic() < self._tell_at.get(worker, 0.0):
+            return False
+        if worker in self._telling and not self._telling[worker].done():
+            return False
+        return self._told.get(worker, {}) != _wishes(deployment)
+
+    async def _tell(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> None:
+        """Bring a worker nearer to what the registry wishes of its adapters: read ahead, pinned, forgotten.
+
+        What it cannot do yet (pin what is being read, forget what is in use) is asked of it again a little later.
+        """
+        told = self._told.setdefault(worker, {})
+        wanted = _wishes(deployment)
+        known = {adapter.digest for adapter in deployment.adapters}
+        try:
+            for digest, adapter in wanted.items():
+                if told.get(digest) == adapter:
+                    continue
+                ref = AdapterRef(digest, adapter.directory)
+                refusal = await client.command("load", ref) if digest not in told else None
+                was_pinned = digest in told and told[digest].pinned
+                if refusal is None and adapter.pinned != was_pinned:
+                    refusal = await client.command("pin" if adapter.pinned else "unpin", ref)
+                if refusal is None:
+                    told[digest] = adapter
+                else:
+                    self._tell_at[worker] = time.monotonic() + TELL_AGAIN_S
+            for digest, adapter in list(told.items()):
+                if digest in wanted:
+                    continue
+                ref = AdapterRef(digest, adapter.directory)
+                if adapter.pinned:
+                    await client.command("unpin", ref)
+                if digest in known or await client.command("unload", ref) is None:
+                    del told[digest]
+                else:
+                    self._tell_at[worker] = time.monotonic() + TELL_AGAIN_S
+        except EngineDead as error:
+            logger.info("worker not told of adapters", worker=worker.worker_id, reason=str(error))
+
+    async def _load_tokenizer(self, info: ModelInfo) -> ModelTokenizer:
+        return await asyncio.to_thread(ModelTokenizer.load, info, self._parse_special_tokens)
+
+    async def _connect(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
+        client = EngineClient(worker.socket, worker.worker_id, worker.epoch, self._casualties)
+        try:
+            info = await client.connect()
+            target = self._targets.get(deployment.name)
+            same = target is not None and target.info.tokenizer_file == info.tokenizer_file
+            tokenizer = target.tokenizer if target and same else await self._load_tokenizer(info)
+            clients = {} if target is None else target.clients
+            # A restarted worker may have other limits than the one before it.
+            self._targets[deployment.name] = Target(deployment, info, tokenizer, clients)
+            clients[worker] = client
+            logger.info("worker connected", worker=worker.worker_id, deployment=deployment.name)
+        except EngineDead as error:
+            logger.info("worker not reachable yet", worker=worker.worker_id, reason=str(error))
+        except Exception as error:  # whatever is wrong with its files, the worker is of no use and others are
+            logger.exception("tokenizer not usable", deployment=deployment.name, reason=str(error))
+            self._refused.add(worker)
+            await client.close()
+
+
+def _wishes(deployment: DeploymentEntry) -> dict[str, AdapterEntry]:
+    """The adapters that workers should keep, by digest."""
+    return {adapter.digest: adapter for adapter in deployment.adapters if adapter.preload or adapter.pinned}
+
+
+def _unwished(adapter: AdapterEntry) -> AdapterEntry:
+    """The adapter as one that nobody wishes to keep."""
+    return msgspec.structs.replace(adapter, preload=False, pinned=False)

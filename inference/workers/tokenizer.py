@@ -1,0 +1,338 @@
+"""A model's tokenizer and chat template, read from its own files. It knows no dialect and runs no model code."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import jinja2.ext
+import structlog
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Encoding
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import DecodeStream
+
+from inference.chat import reasoning
+from inference.chat.tool_calls import MARKS, Style, style_of
+from inference.errors import InvalidRequest, TemplateError
+from inference.generation.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from inference.http.offload import beside, give_back_memory
+from inference.workers.control_tokens import ControlTokens
+
+if TYPE_CHECKING:
+    from engine.messages import ModelInfo
+
+logger = structlog.get_logger(__name__)
+
+INLINE_CHARACTERS = 8192
+"""Longer texts are tokenised in a thread, so that the event loop goes on serving streams."""
+INLINE_MESSAGES = 16
+CHARACTERS_PER_TOKEN = 8
+"""A text with more than so many for each token that is wanted is not tokenised whole."""
+PART_CHARACTERS = 1 << 16
+MUCH_TEXT = 1 << 18
+"""Characters whose tokenising takes so much memory that it is given back at once."""
+EDGE_TOKENS = 64
+"""Where a text is cut, so many tokens beside the cut may be others than in the whole text."""
+PROMPT_END_TOKENS = 8
+"""So many of a prompt's last tokens tell whether it leaves the model thinking."""
+MAX_RENDERED_CHARACTERS = 4_000_000
+
+
+class Beginning(list[int]):
+    """The first ids of a prompt that has more of them than anybody takes; the rest was not tokenised."""
+
+
+@dataclass(slots=True)
+class ModelTokenizer:
+    """Encodes prompts and decodes tokens for one model."""
+
+    fast: FastTokenizer
+    special_ids: frozenset[int]
+    template: jinja2.Template | None
+    special_texts: dict[str, str]
+    configuration: dict[str, Any]
+    """tokenizer_config.json, with the chat template wherever that came from."""
+    tool_style: Style = "hermes"
+    thinks: bool = False
+    """Whether outputs may begin with thoughts: the template or the vocabulary knows their marks."""
+    control: ControlTokens | None = None
+    """Where special tokens are kept apart from what clients write."""
+    _texts: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, info: ModelInfo, parse_special_tokens: bool = True) -> ModelTokenizer:
+        """Read the files that the worker named; raises OSError or ValueError when they are unusable.
+
+        Without `parse_special_tokens`, names of special tokens in a client's text are plain text.
+        """
+        directory = Path(info.directory)
+        try:
+            fast = FastTokenizer.from_file(info.tokenizer_file)
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ValueError(f"tokenizer.json cannot be used: {error}") from error
+        fast.no_truncation()
+        fast.no_padding()
+        path = directory / "tokenizer_config.json"
+        config = json.loads(path.read_text()) if path.is_file() else {}
+        if not isinstance(config, dict):
+            raise ValueError("tokenizer_config.json is not an object")
+        text = _template_text(directory, config)
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        special_texts = {name: t for name in names if (t := _content(config.get(name))) is not None}
+        special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
+        try:
+            template = None if text is None else _environment().from_string(text)
+        except jinja2.TemplateSyntaxError as error:  # such a model still completes text
+            logger.warning("chat template not usable", reason=str(error))
+            template = None
+        thinks = reasoning.END in (text or "") or fast.token_to_id(reasoning.END) is not None
+        shown = {"tokenizer_class": "PreTrainedTokenizerFast", **config, "chat_template": text}
+        control = None if parse_special_tokens else ControlTokens(Path(info.tokenizer_file), fast)
+        return cls(fast, special_ids, template, special_texts, shown, style_of(text or ""), thinks, control)
+
+    @property
+    def _encoder(self) -> FastTokenizer:
+        return self.fast if self.control is None else self.control.plain
+
+    @property
+    def tool_mark_is_special(self) -> bool:
+        """Whether the mark of a tool call would be lost with the special tokens."""
+        return self.fast.token_to_id(MARKS[self.tool_style]) in self.special_ids
+
+    def thought_ids(self, vocab_size: int) -> tuple[int, int] | None:
+        """The tokens that begin and end thoughts, where each is one token that the model knows."""
+        begin, end = self.fast.token_to_id(reasoning.BEGIN), self.fast.token_to_id(reasoning.END)
+        return None if begin is None or end is None or max(begin, end) >= vocab_size else (begin, end)
+
+    def leaves_thinking(self, prompt_token_ids: list[int]) -> bool:
+        """Whether the prompt begins thoughts and does not end them."""
+        return self.thinks and reasoning.opens_thoughts(self.decode(prompt_token_ids[-PROMPT_END_TOKENS:]))
+
+    async def encode(
+        self, prompt: Prompt, keep_last: int | None = None, keep_first: int | None = None, most: int | None = None
+    ) -> list[int]:
+        """The prompt's token ids; raises InvalidRequest or TemplateError.
+
+        `keep_last` cuts to so many ids from the end; leading special tokens stay, as in transformers' truncation. The
+        caller cuts to `keep_first`, and takes no more than `most`: a text that is far longer than that is tokenised
+        only as far as is needed, and comes back as a Beginning of `most + 1` ids where it is too long.
+        """
+        if isinstance(prompt, TokenPrompt):
+            return prompt.token_ids if keep_last is None else prompt.token_ids[-keep_last:]
+        if isinstance(prompt, ChatPrompt):
+            rendered = await self._rendered(prompt)
+            text = rendered if self.control is None else self.control.marked(rendered)
+            prompt = TextPrompt(text, prompt.add_special_tokens)
+        text, special = prompt.text, prompt.add_special_tokens
+        if keep_last is not None or keep_first is not None:
+            ids = await self._end_of(text, special, keep_last, keep_first)
+        elif most is not None and len(text) > max(CHARACTERS_PER_TOKEN * most, INLINE_CHARACTERS):
+            if (beginning := await self._beginning(text, most)) is not None:
+                return beginning
+            ids = await self._ids(text, special)
+        else:
+            ids = await self._ids(text, special)
+        return self.cut(ids, keep_last, special)
+
+    async def _beginning(self, text: str, most: int) -> Beginning | None:
+        """Part by part until there are surely too many; None where the whole may fit after all."""
+        ids, at, parts = Beginning(), 0, 0
+        while at < len(text):
+            end = _boundary(text, at + PART_CHARACTERS)
+            ids += await self._ids(text[at:end], add_special_tokens=False)
+            at, parts = end, parts + 1
+            if len(ids) > most + EDGE_TOKENS * parts:
+                return Beginning(ids[: most + 1])
+        return None
+
+    async def _end_of(self, text: str, special: bool, keep_last: int | None, keep_first: int | None) -> list[int]:
+        """The ids of as much from one end of the text as holds what is kept, and of the whole where that is not clear."""
+        keep = keep_last or keep_first or 0
+        window = 2 * CHARACTERS_PER_TOKEN * (keep + EDGE_TOKENS)
+        if len(text) > max(2 * window, INLINE_CHARACTERS):
+            cut = _boundary(text, len(text) - window if keep_last is not None else window)
+            ids = await self._ids(text[cut:] if keep_last is not None else text[:cut], special)
+            if len(ids) >= keep + EDGE_TOKENS:
+                return ids
+        return await self._ids(text, special)
+
+    async def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        _check_unicode(text)
+        if len(text) <= INLINE_CHARACTERS:
+            return list(self._encoder.encode(text, add_special_tokens=add_special_tokens).ids)
+
+        def work() -> list[int]:  # the batch form alone releases the interpreter's lock; this one keeps no offsets
+            ids = list(self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+            if len(text) > MUCH_TEXT:
+                give_back_memory()
+            return ids
+
+        return await asyncio.to_thread(work)
+
+    def cut(self, ids: list[int], keep_last: int | None, has_special_tokens: bool) -> list[int]:
+        """The last `keep_last` ids; where special tokens lead, they stay."""
+        if keep_last is None or len(ids) <= keep_last:
+            return ids
+        leading = next((i for i, token in enumerate(ids) if token not in self.special_ids), 0)
+        leading = min(leading if has_special_tokens else 0, keep_last)
+        return ids[:leading] + ids[len(ids) - (keep_last - leading) :]
+
+    async def encoding(self, text: str, add_special_tokens: bool) -> Encoding:
+        """Token ids with the character range that each covers."""
+        return (await self.encodings([text], add_special_tokens))[0]
+
+    async def encodings(self, texts: list[str], add_special_tokens: bool) -> list[Encoding]:
+        """As `encoding`, of several; long texts are worked on beside the event loop."""
+        for text in texts:
+            _check_unicode(text)
+        if sum(map(len, texts)) <= INLINE_CHARACTERS:
+            return [self._encoder.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        # The batch form alone releases the interpreter's lock, without which the thread would be of no use.
+        return await asyncio.to_thread(self._encoder.encode_batch, texts, add_special_tokens=add_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """One token on its own, special tokens included."""
+        known = self._texts.get(token_id)
+        if known is not None:
+            return known
+        raw = self.fast.id_to_token(token_id)
+        if raw is None:
+            return ""
+        text: str = self.fast.decode([token_id], skip_special_tokens=False)
+        text = f" {text}" if raw.startswith("\u2581") and not text.startswith(" ") else text
+        self._texts[token_id] = text  # at most the vocabulary
+        return text
+
+    def pieces(self, token_ids: list[int]) -> list[str]:
+        """The texts of a sequence's tokens; tokens that make a character only together are one piece."""
+        stream = DecodeStream(skip_special_tokens=False)
+        return [piece for token in token_ids if (piece := stream.step(self.fast, token))]
+
+    def decode_long(self, token_ids: list[int]) -> str:
+        """As `decode`, special tokens included; call it in a thread: this form releases the interpreter's lock."""
+        text: str = self.fast.decode_batch([token_ids], skip_special_tokens=False)[0]
+        return text
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        """The text of a token sequence."""
+        text: str = self.fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    async def chat_encoding(self, prompt: ChatPrompt) -> tuple[str, Encoding]:
+        """The rendered template, and its tokens with the character range that each covers."""
+        text = await self._rendered(prompt)
+        if self.control is None:
+            return text, await self.encoding(text, prompt.add_special_tokens)
+        return self.control.shown(text), await self.encoding(self.control.marked(text), prompt.add_special_tokens)
+
+    async def _rendered(self, prompt: ChatPrompt) -> str:
+        """As `render`; long ones beside the event loop."""
+        short = len(prompt.messages) <= INLINE_MESSAGES and not prompt.template_arguments
+        if short and sum(_length(message) for message in prompt.messages) <= INLINE_CHARACTERS:
+            return self.render(prompt)
+        return await beside(self.render, prompt)
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The model's chat template over the messages; with `control`, stand-ins hide the special tokens in them."""
+        if self.template is None:
+            raise TemplateError(
+                "This model has no usable chat template; use a completion route or add one to the model."
+            )
+        messages, arguments = prompt.messages, prompt.template_arguments
+        if self.control is not None:
+            # The marks of thoughts are the assistant's own, and templates look for them.
+            thoughts, none = frozenset((reasoning.BEGIN, reasoning.END)), frozenset[str]()
+            messages = [self.control.hidden(m, thoughts if m.get("role") == "assistant" else none) for m in messages]
+            arguments = self.control.hidden(arguments)
+        try:
+            text = self.template.render(
+                messages=messages,
+                add_generation_prompt=prompt.add_generation_prompt,
+                **self.special_texts,
+                **arguments,
+            )
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            LookupError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
+            raise TemplateError(f"The chat template refused the messages: {str(error)[:300]}") from error
+        if len(text) > MAX_RENDERED_CHARACTERS:
+            raise TemplateError(f"The chat template produced more than {MAX_RENDERED_CHARACTERS} characters.")
+        if prompt.continue_final_message:
+            final = str(messages[-1].get("content") or "").strip()
+            if final not in text:
+                raise TemplateError("The chat template changed the final message, so it cannot be continued.")
+            text = text[: text.rindex(final) + len(final)]
+        return text
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("the text holds a lone surrogate, which is not valid Unicode") from error
+
+
+def _length(message: dict[str, Any]) -> int:
+    """A message's characters; one with anything but texts in it counts as long."""
+    if not all(isinstance(value, str | None) for value in message.values()):
+        return INLINE_CHARACTERS + 1
+    return sum(len(value or "") for value in message.values())
+
+
+def _boundary(text: str, near: int) -> int:
+    """A place at or a little before `near` where no word is cut: a white space behind something else."""
+    if near >= len(text):
+        return len(text)
+    for at in range(near, max(near - 1024, 1), -1):
+        if text[at].isspace() and not text[at - 1].isspace():
+            return at
+    return near
+
+
+def _template_text(directory: Path, config: dict[str, Any]) -> str | None:
+    """chat_template.jinja, else tokenizer_config.json's `chat_template` (a text, or the one named "default")."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text()
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    return template if isinstance(template, str) else None
+
+
+def _content(token: Any) -> str | None:
+    """A special token's text: written as a string, or as an object with `content`."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+@lru_cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Jinja as transformers sets it up for chat templates: sandboxed, and without access to anything outside."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = lambda x, ensure_ascii=False, indent=None, separators=None, sort_keys=False: (
+        json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
