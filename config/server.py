@@ -26,9 +26,8 @@ from config.registry import DjangoRegistry
 from inference import errors
 from inference.dialects.triton.grpc_calls import Timeouts
 from inference.dialects.triton.grpc_service import GrpcInferenceService
-from inference.generation.beam_search import BeamSearch
 from inference.generation.embeddings import Embedder
-from inference.generation.generate import Generator
+from inference.generation.prepare import Generator
 from inference.http.admission import Admission
 from inference.http.auth import Authenticator
 from inference.http.offload import prepare_process
@@ -74,7 +73,7 @@ class Server:
         self.services = Services(
             holder=self.holder,
             router=self.router,
-            generator=Generator(self.router, [metrics], options.request_timeout_s, BeamSearch),
+            generator=Generator(self.router, [metrics], options.request_timeout_s),
             embedder=Embedder(self.router, options.request_timeout_s),
             adapters=AdapterControl(registry, self.router, self.holder),
             registry=registry,

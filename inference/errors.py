@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.failures import Failure
+
 
 class ServingError(Exception):
     """The root. `message` is for the client: it never carries paths, addresses or tracebacks."""
+
+    logged = False
+    """Whether a generation's own log line says how it ended."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -16,11 +24,13 @@ class MalformedBody(ServingError):
 
 
 class InvalidRequest(ServingError):
-    """A field is missing, of the wrong type or out of range. `field` is its name in the client's own body."""
+    """A field is missing, of the wrong type or out of range. `field` is its name in the client's own body; `failure` is
+    the engine's, where the engine found it.
+    """
 
-    def __init__(self, message: str, field: str | None = None) -> None:
+    def __init__(self, message: str, field: str | None = None, failure: Failure | None = None) -> None:
         super().__init__(message)
-        self.field = field
+        self.field, self.failure = field, failure
 
 
 class PromptTooLong(InvalidRequest):
@@ -137,7 +147,11 @@ class Unavailable(ServingError):
 
 
 class GenerationFailed(ServingError):
-    """The engine gave up on the request after accepting it."""
+    """The engine gave up on the request after accepting it, by a `failure` of its own or because its worker is lost."""
+
+    def __init__(self, message: str, failure: Failure | None = None, worker_lost: bool = False) -> None:
+        super().__init__(message)
+        self.failure, self.worker_lost = failure, worker_lost
 
 
 class InternalError(ServingError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from inference.generation.embeddings import Embedder
-    from inference.generation.generate import Generator
+    from inference.generation.prepare import Generator
     from inference.http.admission import Admission
     from inference.http.auth import Authenticator
     from inference.http.sites import Sites

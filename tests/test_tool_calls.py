@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.chat.reasoning import ThoughtSplitter, opens_thoughts
+from inference.chat.reasoning import ReasoningSplitter, opens_reasoning
 from inference.chat.tool_calls import MACHINES, CallPart, ToolCallParser, listed, only_arguments, style_of
 
 
@@ -139,11 +139,11 @@ def test_the_style_is_the_templates_own():
 )
 def test_thoughts_are_split_from_the_answer_in_any_pieces(thinking, text, thoughts, answer):
     for pieces in ([text], list(text), *([text[:cut], text[cut:]] for cut in range(len(text)))):
-        splitter = ThoughtSplitter(thinking)
+        splitter = ReasoningSplitter(thinking)
         parts = [*(splitter.feed(piece) for piece in pieces), splitter.end()]
         assert ("".join(p[0] for p in parts), "".join(p[1] for p in parts)) == (thoughts, answer)
 
 
 def test_a_prompt_may_leave_the_model_thinking():
-    assert opens_thoughts("<|assistant|><think>\n")
-    assert not opens_thoughts("<think>\n\n</think>\n\n")
+    assert opens_reasoning("<|assistant|><think>\n")
+    assert not opens_reasoning("<think>\n\n</think>\n\n")

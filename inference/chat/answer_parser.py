@@ -1,11 +1,11 @@
-"""An assistant's answer as it grows: thoughts, content and tool calls told apart. It renders nothing."""
+"""An assistant's answer as it grows: reasoning, content and tool calls told apart. It renders nothing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inference.chat.reasoning import ThoughtSplitter
+from inference.chat.reasoning import ReasoningSplitter
 from inference.chat.tool_calls import MACHINES, CallPart, Part, ToolCallParser, listed, only_arguments
 from inference.chat.tools import may_call, named_tool
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class AnswerPart:
     """What one piece of text brought; all empty where nothing is certain yet."""
 
-    thoughts: str
+    reasoning: str
     content: str
     calls: list[CallPart]
 
@@ -27,10 +27,10 @@ class AnswerParser:
     """One output's text in, its parts out."""
 
     def __init__(self, tokenizer: ModelTokenizer, prompt_token_ids: list[int], tools: Tools, choice: Choice) -> None:
-        self._splitter: ThoughtSplitter | None = None
+        self._splitter: ReasoningSplitter | None = None
         self._parser: ToolCallParser | None = None
-        if tokenizer.thinks:
-            self._splitter = ThoughtSplitter(tokenizer.leaves_thinking(prompt_token_ids))
+        if tokenizer.may_reason:
+            self._splitter = ReasoningSplitter(tokenizer.leaves_reasoning_open(prompt_token_ids))
         if may_call(tools, choice):
             machine, named = MACHINES[tokenizer.tool_style], named_tool(choice)
             if named is not None:
@@ -46,18 +46,18 @@ class AnswerParser:
 
     def feed(self, text: str, ended: bool) -> AnswerPart:
         """What is certain now; everything that is left when the output has `ended`."""
-        thoughts, answer = self._split(text, ended)
+        reasoning, answer = self._split(text, ended)
         parts: list[Part] = [answer] if answer else []
         if self._parser is not None:
             parts = self._parser.feed(answer) + (self._parser.end() if ended else [])
         content = "".join(part for part in parts if isinstance(part, str))
-        return AnswerPart(thoughts, content, [part for part in parts if isinstance(part, CallPart)])
+        return AnswerPart(reasoning, content, [part for part in parts if isinstance(part, CallPart)])
 
     def _split(self, text: str, ended: bool) -> tuple[str, str]:
         if self._splitter is None:
             return "", text
-        thoughts, answer = self._splitter.feed(text)
+        reasoning, answer = self._splitter.feed(text)
         if ended:
-            last_thoughts, last_answer = self._splitter.end()
-            thoughts, answer = thoughts + last_thoughts, answer + last_answer
-        return thoughts, answer
+            last_reasoning, last_answer = self._splitter.end()
+            reasoning, answer = reasoning + last_reasoning, answer + last_answer
+        return reasoning, answer

@@ -1,26 +1,26 @@
-"""Splits a model's thoughts, between `<think>` and `</think>`, from its answer, as the text grows."""
+"""Splits a model's reasoning, between `<think>` and `</think>`, from its answer, as the text grows."""
 
 from __future__ import annotations
 
 BEGIN, END = "<think>", "</think>"
 
 
-def opens_thoughts(prompt_end: str) -> bool:
-    """Whether the prompt leaves the model thinking: the template wrote the opening mark itself."""
+def opens_reasoning(prompt_end: str) -> bool:
+    """Whether the prompt leaves reasoning open: the template wrote the opening mark itself."""
     return prompt_end.rstrip().endswith(BEGIN)
 
 
-class ThoughtSplitter:
-    """One output's text in; thoughts and answer out. Only what the output begins with counts as thoughts."""
+class ReasoningSplitter:
+    """One output's text in; reasoning and answer out. Only what the output begins with counts as reasoning."""
 
-    def __init__(self, thinking: bool) -> None:
-        """`thinking`: the prompt opened the thoughts."""
-        self._mark = END if thinking else BEGIN
+    def __init__(self, opened: bool) -> None:
+        """`opened`: the prompt opened the reasoning."""
+        self._mark = END if opened else BEGIN
         self._held = ""
         self._done = False
 
     def feed(self, text: str) -> tuple[str, str]:
-        """What is certain now: thoughts and answer."""
+        """What is certain now: reasoning and answer."""
         if self._done:
             return "", text
         self._held += text
@@ -29,14 +29,14 @@ class ThoughtSplitter:
             if not bare.startswith(BEGIN):
                 return ("", "") if BEGIN.startswith(bare) else ("", self._answer())
             self._mark, self._held = END, bare.removeprefix(BEGIN)
-        thoughts, end, answer = self._held.partition(END)
+        reasoning, end, answer = self._held.partition(END)
         if end:
             self._held = answer
-            return thoughts, self._answer()
+            return reasoning, self._answer()
         keep = next((n for n in range(len(END) - 1, 0, -1) if self._held.endswith(END[:n])), 0)
         cut = len(self._held) - keep
-        thoughts, self._held = self._held[:cut], self._held[cut:]
-        return thoughts, ""
+        reasoning, self._held = self._held[:cut], self._held[cut:]
+        return reasoning, ""
 
     def end(self) -> tuple[str, str]:
         """What was held back, when the output has ended."""

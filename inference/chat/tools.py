@@ -8,7 +8,7 @@ from inference.errors import InvalidRequest
 from inference.generation import structured
 
 if TYPE_CHECKING:
-    from engine.sampling.params import Grammar
+    from inference.generation.requests import GrammarRequest
 
 Tools = list[dict[str, Any]] | None
 Choice = str | dict[str, Any] | None
@@ -67,7 +67,7 @@ def may_call(tools: Tools, choice: Choice) -> bool:
     return bool(tools) and choice != "none"
 
 
-def tool_grammar(tools: Tools, choice: Choice, parallel: bool = True) -> Grammar | None:
+def tool_grammar(tools: Tools, choice: Choice, parallel: bool = True) -> GrammarRequest | None:
     """For a named tool its arguments, for "required" a list of calls, as JSON; None where the model is free."""
     functions = [tool["function"] for tool in tools or []]
     name = named_tool(choice)

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.client import EngineDead
+from engine.failures import FinishReason
 from inference.errors import GenerationFailed, InvalidRequest, ShuttingDown
 from inference.generation.deltas import Delta
-from inference.generation.generate import Generation
+from inference.generation.ending import EndCause
+from inference.generation.generation import Generation
 from inference.generation.text import IncrementalDecoder
 
 if TYPE_CHECKING:
@@ -28,22 +30,29 @@ if TYPE_CHECKING:
     from inference.generation.requests import GenerationRequest
 
 MAX_WIDTH = 64
-HISTORY = (
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "bad_words", "grammar",
-    "prompt_logprobs", "stop_token_ids", "logprob_token_ids",
-)  # fmt: skip
-"""What depends on more than the next token, and has no meaning where each step is a request."""
 
 
 def check_beams(request: GenerationRequest) -> None:
     """Raises InvalidRequest that names the field."""
     if request.n > MAX_WIDTH:
         raise InvalidRequest(f"n must be at most {MAX_WIDTH} with use_beam_search, got {request.n}.", "n")
-    asked = [name for name in HISTORY if request.sampling.get(name)]
-    if request.stop:
-        asked.insert(0, "stop")
-    if asked:
-        raise InvalidRequest(f"{asked[0]} cannot be used with use_beam_search.", asked[0])
+    given = request.sampling
+    # What depends on more than the next token has no meaning where each step is a request.
+    history = {
+        "stop": request.stop,
+        "repetition_penalty": given.repetition_penalty,
+        "presence_penalty": given.presence_penalty,
+        "frequency_penalty": given.frequency_penalty,
+        "min_tokens": given.min_tokens,
+        "bad_words": given.bad_words,
+        "grammar": request.grammar,
+        "prompt_logprobs": given.prompt_logprobs,
+        "stop_token_ids": given.stop_token_ids,
+        "logprob_token_ids": given.logprob_token_ids,
+    }
+    for name, value in history.items():
+        if value:
+            raise InvalidRequest(f"{name} cannot be used with use_beam_search.", name)
 
 
 @dataclass(slots=True)
@@ -75,7 +84,7 @@ class BeamSearch(Generation):
         ended: list[_Beam] = []
         for _ in range(self.params.max_tokens):
             steps = await self._steps(beams, params)
-            if self.stopped:
+            if self.cancelled:
                 break  # with the beams as they were
             self._submitted.clear()
             found = [extended for extensions in steps for extended in extensions]
@@ -93,9 +102,9 @@ class BeamSearch(Generation):
         try:
             return await asyncio.gather(*tasks)
         except EngineDead as error:
-            if self._generator.router.stopping:
+            if self._router.stopping:
                 raise ShuttingDown("The server is shutting down.") from error
-            raise GenerationFailed("The worker that served this request died.") from error
+            raise GenerationFailed("The worker that served this request died.", worker_lost=True) from error
         finally:
             for task in tasks:
                 task.cancel()
@@ -105,7 +114,7 @@ class BeamSearch(Generation):
         """The beam's extensions by its likeliest tokens."""
         eos = () if self.params.ignore_eos else self.target.info.eos_token_ids
         token_ids = [*self.prompt_token_ids, *beam.token_ids]
-        async with aclosing(self._outputs(0, token_ids, params)) as outputs:
+        async with aclosing(self._outputs(token_ids, params)) as outputs:
             async for output in outputs:
                 self.note(0 if not beam.token_ids else 1, output)
                 if output.logprobs:
@@ -113,7 +122,7 @@ class BeamSearch(Generation):
                     tokens = [msgspec.structs.replace(output.logprobs[0], token_id=i, logprob=value, rank=rank, top=top)
                               for rank, (i, value) in enumerate(top, 1)]  # fmt: skip
                     return [beam.extended(token, token.token_id in eos) for token in tokens]
-        if self.stopped:
+        if self.cancelled:
             return []
         raise GenerationFailed("The generation ended early.")
 
@@ -133,6 +142,8 @@ class BeamSearch(Generation):
             beam.token_ids,
             logprobs=logprobs,
             token_texts=[*texts, ""] if beam.ended else texts,
-            finish_reason="stop" if beam.ended or self.stopped else "length",
+            finish_reason=FinishReason.STOP if beam.ended or self.cancelled else FinishReason.LENGTH,
             ended_by_eos=beam.ended,
+            cause=EndCause.END_OF_SEQUENCE if beam.ended else self._cancelled or EndCause.LENGTH,
+            prompt=self.request.number,
         )

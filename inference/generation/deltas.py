@@ -6,17 +6,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.failures import FinishReason
     from engine.messages import TokenLogprob
+    from inference.generation.ending import EndCause
 
 
 @dataclass(slots=True)
 class Delta:
-    """New text and tokens of sequence `index`.
+    """New text and tokens of sequence `index` of prompt `prompt`.
 
     `text` may lag behind the tokens: incomplete characters and possible stop strings are held back. `token_texts`
-    has each shown token's own text; special tokens have theirs when the request asked for `token_texts`. `finish_reason` is None,
-    "stop" (end of sequence, stop token or stop string) or "length". `stop_reason` is the stop string or stop token
-    id that ended it, None for the model's own end of sequence.
+    has each shown token's own text; special tokens have theirs when the request asked for `token_texts`.
+    `finish_reason` is None, STOP (end of sequence, stop token or stop string) or LENGTH. `stop_reason` is the stop
+    string or stop token id that ended it, None for the model's own end of sequence.
     """
 
     index: int
@@ -24,9 +26,30 @@ class Delta:
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     token_texts: list[str] = field(default_factory=list)
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     ended_by_eos: bool = False
+    cause: EndCause | None = None
+    """Why it ended, for the log."""
+    prompt: int = 0
+
+
+def joined(deltas: list[Delta]) -> Delta:
+    """All deltas of one sequence, at least one, as one."""
+    last = deltas[-1]
+    logprobs = None if last.logprobs is None else [entry for delta in deltas for entry in delta.logprobs or []]
+    return Delta(
+        index=last.index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token for delta in deltas for token in delta.token_ids],
+        logprobs=logprobs,
+        token_texts=[text for delta in deltas for text in delta.token_texts],
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        ended_by_eos=last.ended_by_eos,
+        cause=last.cause,
+        prompt=last.prompt,
+    )
 
 
 @dataclass(slots=True)

@@ -25,8 +25,7 @@ from inference.workers.tokenizer import CHARACTERS_PER_TOKEN, Beginning
 
 if TYPE_CHECKING:
     from engine.messages import EmbeddingInfo, RequestOutput
-    from inference.generation.generate import Caller
-    from inference.http.exchange import Exchange
+    from inference.generation.caller import Caller
     from inference.workers.router import EngineRouter, Target
 
 logger = structlog.get_logger(__name__)
@@ -61,7 +60,7 @@ class Embedder:
     def __init__(self, router: EngineRouter, request_timeout_s: float) -> None:
         self.router, self.request_timeout_s = router, request_timeout_s
 
-    async def embed(self, request: EmbeddingRequest, exchange: Exchange | Caller, dialect: str) -> Embeddings:
+    async def embed(self, request: EmbeddingRequest, exchange: Caller, dialect: str) -> Embeddings:
         """Resolve, tokenise, check, compute; raises a ServingError."""
         arrived = time.monotonic()
         target = self.router.resolve(request.model)

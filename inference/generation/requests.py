@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
-from engine.sampling.params import SamplingParams
+from engine.sampling.params import Grammar, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,62 @@ class ChatPrompt:
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOverrides:
+    """The fields of `SamplingParams` that a client set, under the same names.
+
+    None is a field that the client left out: it comes from the model's generation_config.json, then from
+    `SamplingParams`.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    relative_frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[list[int]] | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: Literal["raw", "processed"] | None = None
+    logprob_token_ids: list[int] | None = None
+    watermark: bool | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that are set, by name."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarRequest:
+    """What the output must look like, and the client's `field` that asked for it, for errors."""
+
+    grammar: Grammar
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt and how to continue it `n` times.
 
-    `sampling` holds the SamplingParams fields that the client set; what it left out comes from the model's
-    generation_config.json and then from SamplingParams. `max_tokens` None means the rest of the context.
-    Sequence i samples with `seed + i`. `truncate_left` keeps the last so many prompt tokens, `truncate_right` the
-    first. `token_texts` asks for each token's own text, special tokens included, and for stop strings to be looked
-    for in that text.
+    `max_tokens` None means the rest of the context. Sequence i samples with `seed + i`. `truncate_left` keeps the last
+    so many prompt tokens, `truncate_right` the first. `token_texts` asks for each token's own text, special tokens
+    included, and for stop strings to be looked for in that text.
     """
 
     model: str | None
     prompt: Prompt
-    sampling: dict[str, Any] = field(default_factory=dict)
+    sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
+    grammar: GrammarRequest | None = None
     max_tokens: int | None = None
     seed: int | None = None
     n: int = 1
@@ -73,12 +115,15 @@ class GenerationRequest:
     """The operator's deadline for this dialect, in place of the server's own."""
     max_prompt_tokens: int | None = None
     """A limit below the model's own."""
-    grammar_field: str | None = None
-    """The client's field that the grammar in `sampling` came from."""
+    number: int = 0
+    """Of the prompt among those of one answer."""
 
-    def params(self, max_tokens: int, seed: int, defaults: dict[str, float]) -> SamplingParams:
-        """The engine's form, with the model's own defaults under the client's choices."""
-        known = {name: value for name, value in defaults.items() if self.use_model_defaults}
-        if "top_k" in known:
-            known["top_k"] = int(known["top_k"])
-        return SamplingParams(max_tokens=max_tokens, seed=seed, **{**known, **self.sampling})
+
+def sampling_params(
+    overrides: SamplingOverrides, *, max_tokens: int, seed: int, grammar: Grammar | None, defaults: dict[str, float]
+) -> SamplingParams:
+    """The engine's form, with the model's own `defaults` under the client's choices."""
+    known: dict[str, Any] = dict(defaults)
+    if "top_k" in known:
+        known["top_k"] = int(known["top_k"])
+    return SamplingParams(max_tokens=max_tokens, seed=seed, grammar=grammar, **{**known, **overrides.given})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
 
 
 class RunningRequests:
@@ -38,7 +38,7 @@ class RunningRequests:
         """Stop what runs under this id; False when nothing does."""
         generations = self._under(tenant, name)
         for generation in generations:
-            generation.stop()
+            generation.cancel()
         return bool(generations)
 
     def _under(self, tenant: str, name: str) -> list[Generation]:

@@ -1,4 +1,4 @@
-"""What a client asks the output to look like, as the engine's Grammar. Each dialect names its own fields."""
+"""What a client asks the output to look like, as a GrammarRequest. Each dialect names its own fields."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 
 from engine.sampling.params import Grammar
 from inference.errors import InvalidRequest
+from inference.generation.requests import GrammarRequest
 
 MAX_CHARACTERS = 1 << 16
 MAX_CHOICES = 1024
@@ -16,7 +17,7 @@ WHITESPACE = r"[ \t\n\r]{0,20}"
 """Between the parts of a JSON value; a small model would go on with blank lines for ever if it could."""
 
 
-def json_schema(schema: Any, field: str, whitespace: str = WHITESPACE) -> Grammar:
+def json_schema(schema: Any, field: str, whitespace: str = WHITESPACE) -> GrammarRequest:
     """A JSON schema, as an object or as text; `whitespace` is what may stand between the parts of a value."""
     schema = parsed(schema, field)
     if not isinstance(schema, dict):
@@ -25,19 +26,19 @@ def json_schema(schema: Any, field: str, whitespace: str = WHITESPACE) -> Gramma
     return _limited("json_schema", _encoded(schema, field), field)
 
 
-def json_object(field: str, whitespace: str = WHITESPACE) -> Grammar:
+def json_object(field: str, whitespace: str = WHITESPACE) -> GrammarRequest:
     """Any JSON object."""
     return json_schema({"type": "object"}, field, whitespace)
 
 
-def regex(pattern: Any, field: str) -> Grammar:
+def regex(pattern: Any, field: str) -> GrammarRequest:
     """A regular expression that the whole output matches."""
     if not isinstance(pattern, str) or not pattern:
         raise InvalidRequest(f"{field}: a regular expression must be a non-empty string.", field)
     return _limited("regex", pattern, field)
 
 
-def choice(choices: Any, field: str) -> Grammar:
+def choice(choices: Any, field: str) -> GrammarRequest:
     """One of several texts."""
     texts = isinstance(choices, list) and all(isinstance(text, str) and text for text in choices)
     if not texts or not 1 <= len(choices) <= MAX_CHOICES:
@@ -45,7 +46,7 @@ def choice(choices: Any, field: str) -> Grammar:
     return _limited("choice", msgspec.json.encode(choices).decode(), field)
 
 
-def grammar(text: Any, field: str) -> Grammar:
+def grammar(text: Any, field: str) -> GrammarRequest:
     """A context-free grammar, in Lark's form or GBNF's."""
     if not isinstance(text, str) or not text:
         raise InvalidRequest(f"{field}: a grammar must be a non-empty string.", field)
@@ -80,7 +81,7 @@ def closed(schema: Any, field: str, depth: int = 0, bare_too: bool = True) -> An
     return inner
 
 
-def structural_tag(value: Any, field: str) -> Grammar:
+def structural_tag(value: Any, field: str) -> GrammarRequest:
     """Free text, in which each of `triggers` begins one of `structures` ({begin, schema, end}), in vLLM's older form."""
     value = parsed(value, field)
     structures = value.get("structures") if isinstance(value, dict) else None
@@ -113,7 +114,7 @@ def _encoded(value: Any, field: str) -> str:
         raise InvalidRequest(f"{field}: the schema is nested too deeply.", field) from error
 
 
-def _limited(kind: Any, text: str, field: str) -> Grammar:
+def _limited(kind: Any, text: str, field: str) -> GrammarRequest:
     if len(text) > MAX_CHARACTERS:
         raise InvalidRequest(f"{field}: at most {MAX_CHARACTERS} characters are allowed, got {len(text)}.", field)
-    return Grammar(kind, text)
+    return GrammarRequest(Grammar(kind, text), field)

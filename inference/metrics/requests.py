@@ -16,7 +16,7 @@ from inference.metrics.engine import LABELS, BatchCollector, EngineCollector, hi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
     from inference.workers.router import EngineRouter
 
 TTFT_S = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)  # fmt: skip

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from inference.errors import InvalidRequest
+from inference.generation.requests import SamplingOverrides
 from inference.http.validation import check_count, check_range
 
 if TYPE_CHECKING:
@@ -93,23 +94,28 @@ def check_sampling(body: SamplingFields, limits: Limits) -> None:
     logit_bias(body)
 
 
-def sampling_fields(body: SamplingFields, tokenizer: ModelTokenizer) -> dict[str, Any]:
-    """The engine's sampling fields that the body sets."""
-    fields: dict[str, Any] = {
-        name: value
-        for name in ("top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-                     "min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "prompt_logprobs")
-        if (value := getattr(body, name)) is not None
-    }  # fmt: skip
-    if body.temperature is not None:
-        fields["temperature"] = max(body.temperature, LEAST_TEMPERATURE) if body.temperature else 0.0
-    if body.top_k is not None:
-        fields["top_k"] = max(body.top_k, 0)
-    if body.logit_bias:
-        fields["logit_bias"] = logit_bias(body)
-    if body.bad_words:
-        fields["bad_words"] = _bad_words(body.bad_words, tokenizer)
-    return fields
+def sampling_overrides(body: SamplingFields, tokenizer: ModelTokenizer) -> SamplingOverrides:
+    """What the body sets of the engine's sampling parameters."""
+    temperature = body.temperature
+    if temperature:
+        temperature = max(temperature, LEAST_TEMPERATURE)
+    return SamplingOverrides(
+        temperature=temperature,
+        top_k=None if body.top_k is None else max(body.top_k, 0),
+        top_p=body.top_p,
+        min_p=body.min_p,
+        typical_p=body.typical_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=logit_bias(body) or None,
+        allowed_token_ids=body.allowed_token_ids,
+        bad_words=_bad_words(body.bad_words, tokenizer) if body.bad_words else None,
+        min_tokens=body.min_tokens,
+        stop_token_ids=body.stop_token_ids,
+        ignore_eos=body.ignore_eos,
+        prompt_logprobs=body.prompt_logprobs,
+    )
 
 
 def logit_bias(body: SamplingFields) -> dict[int, float]:

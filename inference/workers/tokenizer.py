@@ -41,7 +41,7 @@ MUCH_TEXT = 1 << 18
 EDGE_TOKENS = 64
 """Where a text is cut, so many tokens beside the cut may be others than in the whole text."""
 PROMPT_END_TOKENS = 8
-"""So many of a prompt's last tokens tell whether it leaves the model thinking."""
+"""So many of a prompt's last tokens tell whether it leaves reasoning open."""
 MAX_RENDERED_CHARACTERS = 4_000_000
 
 
@@ -60,8 +60,8 @@ class ModelTokenizer:
     configuration: dict[str, Any]
     """tokenizer_config.json, with the chat template wherever that came from."""
     tool_style: Style = "hermes"
-    thinks: bool = False
-    """Whether outputs may begin with thoughts: the template or the vocabulary knows their marks."""
+    may_reason: bool = False
+    """Whether outputs may begin with reasoning: the template or the vocabulary knows its marks."""
     control: ControlTokens | None = None
     """Where special tokens are kept apart from what clients write."""
     _texts: dict[int, str] = field(default_factory=dict)
@@ -92,10 +92,10 @@ class ModelTokenizer:
         except jinja2.TemplateSyntaxError as error:  # such a model still completes text
             logger.warning("chat template not usable", reason=str(error))
             template = None
-        thinks = reasoning.END in (text or "") or fast.token_to_id(reasoning.END) is not None
+        may_reason = reasoning.END in (text or "") or fast.token_to_id(reasoning.END) is not None
         shown = {"tokenizer_class": "PreTrainedTokenizerFast", **config, "chat_template": text}
         control = None if parse_special_tokens else ControlTokens(Path(info.tokenizer_file), fast)
-        return cls(fast, special_ids, template, special_texts, shown, style_of(text or ""), thinks, control)
+        return cls(fast, special_ids, template, special_texts, shown, style_of(text or ""), may_reason, control)
 
     @property
     def _encoder(self) -> FastTokenizer:
@@ -106,14 +106,14 @@ class ModelTokenizer:
         """Whether the mark of a tool call would be lost with the special tokens."""
         return self.fast.token_to_id(MARKS[self.tool_style]) in self.special_ids
 
-    def thought_ids(self, vocab_size: int) -> tuple[int, int] | None:
-        """The tokens that begin and end thoughts, where each is one token that the model knows."""
+    def reasoning_ids(self, vocab_size: int) -> tuple[int, int] | None:
+        """The tokens that begin and end reasoning, where each is one token that the model knows."""
         begin, end = self.fast.token_to_id(reasoning.BEGIN), self.fast.token_to_id(reasoning.END)
         return None if begin is None or end is None or max(begin, end) >= vocab_size else (begin, end)
 
-    def leaves_thinking(self, prompt_token_ids: list[int]) -> bool:
-        """Whether the prompt begins thoughts and does not end them."""
-        return self.thinks and reasoning.opens_thoughts(self.decode(prompt_token_ids[-PROMPT_END_TOKENS:]))
+    def leaves_reasoning_open(self, prompt_token_ids: list[int]) -> bool:
+        """Whether the prompt begins reasoning and does not end it."""
+        return self.may_reason and reasoning.opens_reasoning(self.decode(prompt_token_ids[-PROMPT_END_TOKENS:]))
 
     async def encode(
         self, prompt: Prompt, keep_last: int | None = None, keep_first: int | None = None, most: int | None = None
@@ -247,9 +247,9 @@ class ModelTokenizer:
             )
         messages, arguments = prompt.messages, prompt.template_arguments
         if self.control is not None:
-            # The marks of thoughts are the assistant's own, and templates look for them.
-            thoughts, none = frozenset((reasoning.BEGIN, reasoning.END)), frozenset[str]()
-            messages = [self.control.hidden(m, thoughts if m.get("role") == "assistant" else none) for m in messages]
+            # The marks of reasoning are the assistant's own, and templates look for them.
+            marks, none = frozenset((reasoning.BEGIN, reasoning.END)), frozenset[str]()
+            messages = [self.control.hidden(m, marks if m.get("role") == "assistant" else none) for m in messages]
             arguments = self.control.hidden(arguments)
         try:
             text = self.template.render(

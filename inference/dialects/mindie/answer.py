@@ -1,32 +1,34 @@
-"""The life of one inference request, whatever its row: place, parse, generate, and frames or one body.
+"""The life of one inference request of MindIE's: permit, parse, generate, and frames or one body.
 
-A row is a module that makes a `Job` of a body, with a `Reply` from deltas to bytes. Everything that fails before the
-first token is an ordinary answer even when a stream was asked for.
+An endpoint is a module that makes an `InferenceRequest` of a body, with a Reply from deltas to bytes. Everything that
+fails before the first token is an ordinary answer even when a stream was asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from inference.dialects.mindie.errors import ENQUEUE, CallbackTimeout, MindieError, render_late
 from inference.errors import MalformedBody, ServingError
+from inference.generation.answer import Job, Monitor, StreamFormat, prepared
+from inference.generation.answer import answer as answer_job
 from inference.generation.beam_search import check_beams
-from inference.generation.requests import GenerationRequest, Prompt
+from inference.generation.ending import EndCause
+from inference.generation.requests import GenerationRequest, GrammarRequest, Prompt
 from inference.http.exchange import ClientGone, parse_json
-from inference.http.offload import beside_if
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
     from inference.dialects.mindie.parameters import Sampling
     from inference.dialects.mindie.state import MindieState
-    from inference.generation.deltas import Delta
-    from inference.generation.generate import Generation
-    from inference.http.exchange import Exchange, Headers, Response
+    from inference.generation.answer import Reply
+    from inference.generation.generation import Generation
+    from inference.http.exchange import Exchange, Headers
     from inference.services import Services
     from inference.workers.router import Target
 
@@ -35,25 +37,9 @@ LAST_PRIORITY = 5
 UNPARSED = "Failed to parse request context to json"
 
 
-class Reply(Protocol):
-    """One row's answer as it grows."""
-
-    def frames(self, delta: Delta) -> list[bytes]:
-        """The frames of a stream for what a step brought, each sent as one chunk."""
-        ...
-
-    def add(self, delta: Delta) -> None:
-        """Take a delta into the whole answer."""
-        ...
-
-    def whole(self) -> Response:
-        """The complete answer."""
-        ...
-
-
-@dataclass(slots=True)
-class Job:
-    """What a row made of a body."""
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """What an endpoint made of a body."""
 
     target: Target
     prompt: Prompt
@@ -64,7 +50,7 @@ class Job:
     sequences: int = 1
     logprobs: int | None = None
     truncate: int | None = None
-    extra: dict[str, object] = field(default_factory=dict)
+    grammar: GrammarRequest | None = None
     names: set[str] = field(default_factory=set)
     """Ids beside the internal one under which the request can be stopped."""
     timeout_s: int | None = None
@@ -109,7 +95,7 @@ async def body_of(exchange: Exchange, state: MindieState, wrong: str = UNPARSED)
 
 @contextmanager
 def counted(exchange: Exchange, services: Services, state: MindieState) -> Iterator[None]:
-    """A place for an inference request, and its counters."""
+    """A permit for an inference request, and its counters."""
     state.metrics.received()
     try:
         with services.admission.place(exchange.tenant):
@@ -121,51 +107,65 @@ def counted(exchange: Exchange, services: Services, state: MindieState) -> Itera
         raise
 
 
-async def answer(exchange: Exchange, services: Services, state: MindieState, job: Job, internal_id: str) -> None:
+async def answer(
+    exchange: Exchange, services: Services, state: MindieState, request: InferenceRequest, internal_id: str
+) -> None:
     """Generate and answer."""
-    names = {internal_id, *job.names}
-    request = _request(job, state)
-    generation = await services.generator.prepare(request, exchange, "mindie")
+    names = {internal_id, *request.names}
+    generation = await services.generator.prepare(_generation_request(request, state), exchange, "mindie")
     if any(state.running.knows(exchange.tenant, name) for name in names):
         raise MindieError(500, ENQUEUE + "Runtime request has been used before.")
     clock = Clock(generation)
-    reply = job.reply(generation, clock)
+
+    @contextmanager
+    def monitor(_: list[Generation]) -> Iterator[Monitor]:
+        timers = Timers(generation, request, state)
+
+        def delta_came() -> None:
+            timers.token()
+            clock.tick()
+
+        try:
+            yield delta_came
+        finally:
+            timers.close()
+
+    def render_error(error: ServingError) -> bytes:
+        state.metrics.failed()
+        return render_late(error)
+
+    stream = StreamFormat(STREAM_HEADERS, render_error, end=request.end, end_after_error=False)
+    job = Job(
+        prepared([generation]),
+        lambda _: request.reply(generation, clock),
+        stream if request.stream else None,
+        monitor=monitor,
+    )
     with state.running.entry(exchange.tenant, names, generation):
-        watch = Watch(generation, job, state)
-        if job.stream:
-            await exchange.stream(
-                _frames(generation, reply, clock, watch),
-                headers=STREAM_HEADERS,
-                render_error=lambda error: _failed_late(error, state),
-                keep_alive=None,
-                end=job.end,
-                end_after_error=False,
-            )
-        else:
-            await exchange.unless_gone(_collect(generation, reply, clock, watch))
-            await exchange.respond(await beside_if(generation.heavy, reply.whole))
+        await answer_job(exchange, job)
 
 
-def _request(job: Job, state: MindieState) -> GenerationRequest:
-    capacity, settings, sampling = state.capacity(job.target), state.settings, job.sampling
+def _generation_request(request: InferenceRequest, state: MindieState) -> GenerationRequest:
+    capacity, settings, sampling = state.capacity(request.target), state.settings, request.sampling
     longest = capacity.max_input_token_len
-    left, right = job.truncate, None
+    left, right = request.truncate, None
     if settings.truncation == 1:
         left = min(left or longest, longest)
     elif settings.truncation == -1:
         right = longest
-    fields = sampling.engine_fields(job.sequences, job.target.info.vocab_size)
-    if job.logprobs is not None or job.sequences > 1:
-        fields["logprobs"] = job.logprobs or 0
-    wanted = capacity.max_iter_times if job.max_tokens is None else job.max_tokens
-    adapter = job.target.adapter
-    request = GenerationRequest(
-        model=job.target.entry.name if adapter is None else f"{job.target.entry.name}:{adapter.name}",
-        prompt=job.prompt,
-        sampling={**fields, **job.extra},
+    logprobs = request.logprobs
+    if logprobs is None and request.sequences > 1:
+        logprobs = 0  # what sequences are ordered by
+    wanted = capacity.max_iter_times if request.max_tokens is None else request.max_tokens
+    adapter = request.target.adapter
+    internal = GenerationRequest(
+        model=request.target.entry.name if adapter is None else f"{request.target.entry.name}:{adapter.name}",
+        prompt=request.prompt,
+        sampling=sampling.overrides(request.sequences, request.target.info.vocab_size, logprobs),
+        grammar=request.grammar,
         max_tokens=min(wanted, capacity.max_iter_times),
         seed=sampling.seed,
-        n=job.sequences,
+        n=request.sequences,
         stop=sampling.stop,
         include_stop=sampling.include_stop,
         skip_special_tokens=sampling.skip_special_tokens,
@@ -173,26 +173,26 @@ def _request(job: Job, state: MindieState) -> GenerationRequest:
         truncate_right=right,
         max_prompt_tokens=longest,
         use_model_defaults=False,
-        priority=(job.priority or LAST_PRIORITY) - LAST_PRIORITY,
-        beams=job.beams,
+        priority=(request.priority or LAST_PRIORITY) - LAST_PRIORITY,
+        beams=request.beams,
         longest_s=settings.e2e_timeout_s,
     )
-    if job.beams:
-        check_beams(request)
-    return request
+    if request.beams:
+        check_beams(internal)
+    return internal
 
 
-class Watch:
+class Timers:
     """MindIE's three timers over one generation: one handle on the loop, and nothing but a clock's reading for a token."""
 
-    def __init__(self, generation: Generation, job: Job, state: MindieState) -> None:
+    def __init__(self, generation: Generation, request: InferenceRequest, state: MindieState) -> None:
         self._generation, self._loop = generation, asyncio.get_running_loop()
         now = self._loop.time()
         settings = state.settings
         self._end = (now + settings.e2e_timeout_s, "server e2eTimeout")
         self._between = (float(settings.token_timeout_s), "server tokenTimeout")
-        if job.timeout_s is not None:
-            self._between = min(self._between, (float(job.timeout_s), "client timeout"))
+        if request.timeout_s is not None:
+            self._between = min(self._between, (float(request.timeout_s), "client timeout"))
         self._last = now
         self._expired: str | None = None
         self._handle = self._loop.call_at(self._next[0], self._look)
@@ -217,32 +217,4 @@ class Watch:
             self._handle = self._loop.call_at(at, self._look)
             return
         self._expired = which
-        self._generation.stop()
-
-
-async def _frames(generation: Generation, reply: Reply, clock: Clock, watch: Watch) -> AsyncGenerator[bytes, None]:
-    try:
-        async with aclosing(generation.deltas()) as deltas:
-            async for delta in deltas:
-                watch.token()
-                clock.tick()
-                for frame in reply.frames(delta):
-                    yield frame
-    finally:
-        watch.close()
-
-
-async def _collect(generation: Generation, reply: Reply, clock: Clock, watch: Watch) -> None:
-    try:
-        async with aclosing(generation.deltas()) as deltas:
-            async for delta in deltas:
-                watch.token()
-                clock.tick()
-                reply.add(delta)
-    finally:
-        watch.close()
-
-
-def _failed_late(error: ServingError, state: MindieState) -> bytes:
-    state.metrics.failed()
-    return render_late(error)
+        self._generation.cancel(EndCause.DEADLINE)

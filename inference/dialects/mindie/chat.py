@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inference.chat.conversation import parse_messages
 from inference.chat.tools import check_tools, may_call, tool_grammar
-from inference.dialects.mindie.answer import Job, answer, body_of, counted
+from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
 from inference.dialects.mindie.chat_reply import ChatReply
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import INT32_MAX, Fields
@@ -33,30 +34,29 @@ async def create(exchange: Exchange, services: Services, state: MindieState) -> 
         body = await body_of(exchange, state)
         state.check_accepting(services)
         request_id = state.new_id(exchange)
-        job = await exchange.work(_job, Fields(body), state, request_id)
-        await answer(exchange, services, state, job, request_id)
+        request = await exchange.work(_parse, Fields(body), state, request_id)
+        await answer(exchange, services, state, request, request_id)
 
 
-def _job(body: Fields, state: MindieState, request_id: str) -> Job:
+def _parse(body: Fields, state: MindieState, request_id: str) -> InferenceRequest:
     vllm = state.settings.vllm_flavour
     target, model = parse_model(body, state, UNKNOWN if vllm else UNKNOWN_TO_OPENAI)
     tools, choice = _tools(body)
     messages = _messages(body.get("messages"), bool(tools))
     common = parse_parameters(body, state, target, model, vllm)
     top_logprobs = _top_logprobs(body)
-    extra = response_format(body) if vllm else {}
+    grammar = response_format(body) if vllm else None
     forced = tool_grammar(tools, choice)
-    if forced is not None:
-        extra["grammar"] = forced
     arguments = _template_arguments(body, vllm)
     if tools:
         arguments["tools"] = tools
+    sampling = common.sampling
     if may_call(tools, choice) and target.tokenizer.tool_mark_is_special:
-        common.sampling.skip_special_tokens = False  # else the mark of a call would be lost
-    return Job(
+        sampling = replace(sampling, skip_special_tokens=False)  # else the mark of a call would be lost
+    return InferenceRequest(
         target=target,
         prompt=ChatPrompt(messages, template_arguments=arguments),
-        sampling=common.sampling,
+        sampling=sampling,
         max_tokens=common.max_tokens,
         reply=lambda generation, clock: ChatReply(
             generation, clock, request_id, model, state.settings, tools, choice, top_logprobs
@@ -65,7 +65,7 @@ def _job(body: Fields, state: MindieState, request_id: str) -> Job:
         sequences=common.sequences,
         beams=common.beams,
         logprobs=top_logprobs,
-        extra=extra,
+        grammar=forced or grammar,
         end=DONE,
     )
 

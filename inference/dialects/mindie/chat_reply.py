@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from inference.chat.answer_parser import AnswerParser
 from inference.dialects.mindie.openai_parameters import usage
+from inference.generation.answer import Reply
 from inference.http.exchange import Response, json_response
 from inference.http.sse import event
 from inference.vendors.openai_logprobs import LogprobTexts
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.settings import MindieSettings
     from inference.generation.deltas import Delta
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -30,7 +31,7 @@ class ChatChoice:
 
     def __init__(self, parser: AnswerParser) -> None:
         self.parser = parser
-        self.thoughts, self.content = "", ""
+        self.reasoning, self.content = "", ""
         self.calls: list[dict[str, Any]] = []
         self.logprobs: list[TokenLogprob] = []
         self.unsent: list[TokenLogprob] = []
@@ -48,12 +49,12 @@ class ChatChoice:
         part = self.parser.feed(delta.text, ended)
         self.tokens += len(delta.token_ids)
         self.logprobs += delta.logprobs or []
-        self.thoughts += part.thoughts
-        self.reasoning_tokens += len(delta.token_ids) if part.thoughts else 0
+        self.reasoning += part.reasoning
+        self.reasoning_tokens += len(delta.token_ids) if part.reasoning else 0
         self.content += part.content
         keys: dict[str, Any] = {}
-        if part.thoughts:
-            keys["reasoning_content"] = part.thoughts
+        if part.reasoning:
+            keys["reasoning_content"] = part.reasoning
         if part.content:
             keys["content"] = part.content
         entries = [entry for call in part.calls for entry in self._call(call)]
@@ -77,7 +78,7 @@ class ChatChoice:
         return entries
 
 
-class ChatReply:
+class ChatReply(Reply):
     """All sequences of a conversation."""
 
     def __init__(
@@ -101,7 +102,7 @@ class ChatReply:
         ]
         self._begun = False
 
-    def frames(self, delta: Delta) -> list[bytes]:
+    def chunks(self, delta: Delta) -> list[bytes]:
         """An empty chunk of every choice first; then what is certain, and at the end of a choice its usage."""
         frames = []
         if not self._begun:
@@ -146,8 +147,8 @@ class ChatReply:
 
     def _choice(self, index: int, choice: ChatChoice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.content}
-        if choice.thoughts:
-            message["reasoning_content"] = choice.thoughts
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
         message["tool_calls"] = choice.calls
         return {
             "index": index,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.mindie.answer import Job, answer, body_of, counted
+from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.openai_parameters import parse_model, parse_parameters, response_format, usage
 from inference.dialects.mindie.parameters import text_of
+from inference.generation.answer import Reply
 from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
 from inference.http.exchange import Response, json_response
 from inference.http.sse import DONE, event
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from inference.dialects.mindie.settings import MindieSettings
     from inference.dialects.mindie.state import MindieState
     from inference.generation.deltas import Delta
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
     from inference.http.exchange import Exchange
     from inference.services import Services
 
@@ -37,16 +38,16 @@ async def create(exchange: Exchange, services: Services, state: MindieState) -> 
         body = await body_of(exchange, state)
         state.check_accepting(services)
         request_id = state.new_id(exchange)
-        job = await exchange.work(_job, Fields(body), state, request_id)
-        await answer(exchange, services, state, job, request_id)
+        request = await exchange.work(_parse, Fields(body), state, request_id)
+        await answer(exchange, services, state, request, request_id)
 
 
-def _job(body: Fields, state: MindieState, request_id: str) -> Job:
+def _parse(body: Fields, state: MindieState, request_id: str) -> InferenceRequest:
     target, model = parse_model(body, state, UNKNOWN)
     prompt = _prompt(body.get("prompt"), state.settings)
     common = parse_parameters(body, state, target, model)
     logprobs = _logprobs(body)
-    return Job(
+    return InferenceRequest(
         target=target,
         prompt=prompt,
         sampling=common.sampling,
@@ -58,7 +59,7 @@ def _job(body: Fields, state: MindieState, request_id: str) -> Job:
         sequences=common.sequences,
         beams=common.beams,
         logprobs=logprobs,
-        extra=response_format(body),
+        grammar=response_format(body),
         end=DONE,
     )  # fmt: skip
 
@@ -109,7 +110,7 @@ class CompletionChoice:
         return sum(token.logprob for token in self.entries)
 
 
-class CompletionReply:
+class CompletionReply(Reply):
     """All sequences of a prompt."""
 
     def __init__(
@@ -128,7 +129,7 @@ class CompletionReply:
         self._choices = [CompletionChoice() for _ in range(generation.request.n)]
         self._offset = 0
 
-    def frames(self, delta: Delta) -> list[bytes]:
+    def chunks(self, delta: Delta) -> list[bytes]:
         """A chunk of one choice; its last has the usage, behind the choices here."""
         choice = self._choices[delta.index]
         choice.add(delta)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from inference.dialects.mindie.errors import MindieError
 from inference.errors import RouteNotFound, ServingError
-from inference.generation.requests import GenerationRequest, TokenPrompt
+from inference.generation.requests import GenerationRequest, SamplingOverrides, TokenPrompt
 from inference.http.exchange import Response, json_response
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ async def timed(exchange: Exchange, services: Services, state: MindieState) -> N
 async def _one_token(exchange: Exchange, services: Services) -> None:
     """Ahead of everything that waits."""
     request = GenerationRequest(
-        model=None, prompt=TokenPrompt([1]), sampling={"temperature": 0.0}, max_tokens=1, priority=-100
+        model=None, prompt=TokenPrompt([1]), sampling=SamplingOverrides(temperature=0.0), max_tokens=1, priority=-100
     )
     generation = await services.generator.prepare(request, exchange, "probe")
     async with aclosing(generation.deltas()) as deltas:

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
 
 
 class LatencyWindow:

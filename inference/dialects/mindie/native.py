@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.mindie.answer import Job, answer, body_of, counted
+from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.finish import finish_reason
 from inference.dialects.mindie.parameters import Sampling, text_of
 from inference.dialects.mindie.tgi import DEFAULT_MAX_NEW_TOKENS
+from inference.generation.answer import Reply
 from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
 from inference.http.exchange import Response, json_response
 from inference.http.sse import event
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.state import MindieState
     from inference.generation.deltas import Delta
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
     from inference.http.exchange import Exchange
     from inference.services import Services
 
@@ -34,8 +35,8 @@ async def infer(exchange: Exchange, services: Services, state: MindieState) -> N
         body = await body_of(exchange, state)
         state.check_accepting(services)
         prompt = await exchange.work(_prompt, body, state)
-        job = await exchange.work(_job, Fields(body), prompt, state)
-        await answer(exchange, services, state, job, state.new_id(exchange))
+        request = await exchange.work(_parse, Fields(body), prompt, state)
+        await answer(exchange, services, state, request, state.new_id(exchange))
 
 
 def _prompt(body: dict[str, Any], state: MindieState) -> Prompt:
@@ -53,7 +54,7 @@ def _prompt(body: dict[str, Any], state: MindieState) -> Prompt:
     return TokenPrompt(ids)
 
 
-def _job(body: Fields, prompt: Prompt, state: MindieState) -> Job:
+def _parse(body: Fields, prompt: Prompt, state: MindieState) -> InferenceRequest:
     """The parameters in the order in which MindIE looks at them."""
     stream = bool(body.boolean("stream"))
     given = body.object("parameters")
@@ -69,7 +70,7 @@ def _job(body: Fields, prompt: Prompt, state: MindieState) -> Job:
     max_new_tokens = given.integer("max_new_tokens", 1)
     timeout_s = given.timeout_s()
     details = bool(given.boolean("details"))
-    return Job(
+    return InferenceRequest(
         target=state.router.resolve(None),
         prompt=prompt,
         sampling=sampling,
@@ -81,7 +82,7 @@ def _job(body: Fields, prompt: Prompt, state: MindieState) -> Job:
     )
 
 
-class NativeReply:
+class NativeReply(Reply):
     """One sequence in this dialect's terms."""
 
     def __init__(self, generation: Generation, clock: Clock, details: bool, cumulative: bool) -> None:
@@ -90,7 +91,7 @@ class NativeReply:
         self._ids: list[int] = []
         self._finish = ""
 
-    def frames(self, delta: Delta) -> list[bytes]:
+    def chunks(self, delta: Delta) -> list[bytes]:
         """One frame; the last one's token has no text, which is how the client knows it."""
         self.add(delta)
         frame: dict[str, Any] = {"prefill_time": self._clock.prefill_ms, "decode_time": self._clock.decode_ms}

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.fields import Fields
     from inference.dialects.mindie.state import MindieState
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
+    from inference.generation.requests import GrammarRequest
     from inference.workers.router import Target
 
 OPENAI_MAX_TEMPERATURE = 2.0
@@ -88,14 +89,14 @@ def parse_parameters(
     return OpenAiParameters(target, model, sampling, max_tokens, sequences, stream, beams, n or sequences)
 
 
-def response_format(body: Fields) -> dict[str, object]:
-    """The engine's grammar for `response_format`."""
+def response_format(body: Fields) -> GrammarRequest | None:
+    """The grammar for `response_format`."""
     given = body.object("response_format").values
     kind = given.get("type", "text")
     if kind == "text":
-        return {}
+        return None
     if kind == "json_object":
-        return {"grammar": structured.json_object("response_format")}
+        return structured.json_object("response_format")
     wrapper = given.get("json_schema")
     if kind != "json_schema" or not isinstance(wrapper, dict):
         raise invalid("Parameter response_format type must be text, json_object or json_schema.")
@@ -104,7 +105,7 @@ def response_format(body: Fields) -> dict[str, object]:
         raise invalid("Parameter response_format json_schema name length must be in [1,64].")
     if wrapper.get("schema") is None:
         raise invalid("Not found schema.")
-    return {"grammar": structured.json_schema(wrapper["schema"], "response_format")}
+    return structured.json_schema(wrapper["schema"], "response_format")
 
 
 def usage(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from inference.dialects.mindie.errors import invalid
+from inference.generation.requests import SamplingOverrides
 
 if TYPE_CHECKING:
     from inference.dialects.mindie.fields import Fields
@@ -17,7 +18,7 @@ MAX_STOP_STRINGS, MAX_STOP_LENGTH, MAX_STOP_TOTAL = 1024, 1024, 32768
 
 @dataclass(slots=True)
 class Sampling:
-    """A row's parameters. None: not given."""
+    """An endpoint's parameters. None: not given."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -40,23 +41,26 @@ class Sampling:
         named = (self.temperature, self.top_k, self.top_p)
         return bool(self.do_sample) or any(value is not None for value in named) or sequences > 1
 
-    def engine_fields(self, sequences: int, vocab_size: int) -> dict[str, Any]:
-        """The engine's sampling parameters; nothing of the model's own generation_config."""
-        fields: dict[str, Any] = {"temperature": 0.0}
-        if self.sampled(sequences):
-            fields["temperature"] = 1.0 if self.temperature is None else self.temperature
-            if self.top_k is not None and self.top_k > 0:
-                fields["top_k"] = min(self.top_k, vocab_size, MAX_TOP_K)
-            if self.top_p is not None:
-                fields["top_p"] = self.top_p
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            if getattr(self, name) is not None:
-                fields[name] = getattr(self, name)
-        if self.stop_token_ids:
-            fields["stop_token_ids"] = [t for t in self.stop_token_ids if 0 <= t < vocab_size]
-        if self.ignore_eos:
-            fields["ignore_eos"] = True
-        return fields
+    def overrides(self, sequences: int, vocab_size: int, logprobs: int | None) -> SamplingOverrides:
+        """For the engine; nothing of the model's own generation_config."""
+        sampled = self.sampled(sequences)
+        temperature = 0.0
+        if sampled:
+            temperature = 1.0 if self.temperature is None else self.temperature
+        top_k = None
+        if sampled and self.top_k is not None and self.top_k > 0:
+            top_k = min(self.top_k, vocab_size, MAX_TOP_K)
+        return SamplingOverrides(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=self.top_p if sampled else None,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            stop_token_ids=[t for t in self.stop_token_ids if 0 <= t < vocab_size],
+            ignore_eos=self.ignore_eos or None,
+            logprobs=logprobs,
+        )
 
 
 def stop_strings(fields: Fields, longest: int | None = MAX_STOP_LENGTH) -> list[str]:

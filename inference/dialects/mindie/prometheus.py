@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 if TYPE_CHECKING:
     from engine.messages import Stats
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
     from inference.workers.router import EngineRouter
 
 TTFT_S = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10)  # fmt: skip

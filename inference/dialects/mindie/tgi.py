@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.mindie.answer import Job, answer, body_of, counted
+from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.finish import finish_reason
 from inference.dialects.mindie.parameters import Sampling, stop_strings, text_of
+from inference.generation.answer import Reply
 from inference.generation.requests import TextPrompt
 from inference.http.exchange import Response, json_response
 from inference.http.sse import event
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.state import MindieState
     from inference.generation.deltas import Delta
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
     from inference.http.exchange import Exchange
     from inference.services import Services
 
@@ -54,11 +55,11 @@ async def _run(
 ) -> None:
     state.check_accepting(services)
     prompt = await exchange.work(text_of, body.get("inputs"), "inputs", state.settings, NO_INPUTS, NO_LIST)
-    job = await exchange.work(_job, Fields(body), prompt, state, stream, as_list)
-    await answer(exchange, services, state, job, state.new_id(exchange))
+    request = await exchange.work(_parse, Fields(body), prompt, state, stream, as_list)
+    await answer(exchange, services, state, request, state.new_id(exchange))
 
 
-def _job(body: Fields, prompt: str, state: MindieState, stream: bool, as_list: bool) -> Job:
+def _parse(body: Fields, prompt: str, state: MindieState, stream: bool, as_list: bool) -> InferenceRequest:
     """The parameters in the order in which MindIE looks at them."""
     given = body.object("parameters")
     sampling = Sampling(stop=stop_strings(given))
@@ -87,7 +88,7 @@ def _job(body: Fields, prompt: str, state: MindieState, stream: bool, as_list: b
             generation, before, details=details, prefill=prefill, as_list=as_list, cumulative=state.settings.full_text_enabled
         )  # fmt: skip
 
-    return Job(
+    return InferenceRequest(
         target=state.lenient(adapter_id),
         prompt=TextPrompt(prompt),
         sampling=sampling,
@@ -98,7 +99,7 @@ def _job(body: Fields, prompt: str, state: MindieState, stream: bool, as_list: b
     )
 
 
-class TgiReply:
+class TgiReply(Reply):
     """One sequence in this dialect's terms: ids without texts or log-probabilities."""
 
     def __init__(
@@ -110,7 +111,7 @@ class TgiReply:
         self._ids: list[int] = []
         self._finish = ""
 
-    def frames(self, delta: Delta) -> list[bytes]:
+    def chunks(self, delta: Delta) -> list[bytes]:
         """One frame; the last has the whole text."""
         self.add(delta)
         ended = delta.finish_reason is not None

@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.dialects.mindie.answer import Job, answer, body_of, counted
+from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
 from inference.dialects.mindie.errors import MindieError, invalid, model_not_found
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.finish import finish_reason
 from inference.dialects.mindie.parameters import Sampling, text_of
 from inference.dialects.mindie.tgi import DEFAULT_MAX_NEW_TOKENS
+from inference.generation.answer import Reply
 from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
 from inference.http.exchange import Response, json_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from inference.dialects.mindie.answer import Clock, Reply
+    from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.state import MindieState
     from inference.generation.deltas import Delta
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
     from inference.http.exchange import Exchange
     from inference.services import Services
     from inference.workers.router import Target
@@ -48,10 +49,10 @@ async def infer(exchange: Exchange, services: Services, state: MindieState) -> N
         def reply(generation: Generation, clock: Clock) -> TokenReply:
             return TokenReply(request_id or internal_id, output)
 
-        job = await exchange.work(
-            _job, Fields(merged), target, TokenPrompt(ids), lambda _: reply, False, request_id, False
+        request = await exchange.work(
+            _parse, Fields(merged), target, TokenPrompt(ids), lambda _: reply, False, request_id, False
         )
-        await answer(exchange, services, state, job, internal_id)
+        await answer(exchange, services, state, request, internal_id)
 
 
 async def generate(exchange: Exchange, services: Services, state: MindieState) -> None:
@@ -92,10 +93,10 @@ async def _text(exchange: Exchange, services: Services, state: MindieState, stre
                 clock, request_id or internal_id, target.entry.name, details, cumulative
             )
 
-        job = await exchange.work(
-            _job, Fields(body).object("parameters"), target, TextPrompt(prompt), reply_of, stream, request_id
+        request = await exchange.work(
+            _parse, Fields(body).object("parameters"), target, TextPrompt(prompt), reply_of, stream, request_id
         )
-        await answer(exchange, services, state, job, internal_id)
+        await answer(exchange, services, state, request, internal_id)
 
 
 async def _begin(exchange: Exchange, services: Services, state: MindieState) -> tuple[Target, dict[str, Any]]:
@@ -160,7 +161,7 @@ def _output_name(body: dict[str, Any]) -> str:
     return name or "output0"
 
 
-def _job(
+def _parse(
     given: Fields,
     target: Target,
     prompt: Prompt,
@@ -168,7 +169,7 @@ def _job(
     stream: bool,
     request_id: str | None,
     typical: bool = True,
-) -> Job:
+) -> InferenceRequest:
     """The parameters in the order in which MindIE looks at them; `reply_of` takes `details`."""
     sampling = Sampling(temperature=given.positive_temperature())
     sampling.top_k = given.integer("top_k", 0)
@@ -184,7 +185,7 @@ def _job(
     details = bool(given.boolean("details"))
     given.integer("batch_size", 1)
     timeout_s = given.timeout_s()
-    return Job(
+    return InferenceRequest(
         target=target,
         prompt=prompt,
         sampling=sampling,
@@ -197,14 +198,14 @@ def _job(
     )
 
 
-class TokenReply:
+class TokenReply(Reply):
     """The generated ids, the end token included, as one tensor."""
 
     def __init__(self, request_id: str, output: str) -> None:
         self._request_id, self._output = request_id, output
         self._ids: list[int] = []
 
-    def frames(self, delta: Delta) -> list[bytes]:
+    def chunks(self, delta: Delta) -> list[bytes]:
         """Never: the row is not streamed."""
         return []
 
@@ -218,7 +219,7 @@ class TokenReply:
         return json_response({"id": self._request_id, "outputs": [tensor]})
 
 
-class TextReply:
+class TextReply(Reply):
     """One sequence as text; the prompt is never part of it."""
 
     def __init__(self, clock: Clock, request_id: str, model: str, details: bool, cumulative: bool) -> None:
@@ -228,7 +229,7 @@ class TextReply:
         self._count = 0
         self._finish: str | None = None
 
-    def frames(self, delta: Delta) -> list[bytes]:
+    def chunks(self, delta: Delta) -> list[bytes]:
         """One frame, without a space behind `data:`."""
         self.add(delta)
         text = "".join(self._texts) if self._cumulative else delta.text

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from inference.dialects.mindie import tgi
-from inference.dialects.mindie.answer import Job, answer, body_of, counted
+from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
 from inference.dialects.mindie.errors import MindieError, invalid
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.parameters import Sampling, sequences_of, stop_strings, stop_token_ids, text_of
+from inference.generation.answer import Reply
 from inference.generation.requests import TextPrompt
 from inference.http.exchange import Response, json_response
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.state import MindieState
     from inference.generation.deltas import Delta
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
     from inference.http.exchange import Exchange
     from inference.services import Services
 
@@ -45,11 +46,11 @@ async def generate(exchange: Exchange, services: Services, state: MindieState) -
 async def _run(exchange: Exchange, services: Services, state: MindieState, body: dict[str, Any]) -> None:
     state.check_accepting(services)
     prompt = await exchange.work(text_of, body["prompt"], "prompt", state.settings, NO_PROMPT, NO_LIST)
-    job = await exchange.work(_job, Fields(body), prompt, state)
-    await answer(exchange, services, state, job, state.new_id(exchange))
+    request = await exchange.work(_parse, Fields(body), prompt, state)
+    await answer(exchange, services, state, request, state.new_id(exchange))
 
 
-def _job(body: Fields, prompt: str, state: MindieState) -> Job:
+def _parse(body: Fields, prompt: str, state: MindieState) -> InferenceRequest:
     """The parameters in the order in which MindIE looks at them."""
     sampling = Sampling(ignore_eos=bool(body.boolean("ignore_eos")))
     sampling.stop = stop_strings(body, longest=None)
@@ -80,7 +81,7 @@ def _job(body: Fields, prompt: str, state: MindieState) -> Job:
     def reply(generation: Generation, clock: Clock) -> VllmReply:
         return VllmReply(generation, _prefix(body.get("prompt")), state.settings.full_text_enabled)
 
-    return Job(
+    return InferenceRequest(
         target=target,
         prompt=TextPrompt(prompt),
         sampling=sampling,
@@ -98,7 +99,7 @@ def _prefix(prompt: Any) -> str:
     return f"{prompt} "
 
 
-class VllmReply:
+class VllmReply(Reply):
     """All sequences of a prompt."""
 
     def __init__(self, generation: Generation, prefix: str, cumulative: bool) -> None:
@@ -106,7 +107,7 @@ class VllmReply:
         self._texts = [""] * generation.request.n
         self._logprobs = [0.0] * generation.request.n
 
-    def frames(self, delta: Delta) -> list[bytes]:
+    def chunks(self, delta: Delta) -> list[bytes]:
         """One object and a NUL, with a slot for each sequence."""
         self.add(delta)
         slots = ["" for _ in self._texts]

@@ -3,73 +3,79 @@
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inference.dialects.openai import schema
 from inference.dialects.openai.load import load_headers
 from inference.dialects.openai.prompts import is_empty, parse_forms
 from inference.dialects.openai.schema import CompletionRequest
-from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
+from inference.dialects.openai.streams import STREAM
 from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest
-from inference.generation.merging import merge
+from inference.generation.answer import Job, Reply, answer, preparing
+from inference.generation.deltas import joined
 from inference.generation.requests import Prompt, TextPrompt
 from inference.http.exchange import json_response
-from inference.http.offload import beside_if, encoded
-from inference.http.sse import DONE, event
+from inference.http.offload import encoded
+from inference.http.sse import event
 from inference.http.validation import check_range, convert
-from inference.vendors import openai_errors
 from inference.vendors.openai_logprobs import LogprobTexts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import Iterable
 
     from engine.messages import TokenLogprob
     from inference.generation.deltas import Delta
-    from inference.generation.generate import Generation
-    from inference.http.exchange import Exchange
+    from inference.generation.generation import Generation
+    from inference.generation.requests import GenerationRequest, GrammarRequest
+    from inference.http.exchange import Exchange, Response
     from inference.services import Limits, Services
 
 DEFAULT_MAX_TOKENS = 16
-INLINE_CHOICES = 16
 
 
 async def create(exchange: Exchange, services: Services) -> None:
-    """The route's handler."""
+    """POST /v1/completions."""
     with services.admission.place(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), CompletionRequest)
-        await exchange.work(check, body, services.limits)
-        prompts = await exchange.work(parse_prompts, body, services.limits)
-        target = services.router.resolve(body.model)
-        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
-        fields = await exchange.work(schema.sampling, body, body.logprobs, target.tokenizer)
-        if body.sequences > (body.n or 1):
-            fields.setdefault("logprobs", 0)
-        if body.echo and body.logprobs is not None:
-            fields.setdefault("prompt_logprobs", body.logprobs)
-        generations = []
-        for prompt in prompts:
-            request = schema.generation_request(body, prompt, max_tokens, fields, target.info.max_model_len)
-            request.n = body.sequences
-            generations.append(await services.generator.prepare(request, exchange, "openai"))
-        completion = Completion(body, generations, exchange.request_id, services.fingerprint)
-        if body.stream:
-            await exchange.stream(
-                completion.chunks(),
-                headers=HEADERS,
-                render_error=openai_errors.render_event,
-                keep_alive=KEEP_ALIVE,
-                end=DONE,
-            )
-        else:
-            answer = await exchange.unless_gone(completion.whole())
-            await exchange.respond(json_response(answer, headers=load_headers(exchange, target)))
+        requests = await _parse(body, exchange, services)
+
+        def reply(generations: list[Generation]) -> CompletionReply:
+            return CompletionReply(body, generations, exchange, services.fingerprint)
+
+        stream = STREAM if body.stream else None
+        await answer(exchange, Job(preparing(requests, exchange, services, "openai"), reply, stream))
 
 
-def check(body: CompletionRequest, limits: Limits) -> None:
-    """The rules of this route beside the common ones."""
-    schema.check(body, limits)
+async def _parse(body: CompletionRequest, exchange: Exchange, services: Services) -> list[GenerationRequest]:
+    """A request for each prompt."""
+    grammar = await exchange.work(check, body, services.limits)
+    prompts = await exchange.work(parse_prompts, body, services.limits)
+    target = services.router.resolve(body.model)
+    overrides = await exchange.work(schema.sampling, body, body.logprobs, target.tokenizer)
+    if body.sequences > (body.n or 1) and overrides.logprobs is None:
+        overrides = replace(overrides, logprobs=0)
+    if body.echo and body.logprobs is not None and overrides.prompt_logprobs is None:
+        overrides = replace(overrides, prompt_logprobs=body.logprobs)
+    return [
+        schema.generation_request(
+            body,
+            prompt,
+            overrides,
+            target.info.max_model_len,
+            max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
+            grammar=grammar,
+            sequences=body.sequences,
+            number=number,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def check(body: CompletionRequest, limits: Limits) -> GrammarRequest | None:
+    """The rules of this route beside the common ones. Returns the grammar that the body asks for."""
+    grammar = schema.check(body, limits)
     check_range("max_tokens", body.max_tokens, 0 if body.echo else 1, 1 << 31)
     check_range("logprobs", body.logprobs, 0, limits.max_logprobs)
     check_range("best_of", body.best_of, 1, limits.max_sequences)
@@ -77,6 +83,7 @@ def check(body: CompletionRequest, limits: Limits) -> None:
         raise InvalidRequest("best_of must be at least n.", "best_of")
     if body.stream and body.sequences != (body.n or 1):
         raise InvalidRequest("best_of must equal n when `stream=True`.", "best_of")
+    return grammar
 
 
 def parse_prompts(body: CompletionRequest, limits: Limits) -> list[Prompt]:
@@ -92,7 +99,7 @@ def parse_prompts(body: CompletionRequest, limits: Limits) -> list[Prompt]:
 class Choice:
     """One sequence as it grows."""
 
-    def __init__(self, completion: Completion, generation: Generation, index: int) -> None:
+    def __init__(self, completion: CompletionReply, generation: Generation, index: int) -> None:
         self.completion, self.generation, self.index = completion, generation, index
         self.offset = 0
         self.started = False
@@ -133,21 +140,27 @@ class Choice:
         return list(zip(generation.prompt_token_ids, known, strict=False))
 
 
-class Completion:
+class CompletionReply(Reply):
     """All prompts and sequences of one request; choice i of prompt p has the index p * n + i."""
 
     def __init__(
-        self, body: CompletionRequest, generations: list[Generation], request_id: str, fingerprint: str
+        self, body: CompletionRequest, generations: list[Generation], exchange: Exchange, fingerprint: str
     ) -> None:
-        self.body, self.generations, self.fingerprint = body, generations, fingerprint
+        self.body, self.generations, self.fingerprint, self._exchange = body, generations, fingerprint, exchange
         self.texts = LogprobTexts(generations[0].target.tokenizer, bool(body.return_tokens_as_token_ids))
         self.n = body.n or 1
         self.head = {
-            "id": f"cmpl-{request_id}",
+            "id": f"cmpl-{exchange.request_id}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": body.model or generations[0].target.entry.name,
         }
+        self._choices = [
+            Choice(self, generation, p * self.n + i) for p, generation in enumerate(generations) for i in range(self.n)
+        ]
+        self._held: list[Delta] = []
+        """Deltas that wait for the log-probabilities of echoed prompts."""
+        self._deltas: dict[tuple[int, int], list[Delta]] = {}
 
     def prompt_text(self, generation: Generation) -> str:
         """What `echo` puts before the completion: the prompt as sent, or the text of its ids."""
@@ -156,42 +169,34 @@ class Completion:
             return prompt.text
         return generation.target.tokenizer.decode(generation.prompt_token_ids)
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The stream's frames, without [DONE]."""
-        choices = [
-            Choice(self, generation, p * self.n + i)
-            for p, generation in enumerate(self.generations)
-            for i in range(self.n)
-        ]
-        held: list[tuple[int, Delta]] = []
-        async with aclosing(self._merged()) as deltas:
-            async for p, delta in deltas:
-                held.append((p, delta))
-                if not self._echo_known():
-                    continue
-                for number, ready in held:
-                    chunk = {**self.head, "choices": [choices[number * self.n + ready.index].part(ready)]}
-                    if self.body.continuous_usage:
-                        chunk["usage"] = self._usage()
-                    yield event(chunk)
-                held = []
+    def chunks(self, delta: Delta) -> Iterable[bytes]:
+        """One chunk for each delta, as soon as an echoed prompt is known."""
+        self._held.append(delta)
+        if not self._echo_known():
+            return
+        ready, self._held = self._held, []
+        for each in ready:
+            chunk = {**self.head, "choices": [self._choices[each.prompt * self.n + each.index].part(each)]}
+            if self.body.continuous_usage:
+                chunk["usage"] = self._usage()
+            yield event(chunk)
+
+    def last_chunks(self) -> Iterable[bytes]:
+        """Usage, if asked for."""
         if self.body.include_usage:
             yield event({**self.head, "choices": [], "usage": self._usage()})
 
-    async def whole(self) -> dict[str, Any]:
-        """The complete answer."""
-        parts: dict[tuple[int, int], list[Delta]] = {}
-        async with aclosing(self._merged()) as deltas:
-            async for p, delta in deltas:
-                parts.setdefault((p, delta.index), []).append(delta)
-        heavy = len(parts) > INLINE_CHOICES or any(generation.heavy for generation in self.generations)
-        return await beside_if(heavy, self._whole, parts)
+    def add(self, delta: Delta) -> None:
+        """Keep the delta; choices are made of all of them at once."""
+        self._deltas.setdefault((delta.prompt, delta.index), []).append(delta)
 
-    def _whole(self, parts: dict[tuple[int, int], list[Delta]]) -> dict[str, Any]:
-        sequences = self._best({place: joined(parts[place]) for place in sorted(parts)})
+    def whole(self) -> Response:
+        """The complete answer."""
+        sequences = self._best({place: joined(self._deltas[place]) for place in sorted(self._deltas)})
         choices = encoded((self._choice(index, sequence) for index, sequence in enumerate(sequences)), 1)
         nulls = {"service_tier": None, "system_fingerprint": self.fingerprint, "kv_transfer_params": None}
-        return {**self.head, "choices": choices, "usage": self._usage(), **nulls}
+        value = {**self.head, "choices": choices, "usage": self._usage(), **nulls}
+        return json_response(value, headers=load_headers(self._exchange, self.generations[0].target))
 
     def _choice(self, index: int, sequence: Delta) -> dict[str, Any]:
         generation, asked = self.generations[index // self.n], self.body.prompt_logprobs is not None
@@ -217,9 +222,6 @@ class Completion:
             return True
         return all(len(g.prompt_logprobs) >= len(g.prompt_token_ids) - 1 for g in self.generations)
 
-    def _merged(self) -> AsyncGenerator[tuple[int, Delta], None]:
-        return merge([generation.deltas() for generation in self.generations])
-
     def _usage(self) -> dict[str, Any]:
         completion = 0 if self.body.max_tokens == 0 else sum(g.usage.completion_tokens for g in self.generations)
         return usage(sum(g.usage.prompt_tokens for g in self.generations), completion)
@@ -228,13 +230,3 @@ class Completion:
 def _mean_logprob(sequence: Delta) -> float:
     logprobs = [token.logprob for token in sequence.logprobs or []]
     return sum(logprobs) / max(1, len(logprobs))
-
-
-def joined(deltas: list[Delta]) -> Delta:
-    """All of one sequence's deltas as one."""
-    whole = deltas[-1]
-    whole.text = "".join(delta.text for delta in deltas)
-    whole.token_ids = [token for delta in deltas for token in delta.token_ids]
-    if whole.logprobs is not None:
-        whole.logprobs = [logprob for delta in deltas for logprob in delta.logprobs or []]
-    return whole

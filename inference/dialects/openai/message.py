@@ -1,4 +1,4 @@
-"""The assistant's message of one choice as it grows: thoughts, content and tool calls told apart."""
+"""The assistant's message of one choice as it grows: reasoning, content and tool calls told apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inference.chat.tools import named_tool
 if TYPE_CHECKING:
     from inference.chat.tool_calls import CallPart
     from inference.dialects.openai.schema import ChatCompletionRequest
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -24,7 +24,7 @@ class Message:
         tokenizer = generation.target.tokenizer
         self._parser = AnswerParser(tokenizer, generation.prompt_token_ids, body.tools, body.tool_choice)
         self._named = named_tool(body.tool_choice)
-        self._show_thoughts = body.include_reasoning is not False
+        self._show_reasoning = body.include_reasoning is not False
         self._most_calls = 1 if body.parallel_tool_calls is False else None
         self._style = tokenizer.tool_style
         self._thoughts: list[str] = []
@@ -39,9 +39,9 @@ class Message:
         part = self._parser.feed(text, ended)
         calls = [entry for call in part.calls if (entry := self._call(call)) is not None]
         delta: dict[str, Any] = {}
-        if part.thoughts and self._show_thoughts:
-            self._thoughts.append(part.thoughts)
-            delta["reasoning"] = delta["reasoning_content"] = part.thoughts
+        if part.reasoning and self._show_reasoning:
+            self._thoughts.append(part.reasoning)
+            delta["reasoning"] = delta["reasoning_content"] = part.reasoning
         if part.content:
             self._content.append(part.content)
             delta["content"] = part.content
@@ -50,8 +50,8 @@ class Message:
         return delta
 
     @property
-    def thoughts(self) -> str:
-        """The thoughts so far."""
+    def reasoning(self) -> str:
+        """The reasoning so far."""
         return "".join(self._thoughts)
 
     @property
@@ -61,15 +61,15 @@ class Message:
 
     def whole(self, before: str) -> dict[str, Any]:
         """The message when it has ended; `before` is text that it continues."""
-        content, thoughts = before + "".join(self._content), self.thoughts
+        content, reasoning = before + "".join(self._content), self.reasoning
         message: dict[str, Any] = {
             "role": "assistant",
             "content": content if content or not self._calls else None,
             "refusal": None, "annotations": None, "audio": None, "function_call": None,
-            "reasoning": thoughts or None,
+            "reasoning": reasoning or None,
         }  # fmt: skip
-        if thoughts:
-            message["reasoning_content"] = thoughts
+        if reasoning:
+            message["reasoning_content"] = reasoning
         if self._calls:
             message["tool_calls"] = self._calls
         return message

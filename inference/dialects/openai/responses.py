@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,35 +12,37 @@ from inference.dialects.openai.message import Message
 from inference.dialects.openai.responses_schema import ResponsesRequest, as_chat
 from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
 from inference.errors import ResponseNotFound
+from inference.generation.answer import Job, Reply, StreamFormat, answer, preparing
 from inference.http.exchange import json_response
 from inference.http.validation import convert
 from inference.vendors.openai_errors import body as error_body
+from inference.vendors.openai_errors import render_event
 from inference.vendors.openai_logprobs import LogprobTexts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import Iterable
 
     from inference.errors import ServingError
     from inference.generation.deltas import Delta
-    from inference.generation.generate import Generation
-    from inference.http.exchange import Exchange
+    from inference.generation.generation import Generation
+    from inference.http.exchange import Exchange, Response
     from inference.services import Services
+
+STREAM = StreamFormat(HEADERS, render_event, keep_alive=KEEP_ALIVE)
 
 
 async def create(exchange: Exchange, services: Services) -> None:
-    """The route's handler."""
+    """POST /v1/responses."""
     with services.admission.place(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), ResponsesRequest)
-        request = await exchange.work(as_chat, body)
-        generation = await chat.prepare(request, exchange, services)
-        answer = ResponseAnswer(body, Message(request, generation), generation, exchange.request_id)
-        if body.stream:
-            await exchange.stream(
-                answer.events(), headers=HEADERS, render_error=answer.render_error, keep_alive=KEEP_ALIVE
-            )
-        else:
-            await exchange.unless_gone(answer.collect())
-            await exchange.respond(json_response(answer.whole()))
+        chat_body = await exchange.work(as_chat, body)
+        request = await chat.parse(chat_body, exchange, services)
+
+        def reply(generations: list[Generation]) -> ResponseReply:
+            return ResponseReply(body, Message(chat_body, generations[0]), generations[0], exchange.request_id)
+
+        stream = STREAM if body.stream else None
+        await answer(exchange, Job(preparing([request], exchange, services, "openai"), reply, stream))
 
 
 async def retrieve(exchange: Exchange, services: Services) -> None:
@@ -49,8 +50,8 @@ async def retrieve(exchange: Exchange, services: Services) -> None:
     raise ResponseNotFound(exchange.parameters["id"])
 
 
-class ResponseAnswer:
-    """One response as it grows: thoughts, then text, then function calls, each an output item."""
+class ResponseReply(Reply):
+    """One response as it grows: reasoning, then text, then function calls, each an output item."""
 
     def __init__(self, body: ResponsesRequest, message: Message, generation: Generation, request_id: str) -> None:
         self.body, self.message, self.generation = body, message, generation
@@ -62,54 +63,51 @@ class ResponseAnswer:
         self.reasoning_tokens = 0
         self._texts = LogprobTexts(generation.target.tokenizer, as_ids=False)
         self._sequence = 0
+        self._begun = self._reasoning = self._writing = False
 
-    async def collect(self) -> None:
-        """Everything at once."""
-        async with aclosing(self.generation.deltas()) as deltas:
-            async for delta in deltas:
-                self._add(delta)
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self._add(delta)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The stream: thoughts' and text's events as they come, and function calls, whole, behind them."""
-        begun = thinking = writing = False
-        async with aclosing(self.generation.deltas()) as deltas:
-            async for delta in deltas:
-                thoughts, text, logprobs = self._add(delta)
-                if not begun:  # not earlier: what fails before the first token is still an ordinary answer
-                    begun = True
-                    yield self._event("response.created", response=self._response("in_progress", []))
-                    yield self._event("response.in_progress", response=self._response("in_progress", []))
-                if thoughts:
-                    if not thinking:
-                        thinking = True
-                        yield self._item_event("added", 0, self._reasoning_item("in_progress", ""))
-                    place = {"item_id": self.reasoning_id, "output_index": 0, "content_index": 0}
-                    yield self._event("response.reasoning_text.delta", **place, delta=thoughts)
-                if text:
-                    if not writing:
-                        writing = True
-                        for event in self._begin_text():
-                            yield event
-                    yield self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)
-        for event in self._end(writing):
-            yield event
+    def chunks(self, delta: Delta) -> Iterable[bytes]:
+        """Events of reasoning and text as they come."""
+        reasoning, text, logprobs = self._add(delta)
+        if not self._begun:  # not earlier: what fails before the first token is still an ordinary answer
+            self._begun = True
+            yield self._event("response.created", response=self._response("in_progress", []))
+            yield self._event("response.in_progress", response=self._response("in_progress", []))
+        if reasoning:
+            if not self._reasoning:
+                self._reasoning = True
+                yield self._item_event("added", 0, self._reasoning_item("in_progress", ""))
+            place = {"item_id": self.reasoning_id, "output_index": 0, "content_index": 0}
+            yield self._event("response.reasoning_text.delta", **place, delta=reasoning)
+        if text:
+            if not self._writing:
+                self._writing = True
+                yield from self._begin_text()
+            yield self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)
+
+    def last_chunks(self) -> Iterable[bytes]:
+        """The end of the text, then function calls, each whole."""
+        return self._end(self._writing)
 
     def _begin_text(self) -> list[bytes]:
-        """What comes before the text, and ends the thoughts."""
+        """The events before the text; they end the reasoning."""
         events = []
-        if self.message.thoughts:
-            events.append(self._item_event("done", 0, self._reasoning_item("completed", self.message.thoughts)))
+        if self.message.reasoning:
+            events.append(self._item_event("done", 0, self._reasoning_item("completed", self.message.reasoning)))
         events.append(self._item_event("added", self._text_index, self._item("in_progress", [])))
         events.append(self._text_event("response.content_part.added", part=_part("", [])))
         return events
 
     def _end(self, written: bool) -> list[bytes]:
-        """What comes behind the last token."""
+        """The events behind the last token."""
         calls, events = self._calls(), []
         if not written and not calls:  # an answer has at least an empty text
             events += self._begin_text()
-        elif not written and self.message.thoughts:
-            events.append(self._item_event("done", 0, self._reasoning_item("completed", self.message.thoughts)))
+        elif not written and self.message.reasoning:
+            events.append(self._item_event("done", 0, self._reasoning_item("completed", self.message.reasoning)))
         if written or not calls:
             events.append(self._text_event("response.output_text.done", text=self.text, logprobs=self.logprobs))
             events.append(self._text_event("response.content_part.done", part=_part(self.text, self.logprobs)))
@@ -120,40 +118,43 @@ class ResponseAnswer:
             events.append(self._event("response.function_call_arguments.delta", **place, delta=item["arguments"]))
             events.append(self._event("response.function_call_arguments.done", **place, arguments=item["arguments"]))
             events.append(self._item_event("done", index, item))
-        whole = self.whole()
+        whole = self._whole()
         return [*events, self._event(f"response.{whole['status']}", response=whole)]
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Response:
         """The complete answer."""
-        calls, thoughts = self._calls(), self.message.thoughts
-        items = [self._reasoning_item("completed", thoughts)] if thoughts else []
+        return json_response(self._whole())
+
+    def _whole(self) -> dict[str, Any]:
+        calls, reasoning = self._calls(), self.message.reasoning
+        items = [self._reasoning_item("completed", reasoning)] if reasoning else []
         if self.text or not calls:
             items.append(self._text_item())
         return self._response("incomplete" if self.finish == "length" else "completed", [*items, *calls])
 
-    def render_error(self, error: ServingError) -> bytes:
-        """A failure after the head."""
+    def error_chunk(self, error: ServingError) -> bytes:
+        """An error as an event of this response."""
         told = error_body(error)[1]["error"]
         response = {**self._response("failed", []), "error": told}
         return self._event("response.failed", response=response)
 
     @property
     def _text_index(self) -> int:
-        return 1 if self.message.thoughts else 0
+        return 1 if self.message.reasoning else 0
 
     def _add(self, delta: Delta) -> tuple[str, str, list[dict[str, Any]]]:
-        """Thoughts, text and the text's log-probabilities of a delta."""
+        """Reasoning, text and the text's log-probabilities of a delta."""
         self.finish = delta.finish_reason or self.finish
         keys = self.message.delta(delta.text, delta.finish_reason is not None)
-        thoughts, text = keys.get("reasoning", ""), keys.get("content", "")
-        if thoughts:
+        reasoning, text = keys.get("reasoning", ""), keys.get("content", "")
+        if reasoning:
             self.reasoning_tokens += len(delta.token_ids)
         logprobs: list[dict[str, Any]] = []
-        if self.body.top_logprobs is not None and delta.logprobs and not thoughts:
+        if self.body.top_logprobs is not None and delta.logprobs and not reasoning:
             logprobs = self._texts.chat(delta.logprobs, self.body.top_logprobs)["content"]
         self.text += text
         self.logprobs += logprobs
-        return thoughts, text, logprobs
+        return reasoning, text, logprobs
 
     def _text_item(self) -> dict[str, Any]:
         status = "incomplete" if self.finish == "length" else "completed"
@@ -220,8 +221,8 @@ class ResponseAnswer:
             "user": body.user,
         }
 
-    def _reasoning_item(self, status: str, thoughts: str) -> dict[str, Any]:
-        content = [{"type": "reasoning_text", "text": thoughts}] if thoughts else []
+    def _reasoning_item(self, status: str, reasoning: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": reasoning}] if reasoning else []
         return {"id": self.reasoning_id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
     def _item_event(self, change: str, index: int, item: dict[str, Any]) -> bytes:

@@ -91,7 +91,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
             output = item.get("output")
             text = output if isinstance(output, str) else _content(output, field)
             messages.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": text})
-        elif kind != "reasoning":  # earlier thoughts are no part of what a template takes
+        elif kind != "reasoning":  # earlier reasoning are no part of what a template takes
             raise NotServed(f"{field}: items of type {str(kind)[:40]!r} are not supported.", field)
     return messages
 

@@ -6,6 +6,7 @@ and vLLM's servers do. `null` is an absent value.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -14,9 +15,9 @@ from inference.dialects.openai.prompts import PROMPT_FORMS
 from inference.dialects.openai.structured import grammar_of
 from inference.errors import InvalidRequest, NotServed
 from inference.generation.beam_search import check_beams
-from inference.generation.requests import GenerationRequest, Prompt
+from inference.generation.requests import GenerationRequest, GrammarRequest, Prompt, SamplingOverrides
 from inference.http.validation import check_range
-from inference.vendors.vllm_sampling import SamplingFields, check_sampling, sampling_fields
+from inference.vendors.vllm_sampling import SamplingFields, check_sampling, sampling_overrides
 
 if TYPE_CHECKING:
     from inference.services import Limits
@@ -115,8 +116,10 @@ NOT_SERVED = (
 )  # fmt: skip
 
 
-def check(body: CommonRequest, limits: Limits) -> None:
-    """Everything that can be judged without the model; raises InvalidRequest or NotServed."""
+def check(body: CommonRequest, limits: Limits) -> GrammarRequest | None:
+    """Everything that can be judged without the model; raises InvalidRequest or NotServed. Returns the grammar that the
+    body asks for.
+    """
     for name in NOT_SERVED:
         if getattr(body, name, None) not in (None, False, ""):
             raise NotServed(f"{name} is not supported by this server.", name)
@@ -138,26 +141,32 @@ def check(body: CommonRequest, limits: Limits) -> None:
     if body.cache_salt is not None and not 0 < len(body.cache_salt) <= 128:
         raise InvalidRequest("cache_salt must have 1 to 128 characters.", "cache_salt")
     check_range("length_penalty", body.length_penalty, -10, 10)
-    grammar_of(body)
+    return grammar_of(body)
 
 
-def sampling(body: CommonRequest, logprobs: int | None, tokenizer: ModelTokenizer) -> dict[str, Any]:
-    """The engine's sampling fields that the body sets."""
-    fields = sampling_fields(body, tokenizer)
-    if logprobs is not None:
-        fields["logprobs"] = logprobs
+def sampling(body: CommonRequest, logprobs: int | None, tokenizer: ModelTokenizer) -> SamplingOverrides:
+    """What the body sets of the engine's sampling parameters."""
     if body.logprob_token_ids is not None:
-        fields["logprobs"], fields["logprob_token_ids"] = logprobs or 0, body.logprob_token_ids
-    asked = grammar_of(body)
-    if asked is not None:
-        fields["grammar"] = asked[0]
-    return fields
+        logprobs = logprobs or 0
+    overrides = sampling_overrides(body, tokenizer)
+    return replace(overrides, logprobs=logprobs, logprob_token_ids=body.logprob_token_ids)
 
 
 def generation_request(
-    body: CommonRequest, prompt: Prompt, max_tokens: int | None, fields: dict[str, Any], max_model_len: int
+    body: CommonRequest,
+    prompt: Prompt,
+    overrides: SamplingOverrides,
+    max_model_len: int,
+    *,
+    max_tokens: int | None,
+    grammar: GrammarRequest | None,
+    sequences: int | None = None,
+    skip_special_tokens: bool = True,
+    number: int = 0,
 ) -> GenerationRequest:
-    """The internal form of one prompt of this body; `fields` are those of `sampling`."""
+    """The internal form of one prompt of this body, the answer's prompt `number`. `sequences` None means `n`; without
+    `skip_special_tokens` they are shown whatever the body says.
+    """
     keep = body.truncate_prompt_tokens
     if keep is not None and keep > max_model_len:
         text = f"truncate_prompt_tokens must be at most {max_model_len}, the model's context, got {keep}."
@@ -165,23 +174,23 @@ def generation_request(
     if keep == -1:
         keep = max_model_len - 1
     right = body.truncation_side == "right"
-    asked = grammar_of(body)
     request = GenerationRequest(
         model=body.model,
         prompt=prompt,
-        sampling=dict(fields),
+        sampling=overrides,
+        grammar=grammar,
         max_tokens=max_tokens,
         seed=body.engine_seed,
-        n=body.n or 1,
+        n=sequences or body.n or 1,
         stop=body.stop_strings,
         include_stop=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
+        skip_special_tokens=skip_special_tokens and body.skip_special_tokens is not False,
         truncate_left=None if right else keep,
         truncate_right=keep if right else None,
         cache_salt=body.cache_salt or "",
-        grammar_field=None if asked is None else asked[1],
         beams=bool(body.use_beam_search),
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        number=number,
     )
     if request.beams:
         check_beams(request)

@@ -1,11 +1,11 @@
-"""What the streams of this dialect share."""
+"""How this dialect streams."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from inference.http.exchange import Headers
+from inference.generation.answer import StreamFormat
+from inference.http.exchange import Headers
+from inference.http.sse import DONE
+from inference.vendors import openai_errors
 
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS: Headers = [
@@ -13,3 +13,4 @@ HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+STREAM = StreamFormat(HEADERS, openai_errors.render_event, keep_alive=KEEP_ALIVE, end=DONE)

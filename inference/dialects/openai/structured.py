@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from inference.errors import InvalidRequest
 from inference.generation import structured
 
 if TYPE_CHECKING:
-    from engine.sampling.params import Grammar
-    from inference.dialects.openai.schema import CommonRequest
+    from inference.generation.requests import GrammarRequest
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 OPTIONS = {"disable_any_whitespace": bool, "disable_additional_properties": bool, "whitespace_pattern": str}
 
 
-def grammar_of(body: CommonRequest) -> tuple[Grammar, str] | None:
-    """The grammar and the field that asked for it; raises InvalidRequest or NotServed."""
-    asked = []
-    if body.response_format is not None and (found := _response_format(body.response_format)) is not None:
-        asked.append((found, "response_format"))
+class StructuredFields(Protocol):
+    """The fields of a body that ask for structured output."""
+
+    response_format: dict[str, Any] | None
+    structured_outputs: dict[str, Any] | None
+    guided_json: Any
+    guided_regex: Any
+    guided_choice: Any
+    guided_grammar: Any
+
+
+def grammar_of(body: StructuredFields) -> GrammarRequest | None:
+    """The grammar that the body asks for; raises InvalidRequest or NotServed."""
+    found: list[GrammarRequest] = []
+    if body.response_format is not None and (grammar := _response_format(body.response_format)) is not None:
+        found.append(grammar)
     if body.structured_outputs is not None:
-        asked.append((_structured_outputs(body.structured_outputs), "structured_outputs"))
-    for kind in ("json", "regex", "choice", "grammar"):
-        field = f"guided_{kind}"
-        if (value := getattr(body, field)) is not None:
-            asked.append((_kind(kind, value, field), field))
-    if len(asked) > 1:
-        names = " and ".join(field for _, field in asked)
-        raise InvalidRequest(f"Only one kind of structured output can be asked for, got {names}.", asked[1][1])
-    return asked[0] if asked else None
+        found.append(_structured_outputs(body.structured_outputs))
+    aliases = {
+        "json": body.guided_json,
+        "regex": body.guided_regex,
+        "choice": body.guided_choice,
+        "grammar": body.guided_grammar,
+    }
+    found += [_kind(kind, value, f"guided_{kind}") for kind, value in aliases.items() if value is not None]
+    if len(found) > 1:
+        names = " and ".join(grammar.field for grammar in found)
+        raise InvalidRequest(f"Only one kind of structured output can be asked for, got {names}.", found[1].field)
+    return found[0] if found else None
 
 
-def _response_format(given: dict[str, Any]) -> Grammar | None:
+def _response_format(given: dict[str, Any]) -> GrammarRequest | None:
     kind = given.get("type")
     if kind == "text":
         return None
@@ -50,7 +63,7 @@ def _response_format(given: dict[str, Any]) -> Grammar | None:
     )
 
 
-def _structured_outputs(given: dict[str, Any]) -> Grammar:
+def _structured_outputs(given: dict[str, Any]) -> GrammarRequest:
     field = "structured_outputs"
     kinds = [kind for kind in KINDS if given.get(kind) not in (None, False)]
     if len(kinds) != 1:
@@ -67,7 +80,7 @@ def _structured_outputs(given: dict[str, Any]) -> Grammar:
     return _kind(kinds[0], value, field, whitespace)
 
 
-def _kind(kind: str, value: Any, field: str, whitespace: str = structured.WHITESPACE) -> Grammar:
+def _kind(kind: str, value: Any, field: str, whitespace: str = structured.WHITESPACE) -> GrammarRequest:
     if kind == "json":
         return structured.json_schema(value, field, whitespace)
     if kind == "regex":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine.failures import FinishReason
 from inference.dialects.tgi import errors
 from inference.dialects.tgi.embed import embed
 from inference.dialects.tgi.errors import invalid
@@ -20,17 +21,18 @@ from inference.dialects.tgi.schema import (
     validate_length,
 )
 from inference.errors import InvalidRequest, ModelNotFound, Overloaded
-from inference.generation.requests import TokenPrompt
+from inference.generation.answer import Job, Reply, StreamFormat, answer
+from inference.generation.requests import TextPrompt, TokenPrompt
 from inference.http.exchange import json_response
-from inference.http.offload import beside_if, encoded
+from inference.http.offload import encoded
 from inference.http.sse import event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import Iterator
 
     from inference.generation.deltas import Delta
-    from inference.generation.generate import Generation
-    from inference.http.exchange import Exchange, Headers
+    from inference.generation.generation import Generation
+    from inference.http.exchange import Exchange, Headers, Response
     from inference.services import Services
 
 KEEP_ALIVE = b":\n\n"
@@ -43,66 +45,50 @@ async def compat(exchange: Exchange, services: Services) -> None:
     if services.router.resolve(None).info.embedding is not None:
         return await embed(exchange, services, value)
     request: CompatGenerateRequest = parse(value, CompatGenerateRequest)
-    if request.parameters.return_full_text is None:
-        request.parameters.return_full_text = True  # what the router does for a model without hub information
-    if request.stream:
-        await _stream(exchange, services, request)
-    else:
-        await _whole(exchange, services, request, as_list=True)
+    full_text = request.parameters.return_full_text is not False  # what the router does without hub information
+    await _answer(exchange, services, request, streaming=request.stream, as_list=True, full_text=full_text)
 
 
 async def generate(exchange: Exchange, services: Services) -> None:
     """POST /generate."""
-    await _whole(exchange, services, await exchange.work(parse, await exchange.json(), GenerateRequest), as_list=False)
+    await _native(exchange, services, streaming=False)
 
 
 async def generate_stream(exchange: Exchange, services: Services) -> None:
     """POST /generate_stream."""
-    await _stream(exchange, services, await exchange.work(parse, await exchange.json(), GenerateRequest))
+    await _native(exchange, services, streaming=True)
 
 
-async def _prepare(exchange: Exchange, services: Services, request: GenerateRequest, streaming: bool) -> Generation:
-    """Validate in the router's order and prepare the generation."""
-    total = services.router.resolve(None).info.max_model_len
-    validate(request, services.limits, total, streaming)
-    p = request.parameters
-    internal = generation_request(
-        request, with_tokens=streaming or p.details or p.decoder_input_details or bool(p.best_of)
-    )
-    try:
-        target = services.router.resolve(internal.model)
-    except ModelNotFound as error:
-        raise invalid(
-            f"`adapter_id`: the adapter {(p.adapter_id or '')[:100]!r} was not found", "adapter_id"
-        ) from error
-    internal.prompt = TokenPrompt(await target.tokenizer.encode(internal.prompt, p.truncate, most=total))
-    validate_length(len(internal.prompt.token_ids), p, total)
-    return await services.generator.prepare(internal, exchange, "tgi")
+async def _native(exchange: Exchange, services: Services, streaming: bool) -> None:
+    request: GenerateRequest = await exchange.work(parse, await exchange.json(), GenerateRequest)
+    full_text = bool(request.parameters.return_full_text)
+    await _answer(exchange, services, request, streaming=streaming, as_list=False, full_text=full_text)
 
 
-async def _whole(exchange: Exchange, services: Services, request: GenerateRequest, as_list: bool) -> None:
+async def _answer(
+    exchange: Exchange,
+    services: Services,
+    request: GenerateRequest,
+    *,
+    streaming: bool,
+    as_list: bool,
+    full_text: bool,
+) -> None:
     started = time.monotonic()
-    with counted_place(exchange, services):
-        generation = await _prepare(exchange, services, request, streaming=False)
-        sequences = await exchange.unless_gone(_collect(generation, request))
-    answer = await beside_if(generation.heavy, _told, request, sequences, as_list)
-    headers = _compute_headers(request, generation, time.monotonic() - started)
-    await exchange.respond(json_response(answer, headers=headers))
+
+    async def prepare() -> list[Generation]:
+        return [await _prepare(exchange, services, request, streaming)]
+
+    def reply(generations: list[Generation]) -> GenerateReply:
+        return GenerateReply(request, generations[0], started, as_list=as_list, full_text=full_text)
+
+    def permit() -> AbstractContextManager[None]:
+        return counted_permit(exchange, services)
+
+    await answer(exchange, Job(prepare, reply, _stream_format(request) if streaming else None, permit))
 
 
-def _told(request: GenerateRequest, sequences: list[Sequence], as_list: bool) -> Any:
-    """The best sequence, and the others with its details."""
-    best, *others = sorted(sequences, key=lambda s: s.mean_logprob, reverse=True) if len(sequences) > 1 else sequences
-    answer: dict[str, Any] = {"generated_text": best.text}
-    if request.parameters.details or request.parameters.decoder_input_details:
-        answer["details"] = best.details()
-        if others:
-            sequences_of_others = [{"generated_text": s.text, **s.details()} for s in others]
-            answer["details"]["best_of_sequences"] = sequences_of_others
-    return [answer] if as_list else answer
-
-
-async def _stream(exchange: Exchange, services: Services, request: GenerateRequest) -> None:
+def _stream_format(request: GenerateRequest) -> StreamFormat:
     """Status 200 and frames whatever happens, as the router answers."""
     headers: Headers = [
         (b"content-type", b"text/event-stream"),
@@ -111,45 +97,66 @@ async def _stream(exchange: Exchange, services: Services, request: GenerateReque
         (b"x-compute-type", COMPUTE_TYPE),
         (b"x-compute-characters", str(len(request.inputs)).encode()),
     ]
-    await exchange.stream(
-        _frames(exchange, services, request),
-        headers=headers,
-        render_error=errors.render_event,
-        keep_alive=KEEP_ALIVE,
-        errors_before_head=False,
-    )
+    return StreamFormat(headers, errors.render_event, keep_alive=KEEP_ALIVE, head_first=True)
 
 
-async def _frames(exchange: Exchange, services: Services, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
-    """One frame per token; the last carries the whole text."""
-    with counted_place(exchange, services):
-        generation = await _prepare(exchange, services, request, streaming=True)
-        sequence = Sequence(generation, request, 0)
-        async with aclosing(generation.deltas()) as deltas:
-            async for delta in deltas:
-                for frame in sequence.frames(delta):
-                    yield event(frame)
+async def _prepare(exchange: Exchange, services: Services, request: GenerateRequest, streaming: bool) -> Generation:
+    """Validate in the router's order and prepare the generation."""
+    total = services.router.resolve(None).info.max_model_len
+    grammar = validate(request, services.limits, total, streaming)
+    p = request.parameters
+    try:
+        target = services.router.resolve(p.adapter_id)
+    except ModelNotFound as error:
+        raise invalid(
+            f"`adapter_id`: the adapter {(p.adapter_id or '')[:100]!r} was not found", "adapter_id"
+        ) from error
+    ids = await target.tokenizer.encode(TextPrompt(request.inputs), p.truncate, most=total)
+    validate_length(len(ids), p, total)
+    with_tokens = streaming or p.details or p.decoder_input_details or bool(p.best_of)
+    internal = generation_request(request, TokenPrompt(ids), grammar, with_tokens)
+    return await services.generator.prepare(internal, exchange, "tgi")
 
 
-async def _collect(generation: Generation, request: GenerateRequest) -> list[Sequence]:
-    sequences = [Sequence(generation, request, index) for index in range(generation.request.n)]
-    async with aclosing(generation.deltas()) as deltas:
-        async for delta in deltas:
-            sequences[delta.index].add(delta)
-    return sequences
+class GenerateReply(Reply):
+    """The answer to the generate routes: one frame per token, or the best sequence with details of the others."""
 
+    def __init__(
+        self, request: GenerateRequest, generation: Generation, started: float, *, as_list: bool, full_text: bool
+    ) -> None:
+        """`started` is in monotonic seconds."""
+        self._request, self._generation, self._started, self._as_list = request, generation, started, as_list
+        before = request.inputs if full_text else ""
+        self._sequences = [Sequence(generation, request, index, before) for index in range(generation.request.n)]
 
-async def collect_texts(generation: Generation) -> str:
-    """The whole text of a generation with one sequence."""
-    async with aclosing(generation.deltas()) as deltas:
-        return "".join([delta.text async for delta in deltas])
+    def chunks(self, delta: Delta) -> list[bytes]:
+        """One frame per token; the last carries the whole text."""
+        return [event(frame) for frame in self._sequences[delta.index].frames(delta)]
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self._sequences[delta.index].add(delta)
+
+    def whole(self) -> Response:
+        """The best sequence, and the others with its details."""
+        best, *others = self._sequences
+        if others:
+            best, *others = sorted(self._sequences, key=lambda s: s.mean_logprob, reverse=True)
+        value: dict[str, Any] = {"generated_text": best.text}
+        if self._request.parameters.details or self._request.parameters.decoder_input_details:
+            value["details"] = best.details()
+            if others:
+                value["details"]["best_of_sequences"] = [{"generated_text": s.text, **s.details()} for s in others]
+        headers = _compute_headers(self._request, self._generation, time.monotonic() - self._started)
+        return json_response([value] if self._as_list else value, headers=headers)
 
 
 class Sequence:
     """One generated sequence in TGI's terms."""
 
-    def __init__(self, generation: Generation, request: GenerateRequest, index: int) -> None:
-        self.generation, self.request, self.index = generation, request, index
+    def __init__(self, generation: Generation, request: GenerateRequest, index: int, before: str) -> None:
+        """`before` stands before the generated text."""
+        self.generation, self.request, self.index, self._before = generation, request, index, before
         self.tokens: list[dict[str, Any]] = []
         self.top_tokens: list[list[dict[str, Any]]] = []
         self.count = 0
@@ -199,8 +206,7 @@ class Sequence:
     @property
     def text(self) -> str:
         """`generated_text`."""
-        prompt = self.request.inputs if self.request.parameters.return_full_text else ""
-        return prompt + "".join(self._texts)
+        return self._before + "".join(self._texts)
 
     @property
     def seed(self) -> int | None:
@@ -229,7 +235,7 @@ class Sequence:
 
     def _finish(self, delta: Delta) -> str:
         """The router's order: length wins, even where the last token ends the text."""
-        if self.count >= self.generation.params.max_tokens or delta.finish_reason == "length":
+        if self.count >= self.generation.params.max_tokens or delta.finish_reason == FinishReason.LENGTH:
             return "length"
         return "eos_token" if delta.ended_by_eos else "stop_sequence"
 
@@ -267,13 +273,13 @@ def _compute_headers(request: GenerateRequest, generation: Generation, total_s: 
 
 
 def overloaded(services: Services) -> None:
-    """TGI's failure counter for what found no place."""
+    """Count a request that found no permit, under TGI's failures."""
     services.metrics.refused("overloaded")
 
 
 @contextmanager
-def counted_place(exchange: Exchange, services: Services) -> Iterator[None]:
-    """A place, and TGI's failure counter for what is refused before an engine sees it."""
+def counted_permit(exchange: Exchange, services: Services) -> Iterator[None]:
+    """A permit, and TGI's failure counter for what is refused before an engine sees it."""
     try:
         with services.admission.place(exchange.tenant):
             yield

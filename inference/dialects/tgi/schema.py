@@ -10,11 +10,10 @@ import msgspec
 from inference.dialects.tgi.errors import invalid, undeserialisable
 from inference.errors import InvalidRequest
 from inference.generation import structured
-from inference.generation.requests import GenerationRequest, TextPrompt
+from inference.generation.requests import GenerationRequest, GrammarRequest, SamplingOverrides, TokenPrompt
 from inference.http.validation import convert
 
 if TYPE_CHECKING:
-    from engine.sampling.params import Grammar
     from inference.services import Limits
 
 CHUNK = 1024
@@ -87,8 +86,8 @@ def parse(value: dict[str, Any], schema: type[GenerateRequest]) -> Any:
     return request
 
 
-def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, streaming: bool) -> None:
-    """All that the router checks before it tokenises, in its order."""
+def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, streaming: bool) -> GrammarRequest | None:
+    """All that the router checks before it tokenises, in its order. Returns the grammar that the request asks for."""
     p = request.parameters
     best_of = 1 if p.best_of is None else p.best_of
     if best_of > 1 and limits.max_best_of == 1:
@@ -130,8 +129,7 @@ def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, st
     if p.truncate is not None and not 0 < p.truncate <= longest:
         text = f"`truncate` must be strictly positive and less than {longest}. Given: {p.truncate}"
         raise invalid(text, "truncate")
-    if p.grammar is not None:
-        grammar_of(p.grammar)
+    return None if p.grammar is None else grammar_of(p.grammar)
 
 
 def validate_length(input_length: int, p: Parameters, max_total_tokens: int) -> None:
@@ -149,32 +147,27 @@ def validate_length(input_length: int, p: Parameters, max_total_tokens: int) -> 
         raise invalid(text, "inputs")
 
 
-def generation_request(request: GenerateRequest, with_tokens: bool) -> GenerationRequest:
+def generation_request(
+    request: GenerateRequest, prompt: TokenPrompt, grammar: GrammarRequest | None, with_tokens: bool
+) -> GenerationRequest:
     """The internal form. TGI reports log-probabilities of the distribution that was sampled from."""
     p = request.parameters
-    sampling: dict[str, Any] = {"temperature": (p.temperature or 1.0) if p.sampling else 0.0}
-    for ours, theirs in {
-        "top_k": p.top_k,
-        "top_p": p.top_p,
-        "typical_p": p.typical_p,
-        "repetition_penalty": p.repetition_penalty,
-        "relative_frequency_penalty": p.frequency_penalty,
-    }.items():
-        if theirs is not None:
-            sampling[ours] = theirs
-    if with_tokens:
-        sampling["logprobs"] = p.top_n_tokens or 0
-        sampling["logprobs_mode"] = "processed"
-    if p.decoder_input_details:
-        sampling["prompt_logprobs"] = 0
-    if p.watermark:
-        sampling["watermark"] = True
-    if p.grammar is not None:
-        sampling["grammar"] = grammar_of(p.grammar)
     return GenerationRequest(
         model=p.adapter_id,
-        prompt=TextPrompt(request.inputs),
-        sampling=sampling,
+        prompt=prompt,
+        sampling=SamplingOverrides(
+            temperature=(p.temperature or 1.0) if p.sampling else 0.0,
+            top_k=p.top_k,
+            top_p=p.top_p,
+            typical_p=p.typical_p,
+            repetition_penalty=p.repetition_penalty,
+            relative_frequency_penalty=p.frequency_penalty,
+            logprobs=(p.top_n_tokens or 0) if with_tokens else None,
+            logprobs_mode="processed" if with_tokens else None,
+            prompt_logprobs=0 if p.decoder_input_details else None,
+            watermark=p.watermark or None,
+        ),
+        grammar=grammar,
         max_tokens=p.max_new_tokens,
         seed=secrets.randbits(64) if p.seed is None else p.seed,
         n=p.best_of or 1,
@@ -182,11 +175,10 @@ def generation_request(request: GenerateRequest, with_tokens: bool) -> Generatio
         include_stop=True,
         token_texts=True,
         use_model_defaults=False,
-        grammar_field="grammar",
     )
 
 
-def grammar_of(given: dict[str, Any]) -> Grammar:
+def grammar_of(given: dict[str, Any]) -> GrammarRequest:
     """`grammar`: a schema as object or text (`json`, `json_object`), one in OpenAI's wrapper (`json_schema`), `regex`."""
     kind, value = given.get("type"), given.get("value")
     if kind == "regex" and isinstance(value, str):

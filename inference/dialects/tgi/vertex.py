@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from inference.chat.conversation import parse_messages
 from inference.dialects.tgi.errors import invalid, undeserialisable
-from inference.dialects.tgi.generate import collect_texts, counted_place
+from inference.dialects.tgi.generate import counted_permit
 from inference.dialects.tgi.schema import GenerateRequest, Parameters, parse
 from inference.errors import InvalidRequest
-from inference.generation.requests import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
+from inference.generation.answer import Job, Reply, answer
+from inference.generation.requests import ChatPrompt, GenerationRequest, SamplingOverrides, TextPrompt, TokenPrompt
 from inference.http.exchange import json_response
 from inference.http.validation import convert
 
 if TYPE_CHECKING:
-    from inference.generation.generate import Generation
-    from inference.http.exchange import Exchange
+    from inference.generation.deltas import Delta
+    from inference.generation.generation import Generation
+    from inference.http.exchange import Exchange, Response
     from inference.services import Services
 
 
@@ -39,13 +41,36 @@ async def predict(exchange: Exchange, services: Services) -> None:
     if len(body.instances) > services.limits.max_prompts:
         most = services.limits.max_prompts
         raise invalid(f"`instances` supports up to {most} entries. Given: {len(body.instances)}", "instances")
-    with counted_place(exchange, services):
-        generations = [await _prepare(exchange, services, instance) for instance in body.instances]
-        texts = await exchange.unless_gone(_all(generations))
-    await exchange.respond(json_response({"predictions": texts}))
+
+    async def prepare() -> list[Generation]:
+        return [await _prepare(exchange, services, number, instance) for number, instance in enumerate(body.instances)]
+
+    def permit() -> AbstractContextManager[None]:
+        return counted_permit(exchange, services)
+
+    await answer(exchange, Job(prepare, lambda generations: PredictionReply(len(generations)), permit=permit))
 
 
-async def _prepare(exchange: Exchange, services: Services, instance: dict[str, Any]) -> Generation:
+class PredictionReply(Reply):
+    """One text for each instance; never streamed."""
+
+    def __init__(self, instances: int) -> None:
+        self._texts = [""] * instances
+
+    def chunks(self, delta: Delta) -> list[bytes]:
+        """Nothing."""
+        return []
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self._texts[delta.prompt] += delta.text
+
+    def whole(self) -> Response:
+        """`predictions`."""
+        return json_response({"predictions": self._texts})
+
+
+async def _prepare(exchange: Exchange, services: Services, number: int, instance: dict[str, Any]) -> Generation:
     tokenizer = services.router.resolve(None).tokenizer
     if "messages" in instance:
         messages = instance["messages"]
@@ -62,22 +87,13 @@ async def _prepare(exchange: Exchange, services: Services, instance: dict[str, A
     internal = GenerationRequest(
         model=None,
         prompt=TokenPrompt(ids),
-        sampling={"temperature": 1.0},
+        sampling=SamplingOverrides(temperature=1.0),
         max_tokens=parameters.max_new_tokens,
         seed=parameters.seed,
         use_model_defaults=False,
+        number=number,
     )
     return await services.generator.prepare(internal, exchange, "tgi")
-
-
-async def _all(generations: list[Generation]) -> list[str]:
-    tasks = [asyncio.ensure_future(collect_texts(generation)) for generation in generations]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:  # what one failure leaves behind is of no use
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _whole(value: Any) -> int | None:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from inference.dialects.triton import errors
 from inference.dialects.triton.infer import Inference, Prepared, prepare
 from inference.dialects.triton.tensors import Tensor
 from inference.errors import InvalidRequest
+from inference.generation.answer import Job, Reply, StreamFormat, answer
+from inference.generation.answer import prepared as ready
 from inference.http.exchange import json_response
 from inference.http.sse import event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from inference.http.exchange import Exchange, Headers
+    from inference.generation.deltas import Delta
+    from inference.http.exchange import Exchange, Headers, Response
     from inference.services import Services
 
 HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-KEEP_ALIVE = b": keep-alive\n\n"
+STREAM = StreamFormat(HEADERS, errors.render_event, keep_alive=b": keep-alive\n\n")
 ONE_ANSWER = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
     "number of responses"
@@ -32,27 +32,48 @@ async def generate(exchange: Exchange, services: Services) -> None:
         prepared = await _prepare(exchange, services)
         if prepared.streams:
             raise InvalidRequest(ONE_ANSWER, "stream")
-        tensors = await exchange.unless_gone(prepared.whole())
-        await exchange.respond(json_response(_told(prepared, tensors)))
+        await answer(exchange, _job(prepared, None))
 
 
 async def generate_stream(exchange: Exchange, services: Services) -> None:
     """One frame for each step, and no [DONE]."""
     with services.admission.place(exchange.tenant):
-        prepared = await _prepare(exchange, services)
-        await exchange.stream(
-            _frames(prepared), headers=HEADERS, render_error=errors.render_event, keep_alive=KEEP_ALIVE
-        )
+        await answer(exchange, _job(await _prepare(exchange, services), STREAM))
 
 
-async def _frames(prepared: Prepared) -> AsyncGenerator[bytes, None]:
-    async with aclosing(prepared.steps()) as steps:
-        async for tensors, _ in steps:
-            yield event(_told(prepared, tensors))
+def _job(inference: Prepared, stream: StreamFormat | None) -> Job:
+    return Job(ready([inference.generation]), lambda _: GenerateReply(inference), stream)
+
+
+class GenerateReply(Reply):
+    """Outputs of one element as that element, longer ones as lists."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+
+    def chunks(self, delta: Delta) -> list[bytes]:
+        """One frame."""
+        return [event(self._value(self._prepared.step(delta)))]
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self._prepared.add(delta)
+
+    def whole(self) -> Response:
+        """The complete answer."""
+        return json_response(self._value(self._prepared.whole()))
+
+    def _value(self, tensors: list[Tensor]) -> dict[str, Any]:
+        inference = self._prepared.inference
+        value: dict[str, Any] = {"id": inference.request_id} if inference.request_id else {}
+        value["model_name"], value["model_version"] = inference.model, self._prepared.version
+        for tensor in tensors:
+            value[tensor.name] = tensor.values[0] if len(tensor.values) == 1 else tensor.values
+        return value
 
 
 async def _prepare(exchange: Exchange, services: Services) -> Prepared:
-    body = await exchange.json()
+    body = dict(await exchange.json())
     request_id = body.pop("id", "")
     if not isinstance(request_id, str):
         raise InvalidRequest("id must be a string", "id")
@@ -66,25 +87,14 @@ async def _prepare(exchange: Exchange, services: Services) -> Prepared:
         raise InvalidRequest("parameters must be an object", "parameters")
     flat = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in body.items()}
     path = exchange.parameters
+    given = {**flat, **parameters}
+    if given.get("details"):
+        given = {"return_finish_reason": True, "return_logprobs": True, **given}
     inference = Inference(
         model=path["model"],
         version=path.get("version", ""),
         request_id=request_id,
-        parameters={**flat, **parameters},
+        parameters=given,
         inputs=[Tensor("text_input", "BYTES", [1], [text])],
     )
-    if inference.parameters.get("details"):
-        inference.parameters.setdefault("return_finish_reason", True)
-        inference.parameters.setdefault("return_logprobs", True)
     return await prepare(inference, services, exchange)
-
-
-def _told(prepared: Prepared, tensors: list[Tensor]) -> dict[str, Any]:
-    """Outputs of one element as that element, longer ones as lists."""
-    inference = prepared.inference
-    answer: dict[str, Any] = {"id": inference.request_id} if inference.request_id else {}
-    answer["model_name"] = inference.model
-    answer["model_version"] = str(prepared.generation.target.entry.version)
-    for tensor in tensors:
-        answer[tensor.name] = tensor.values[0] if len(tensor.values) == 1 else tensor.values
-    return answer

@@ -19,9 +19,10 @@ from google.protobuf.message import DecodeError
 
 from inference.dialects.triton.errors import told
 from inference.errors import InvalidRequest, Overloaded, ServingError
-from inference.generation.generate import Caller
+from inference.generation.caller import RpcCaller
 from inference.http.admission import Admission
 from inference.http.exchange import retry_headers
+from inference.http.refusals import log_refusal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from inference.services import Services
 
     Context = Any  # grpc.aio.ServicerContext, which has no types
-    Unary = Callable[[Any, Caller], Awaitable[Any]]
-    Stream = Callable[[AsyncIterator[Any], Caller], AsyncGenerator[Any, None]]
+    Unary = Callable[[Any, RpcCaller], Awaitable[Any]]
+    Stream = Callable[[AsyncIterator[Any], RpcCaller], AsyncGenerator[Any, None]]
 
 MAX_QUERIES = 64
 """Calls beside inferences that may be read or answered at once."""
@@ -83,16 +84,16 @@ class Calls(grpc.GenericRpcHandler):
             refusal = error
 
             async def refuse(_: Any, context: Context) -> None:
-                await _abort(context, refusal)
+                await _abort(context, refusal, details.method)
 
             return grpc.stream_stream_rpc_method_handler(refuse)
 
         async def run(_: Any, context: Context) -> None:
-            caller = Caller(request_id, tenant, str(context.peer()))
+            caller = RpcCaller(request_id, tenant, str(context.peer()))
             try:
                 await (self._answer(method, caller, context) if method.unary else self._flow(method, caller, context))
             except ServingError as error:
-                await _abort(context, error)
+                await _abort(context, error, details.method)
             except NotReading:  # its place is free again; the status reaches it when it reads on
                 logger.warning("client stopped reading; call ended", method=details.method)
                 with suppress(grpc.aio.InternalError):  # or it hangs up instead
@@ -117,10 +118,10 @@ class Calls(grpc.GenericRpcHandler):
         key = services.authenticator.check(None if header is None else str(header), scope, services.holder.current)
         return request_id, key.prefix if key else ""
 
-    async def _answer(self, method: Method, caller: Caller, context: Context) -> None:
+    async def _answer(self, method: Method, caller: RpcCaller, context: Context) -> None:
         """One message, one answer."""
         assert method.unary is not None
-        place = self._services.admission.place(caller.occupant) if method.infers else self._query(method)
+        place = self._services.admission.place(caller.permit_holder) if method.infers else self._query(method)
         with place:
             request = None
             if method.asked is not None:
@@ -133,7 +134,7 @@ class Calls(grpc.GenericRpcHandler):
                     raise InvalidRequest("the call has no message")
             await self._write(context, await method.unary(request, caller))
 
-    async def _flow(self, method: Method, caller: Caller, context: Context) -> None:
+    async def _flow(self, method: Method, caller: RpcCaller, context: Context) -> None:
         """Messages and answers as they come; between messages a client may take its time."""
         assert method.stream is not None
 
@@ -141,7 +142,7 @@ class Calls(grpc.GenericRpcHandler):
             while (request := await _read(method, context)) is not None:
                 yield request
 
-        with self._streams.place(caller.occupant):
+        with self._streams.place(caller.permit_holder):
             async with aclosing(method.stream(requests(), caller)) as answers:
                 async for answer in answers:
                     await self._write(context, answer)
@@ -176,7 +177,8 @@ async def _read(method: Method, context: Context) -> Any:
         raise InvalidRequest(f"the message is no {method.asked.DESCRIPTOR.full_name}") from error
 
 
-async def _abort(context: Context, error: ServingError) -> None:
+async def _abort(context: Context, error: ServingError, method: str) -> None:
     _, code, text = told(error)
+    log_refusal(error, "gRPC", method, code)
     trailers = tuple((name.decode(), value.decode()) for name, value in retry_headers(error))
     await context.abort(grpc.StatusCode[code], text, trailers)

@@ -19,6 +19,7 @@ from inference.dialects.triton.queries import model_ready, server_ready
 from inference.dialects.triton.statistics import statistics_of
 from inference.errors import InternalError, InvalidRequest, ModelNotFound, ServingError
 from inference.http.offload import INLINE_BYTES, beside_if
+from inference.http.refusals import log_refusal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import grpc
 
     from inference.dialects.triton.grpc_calls import Timeouts
-    from inference.generation.generate import Caller
+    from inference.generation.caller import RpcCaller
     from inference.services import Services
 
 SERVICE = "inference.GRPCInferenceService"
@@ -61,27 +62,27 @@ class GrpcInferenceService:
         }
         return Calls(SERVICE, methods, self._services, self._timeouts)
 
-    async def _live(self, request: Any, caller: Caller) -> Any:
+    async def _live(self, request: Any, caller: RpcCaller) -> Any:
         return pb.ServerLiveResponse(live=True)
 
-    async def _ready(self, request: Any, caller: Caller) -> Any:
+    async def _ready(self, request: Any, caller: RpcCaller) -> Any:
         return pb.ServerReadyResponse(ready=server_ready(self._services))
 
-    async def _model_ready(self, request: Any, caller: Caller) -> Any:
+    async def _model_ready(self, request: Any, caller: RpcCaller) -> Any:
         try:
             ready = model_ready(self._services, request.name, request.version)
         except ModelNotFound:
             ready = False
         return pb.ModelReadyResponse(ready=ready)
 
-    async def _server(self, request: Any, caller: Caller) -> Any:
+    async def _server(self, request: Any, caller: RpcCaller) -> Any:
         return pb.ServerMetadataResponse(name=SERVER, version=self._services.version, extensions=EXTENSIONS)
 
-    async def _metadata(self, request: Any, caller: Caller) -> Any:
+    async def _metadata(self, request: Any, caller: RpcCaller) -> Any:
         target = find(self._services.router, request.name, request.version)
         return pb.ModelMetadataResponse(**metadata(target, request.name))
 
-    async def _config(self, request: Any, caller: Caller) -> Any:
+    async def _config(self, request: Any, caller: RpcCaller) -> Any:
         value = configuration(find(self._services.router, request.name, request.version), request.name)
         config = pb.ModelConfig(
             name=value["name"],
@@ -102,7 +103,7 @@ class GrpcInferenceService:
         )
         return pb.ModelConfigResponse(config=config)
 
-    async def _statistics(self, request: Any, caller: Caller) -> Any:
+    async def _statistics(self, request: Any, caller: RpcCaller) -> Any:
         router = self._services.router
         targets = [find(router, request.name, request.version)] if request.name else router.targets
         rows = []
@@ -115,21 +116,21 @@ class GrpcInferenceService:
             rows.append(pb.ModelStatistics(**plain, inference_stats=pb.InferStatistics(**kinds)))
         return pb.ModelStatisticsResponse(model_stats=rows)
 
-    async def _index(self, request: Any, caller: Caller) -> Any:
+    async def _index(self, request: Any, caller: RpcCaller) -> Any:
         rows = await repository.index(self._services, request.ready)
         return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**row) for row in rows])
 
-    async def _load(self, request: Any, caller: Caller) -> Any:
+    async def _load(self, request: Any, caller: RpcCaller) -> Any:
         name = request.model_name or request.repository_name  # KServe's older form has the name in the first field
         await repository.load(self._services, name, dict(request.parameters), caller.tenant)
         return pb.RepositoryModelLoadResponse(model_name=name, is_loaded=True)
 
-    async def _unload(self, request: Any, caller: Caller) -> Any:
+    async def _unload(self, request: Any, caller: RpcCaller) -> Any:
         name = request.model_name or request.repository_name
         await repository.unload(self._services, name, caller.tenant)
         return pb.RepositoryModelUnloadResponse(model_name=name, is_unloaded=True)
 
-    async def _infer(self, request: Any, caller: Caller) -> Any:
+    async def _infer(self, request: Any, caller: RpcCaller) -> Any:
         services = self._services
         inference = await beside_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
         if (target := embeds(inference, services)) is not None:
@@ -138,10 +139,9 @@ class GrpcInferenceService:
         prepared = await prepare(inference, services, caller)
         if prepared.streams:
             raise InvalidRequest("ModelInfer answers once: use ModelStreamInfer for a stream", "stream")
-        version = str(prepared.generation.target.entry.version)
-        return response_of(inference, version, await prepared.whole())
+        return response_of(inference, prepared.version, await prepared.run())
 
-    async def _stream(self, requests: AsyncIterator[Any], caller: Caller) -> AsyncGenerator[Any, None]:
+    async def _stream(self, requests: AsyncIterator[Any], caller: RpcCaller) -> AsyncGenerator[Any, None]:
         """Responses in the order in which they come; a request that fails is told in the stream, which goes on."""
         answers: asyncio.Queue[Any] = asyncio.Queue(maxsize=MAX_UNWRITTEN)
         reader = asyncio.ensure_future(self._read(requests, caller, answers))
@@ -154,7 +154,7 @@ class GrpcInferenceService:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
-    async def _read(self, requests: AsyncIterator[Any], caller: Caller, answers: asyncio.Queue[Any]) -> None:
+    async def _read(self, requests: AsyncIterator[Any], caller: RpcCaller, answers: asyncio.Queue[Any]) -> None:
         """Run every request of a stream at once; None ends the stream behind the last answer."""
         running: set[asyncio.Task[None]] = set()
         places = asyncio.Semaphore(MAX_IN_STREAM)
@@ -174,12 +174,13 @@ class GrpcInferenceService:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _answer(self, request: Any, caller: Caller, answers: asyncio.Queue[Any]) -> None:
+    async def _answer(self, request: Any, caller: RpcCaller, answers: asyncio.Queue[Any]) -> None:
         try:
             async with aclosing(self._responses(request, caller)) as responses:
                 async for response in responses:
                     await answers.put(pb.ModelStreamInferResponse(infer_response=response))
         except ServingError as error:
+            log_refusal(error, "gRPC", "ModelStreamInfer", told(error)[1])
             named = {} if isinstance(request, ServingError) else {"model_name": request.model_name, "id": request.id}
             failed = pb.ModelInferResponse(**named)
             await answers.put(pb.ModelStreamInferResponse(error_message=told(error)[2], infer_response=failed))
@@ -188,20 +189,19 @@ class GrpcInferenceService:
             text = told(InternalError("internal error"))[2]
             await answers.put(pb.ModelStreamInferResponse(error_message=text))
 
-    async def _responses(self, request: Any, caller: Caller) -> AsyncGenerator[Any, None]:
+    async def _responses(self, request: Any, caller: RpcCaller) -> AsyncGenerator[Any, None]:
         """One for each step where the request asks for a stream, else one; the last is marked."""
         services = self._services
-        with services.admission.place(caller.occupant):
+        with services.admission.place(caller.permit_holder):
             inference = await beside_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
             if (target := embeds(inference, services)) is not None:
                 tensors = await embed(inference, services, caller)
                 yield response_of(inference, str(target.entry.version), tensors, final=True)
                 return
             prepared = await prepare(inference, services, caller)
-            version = str(prepared.generation.target.entry.version)
             if not prepared.streams:
-                yield response_of(inference, version, await prepared.whole(), final=True)
+                yield response_of(inference, prepared.version, await prepared.run(), final=True)
                 return
             async with aclosing(prepared.steps()) as steps:
                 async for tensors, last in steps:
-                    yield response_of(inference, version, tensors, final=last)
+                    yield response_of(inference, prepared.version, tensors, final=last)

@@ -28,13 +28,13 @@ async def infer(exchange: Exchange, services: Services) -> None:
         inference, binary = await exchange.work(_parse, request, raw, exchange.parameters)
         if (target := embeds(inference, services)) is not None:
             tensors = await exchange.unless_gone(embed(inference, services, exchange))
+            version = str(target.entry.version)
         else:
             prepared = await prepare(inference, services, exchange)
             if prepared.streams:
                 raise InvalidRequest("infer answers once: use generate_stream, or ModelStreamInfer, for a stream")
-            target = prepared.generation.target
-            tensors = await exchange.unless_gone(prepared.whole())
-        await exchange.respond(await beside(_answer, inference, str(target.entry.version), tensors, binary))
+            tensors, version = await exchange.unless_gone(prepared.run()), prepared.version
+        await exchange.respond(await beside(_answer, inference, version, tensors, binary))
 
 
 class Binary:

@@ -24,9 +24,9 @@ from inference.http.offload import beside_if
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from inference.generation.caller import Caller
     from inference.generation.deltas import Delta
-    from inference.generation.generate import Caller, Generation
-    from inference.http.exchange import Exchange
+    from inference.generation.generation import Generation
     from inference.services import Services
     from inference.workers.router import Target
 
@@ -47,35 +47,52 @@ class Inference:
 
 
 class Prepared:
-    """A generation with its tensors to be."""
+    """A generation, and the tensors that its deltas become."""
 
     def __init__(self, inference: Inference, parameters: Parameters, generation: Generation, prompt: str) -> None:
         self.inference, self.parameters, self.generation = inference, parameters, generation
         self._before = "" if parameters.flag("exclude_input_in_output", True) else prompt
         self._names = inference.outputs or ["output0" if isinstance(generation.request.prompt, TokenPrompt) else "text_output"]  # fmt: skip
+        self._pieces = [_Piece() for _ in range(generation.request.n)]
 
     @property
     def streams(self) -> bool:
         """Whether the client wants every step."""
         return self.parameters.flag("stream")
 
-    async def whole(self) -> list[Tensor]:
+    @property
+    def version(self) -> str:
+        """The model's."""
+        return str(self.generation.target.entry.version)
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta into the complete answer."""
+        self._pieces[delta.index].add(delta)
+
+    def whole(self) -> list[Tensor]:
         """The outputs of the complete answer."""
-        pieces = [_Piece() for _ in range(self.generation.request.n)]
+        return self._tensors(self._pieces, self._before)
+
+    def step(self, delta: Delta) -> list[Tensor]:
+        """The outputs of one delta; the prompt is never part of them."""
+        piece = _Piece()
+        piece.add(delta)
+        return self._tensors([piece], "")
+
+    async def run(self) -> list[Tensor]:
+        """Generate; the outputs of the complete answer."""
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
-                pieces[delta.index].add(delta)
-        return self._tensors(pieces, self._before)
+                self.add(delta)
+        return self.whole()
 
     async def steps(self) -> AsyncGenerator[tuple[list[Tensor], bool], None]:
-        """The outputs of every step, and whether it is the last; the prompt is never part of them."""
+        """Generate; the outputs of every step, and whether it is the last."""
         left = self.generation.request.n
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
-                piece = _Piece()
-                piece.add(delta)
                 left -= delta.finish_reason is not None
-                yield self._tensors([piece], ""), left == 0
+                yield self.step(delta), left == 0
 
     def _tensors(self, pieces: list[_Piece], before: str) -> list[Tensor]:
         flag, usage = self.parameters.flag, self.generation.usage
@@ -127,7 +144,7 @@ class _Piece:
         self.finish = delta.finish_reason or self.finish
 
 
-async def prepare(inference: Inference, services: Services, caller: Exchange | Caller) -> Prepared:
+async def prepare(inference: Inference, services: Services, caller: Caller) -> Prepared:
     """Everything checked; nothing has reached an engine."""
     target = find(services.router, inference.model, inference.version)
     known = output_names(target)
@@ -151,7 +168,7 @@ def embeds(inference: Inference, services: Services) -> Target | None:
     return None if target.info.embedding is None else target
 
 
-async def embed(inference: Inference, services: Services, caller: Exchange | Caller) -> list[Tensor]:
+async def embed(inference: Inference, services: Services, caller: Caller) -> list[Tensor]:
     """The vectors of the texts of the one input."""
     inputs = [tensor for tensor in inference.inputs if tensor.name in EMBEDDING_INPUTS]
     if len(inputs) != 1 or inputs[0].datatype != "BYTES" or not inputs[0].values:

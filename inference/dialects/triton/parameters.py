@@ -4,7 +4,7 @@ text `sampling_parameters` of Triton's vLLM backend.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from inference.errors import InvalidRequest, ModelNotFound, NotServed
 from inference.generation.requests import GenerationRequest, Prompt
 from inference.http.validation import check_range
-from inference.vendors.vllm_sampling import SamplingFields, check_sampling, sampling_fields
+from inference.vendors.vllm_sampling import SamplingFields, check_sampling, sampling_overrides
 
 if TYPE_CHECKING:
     from inference.services import Limits
@@ -64,8 +64,6 @@ def parse_parameters(given: dict[str, Any], limits: Limits) -> Parameters:
     check_sampling(sampling, limits)
     check_range("max_tokens", sampling.max_tokens, 1, 1 << 31)
     flags = {name: _flag(name, values[name]) for name in FLAGS if values.get(name) is not None}
-    if flags.get("do_sample") is False:
-        sampling.temperature = 0.0
     lora_name = values.get("lora_name")
     if lora_name is not None and not isinstance(lora_name, str):
         raise InvalidRequest("lora_name must be a string", "lora_name")
@@ -89,15 +87,18 @@ def generation_request(
     parameters: Parameters, model: str, prompt: Prompt, target: Target, with_logprobs: bool
 ) -> GenerationRequest:
     """The internal form."""
-    fields, body = sampling_fields(parameters.sampling, target.tokenizer), parameters.sampling
-    if with_logprobs:
-        fields["logprobs"] = 0
-    if parameters.flag("watermark"):
-        fields["watermark"] = True
+    body = parameters.sampling
+    overrides = sampling_overrides(body, target.tokenizer)
+    if not parameters.flag("do_sample", True):
+        overrides = replace(overrides, temperature=0.0)
     return GenerationRequest(
         model=model,
         prompt=prompt,
-        sampling=fields,
+        sampling=replace(
+            overrides,
+            logprobs=0 if with_logprobs else None,
+            watermark=parameters.flag("watermark") or None,
+        ),
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         seed=body.engine_seed,
         n=body.n or 1,

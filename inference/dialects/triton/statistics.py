@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inference.generation.generate import Generation
+    from inference.generation.generation import Generation
     from inference.services import Services
 
 NANOSECONDS = 1_000_000_000

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from inference.errors import InvalidRequest, NotServed
+from inference.generation.answer import Job, Reply, StreamFormat, answer, preparing
 from inference.generation.requests import GenerationRequest, TextPrompt
 from inference.http.exchange import json_response
 from inference.http.validation import check_range, convert
 from inference.vendors import openai_errors
-from inference.vendors.vllm_sampling import SamplingFields, check_sampling, sampling_fields
+from inference.vendors.vllm_sampling import SamplingFields, check_sampling, sampling_overrides
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import Iterable
 
-    from inference.generation.generate import Generation
-    from inference.http.exchange import Exchange, Headers
+    from inference.errors import ServingError
+    from inference.generation.deltas import Delta
+    from inference.generation.generation import Generation
+    from inference.http.exchange import Exchange, Headers, Response
     from inference.services import Services
 
 DEFAULT_MAX_TOKENS = 16
 HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+def _render_error(error: ServingError) -> bytes:
+    return msgspec.json.encode(openai_errors.body(error)[1]) + b"\0"
+
+
+STREAM = StreamFormat(HEADERS, _render_error)
 
 
 class DemoRequest(SamplingFields):
@@ -39,7 +48,7 @@ class DemoRequest(SamplingFields):
 
 
 async def generate(exchange: Exchange, services: Services) -> None:
-    """The route's handler."""
+    """POST /generate with `prompt`."""
     with services.admission.place(exchange.tenant):
         value = await exchange.json()
         unknown = min(value.keys() - set(DemoRequest.__struct_fields__), default=None)
@@ -52,7 +61,7 @@ async def generate(exchange: Exchange, services: Services) -> None:
         request = GenerationRequest(
             model=body.model,
             prompt=TextPrompt(body.prompt),
-            sampling=sampling_fields(body, target.tokenizer),
+            sampling=sampling_overrides(body, target.tokenizer),
             max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
             seed=body.engine_seed,
             n=body.n or 1,
@@ -61,17 +70,12 @@ async def generate(exchange: Exchange, services: Services) -> None:
             skip_special_tokens=body.skip_special_tokens is not False,
             use_model_defaults=False,
         )
-        generation = await services.generator.prepare(request, exchange, "vllm")
-        if body.stream:
-            await exchange.stream(
-                _chunks(generation, body.prompt),
-                headers=HEADERS,
-                render_error=lambda error: msgspec.json.encode(openai_errors.body(error)[1]) + b"\0",
-                keep_alive=None,
-            )
-        else:
-            texts = await exchange.unless_gone(_collect(generation, body.prompt))
-            await exchange.respond(json_response({"text": texts}))
+
+        def reply(generations: list[Generation]) -> DemoReply:
+            return DemoReply(body.prompt, generations[0].request.n)
+
+        stream = STREAM if body.stream else None
+        await answer(exchange, Job(preparing([request], exchange, services, "vllm"), reply, stream))
 
 
 def _check(body: DemoRequest, services: Services) -> None:
@@ -86,18 +90,21 @@ def _check(body: DemoRequest, services: Services) -> None:
         raise InvalidRequest("best_of must equal n: this server returns every sequence that it samples.", "best_of")
 
 
-async def _chunks(generation: Generation, prompt: str) -> AsyncGenerator[bytes, None]:
-    """All texts so far after every step, each with its prompt."""
-    texts = [prompt] * generation.request.n
-    async with aclosing(generation.deltas()) as deltas:
-        async for delta in deltas:
-            texts[delta.index] += delta.text
-            yield msgspec.json.encode({"text": texts}) + b"\0"
+class DemoReply(Reply):
+    """All texts, each behind its prompt."""
 
+    def __init__(self, prompt: str, sequences: int) -> None:
+        self._texts = [prompt] * sequences
 
-async def _collect(generation: Generation, prompt: str) -> list[str]:
-    texts = [prompt] * generation.request.n
-    async with aclosing(generation.deltas()) as deltas:
-        async for delta in deltas:
-            texts[delta.index] += delta.text
-    return texts
+    def chunks(self, delta: Delta) -> Iterable[bytes]:
+        """All texts so far, and a NUL."""
+        self.add(delta)
+        return [msgspec.json.encode({"text": self._texts}) + b"\0"]
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta in."""
+        self._texts[delta.index] += delta.text
+
+    def whole(self) -> Response:
+        """All texts."""
+        return json_response({"text": self._texts})

@@ -1,0 +1,59 @@
+"""Why a generation ended, for the log: a closed set of causes. Nothing of it is sent to clients."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inference.generation.deltas import Delta
+
+
+class EndCause(StrEnum):
+    """Why a sequence, or all of a request, ended."""
+
+    END_OF_SEQUENCE = "end_of_sequence"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    GRAMMAR_COMPLETE = "grammar_complete"
+    LENGTH = "length"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    """The client asked for the end, or left a choice of the server's."""
+    CLIENT_LEFT = "client_left"
+    WORKER_LOST = "worker_lost"
+    SHUTDOWN = "shutdown"
+    FAILED = "failed"
+    """The engine refused or gave up; the failure's code says why."""
+
+
+class Ending:
+    """Collects how the sequences of one generation ended."""
+
+    def __init__(self) -> None:
+        self.causes: list[EndCause] = []
+        self.stops: list[str | int] = []
+        """Stop strings and stop tokens that were found."""
+        self.failure: tuple[str, str] | None = None
+        """Code and words of what ended all sequences."""
+
+    def sequence(self, delta: Delta) -> None:
+        """The last delta of a sequence came."""
+        if delta.cause is not None:
+            self.causes.append(delta.cause)
+        if delta.stop_reason is not None:
+            self.stops.append(delta.stop_reason)
+
+    def all(self, cause: EndCause, failure: tuple[str, str] | None = None) -> None:
+        """Every sequence ended so, whatever came before."""
+        self.causes, self.failure = [cause], failure
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """For the log: each cause once, in the order of their sequences' ends."""
+        fields: dict[str, object] = {"cause": ",".join(dict.fromkeys(self.causes)) or EndCause.CLIENT_LEFT.value}
+        if self.stops:
+            fields["stop"] = self.stops[0] if len(self.stops) == 1 else self.stops
+        if self.failure is not None:
+            fields["failure"], fields["reason"] = self.failure
+        return fields

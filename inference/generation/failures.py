@@ -1,0 +1,65 @@
+"""What the engine's failures mean to a client, by their codes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.failures import FailureCode, FinishReason, words
+from inference.errors import (
+    DeadlineExceeded,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    ServingError,
+    ShuttingDown,
+    Unavailable,
+)
+from inference.generation.ending import EndCause
+
+if TYPE_CHECKING:
+    from engine.messages import RequestOutput
+    from inference.generation.requests import GrammarRequest
+
+MAX_LOGGED = 300
+"""Characters of a failure's words in the log: a grammar's may quote the grammar."""
+
+
+def failure_of(
+    output: RequestOutput, grammar: GrammarRequest | None, *, cancelled: bool = False
+) -> ServingError | None:
+    """The error that an output carries; None where it carries none. `grammar` is what the request asked for; a request
+    that was `cancelled` expects to be aborted.
+    """
+    if output.finish_reason == FinishReason.TIMEOUT:
+        return DeadlineExceeded("The request ran into its deadline.")
+    if output.finish_reason == FinishReason.ABORT:
+        return None if cancelled else GenerationFailed("Request failed during generation: None")
+    if output.finish_reason != FinishReason.ERROR:
+        return None
+    failure = output.error
+    if failure is None:
+        return GenerationFailed("Request failed during generation: None")
+    if failure.code == FailureCode.GRAMMAR:
+        field = "grammar" if grammar is None else grammar.field
+        return InvalidRequest(f"{field}: {failure.facts['reason']}", field, failure)
+    if failure.code == FailureCode.OVERLOADED:
+        return Overloaded("Model is overloaded")
+    if failure.code == FailureCode.DRAINING:
+        return ShuttingDown("The server is shutting down.")
+    return GenerationFailed(f"Request failed during generation: {words(failure)}", failure)
+
+
+def log_failure(error: ServingError) -> tuple[EndCause, tuple[str, str] | None]:
+    """How the log tells of a generation that ended with this error: the cause, and a failure's code and words."""
+    failure = getattr(error, "failure", None)
+    if failure is not None:
+        return EndCause.FAILED, (failure.code.value, words(failure)[:MAX_LOGGED])
+    if isinstance(error, DeadlineExceeded):
+        return EndCause.DEADLINE, None
+    if isinstance(error, ShuttingDown):
+        return EndCause.SHUTDOWN, None
+    if isinstance(error, GenerationFailed) and error.worker_lost:
+        return EndCause.WORKER_LOST, None
+    if isinstance(error, Unavailable):
+        return EndCause.WORKER_LOST, None
+    return EndCause.FAILED, (type(error).__name__, error.message)

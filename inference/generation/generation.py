@@ -1,0 +1,241 @@
+"""A prepared request on its way through the engine: deltas out, until every sequence has ended.
+
+`Generation.deltas` (1) submits the sequences to the least busy worker, (2) turns token ids into text and looks for stop
+strings, (3) yields until every sequence has ended. (4) Closing the iterator early, by disconnect, deadline or error,
+aborts in the engine; (5) `finally` tells the observers and writes one log line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import structlog
+
+from engine.client import EngineDead
+from engine.failures import FinishReason
+from inference.errors import GenerationFailed, ServingError, ShuttingDown
+from inference.generation.deltas import Delta, Timings, Usage
+from inference.generation.ending import EndCause, Ending
+from inference.generation.failures import failure_of, log_failure
+from inference.generation.merging import merge
+from inference.generation.sequence_text import SequenceText
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from engine.client import EngineClient
+    from engine.messages import RequestOutput, TokenLogprob
+    from engine.sampling.params import SamplingParams
+    from inference.generation.caller import Caller
+    from inference.generation.requests import GenerationRequest
+    from inference.workers.router import EngineRouter, Target
+
+logger = structlog.get_logger(__name__)
+
+SEED_MASK = (1 << 64) - 1
+INLINE_ENTRIES = 2000
+"""Tokens and their alternatives that an answer may hold and still be written on the event loop."""
+
+
+class Observer(Protocol):
+    """Hears of every generation; a plane's metrics."""
+
+    def started(self, generation: Generation) -> None:
+        """The generation goes to an engine."""
+
+    def finished(
+        self, generation: Generation, finish: FinishReason, token_times: list[float], preemptions: int
+    ) -> None:
+        """It ended: STOP, LENGTH, ERROR, or ABORT when the client left. Times are monotonic seconds."""
+
+
+class Generation:
+    """A request that was accepted: run it once with `deltas`, then read `usage` and `prompt_logprobs`."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        target: Target,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        caller: Caller,
+        dialect: str,
+        arrived: float,
+        router: EngineRouter,
+        observers: Sequence[Observer],
+        timeout_s: float,
+    ) -> None:
+        """`arrived` is in monotonic seconds; `timeout_s` counts from the start of `deltas`."""
+        self.request, self.target, self.params = request, target, params
+        self.prompt_token_ids, self.request_id, self.dialect = prompt_token_ids, caller.request_id, dialect
+        # Equal prompts share cached blocks only within one API key.
+        self._cache_salt = f"{caller.tenant}:{request.cache_salt}"
+        self.timings = Timings(arrived)
+        self.usage = Usage(prompt_tokens=len(prompt_token_ids))
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.sequence_tokens = [0] * request.n
+        self._router, self._observers, self._timeout_s = router, observers, timeout_s
+        self._token_times: list[float] = []
+        self._preemptions = 0
+        self._unfinished = request.n
+        self._finish = FinishReason.ABORT
+        self._ending = Ending()
+        self._cancelled: EndCause | None = None
+        self._deadline = math.inf
+        self._submitted: list[tuple[EngineClient, int]] = []
+
+    @property
+    def heavy(self) -> bool:
+        """Whether its answer is so long that it is better written beside the event loop."""
+        each = 1 + (self.params.logprobs or 0)
+        prompt = len(self.prompt_logprobs) * (1 + (self.params.prompt_logprobs or 0))
+        return sum(self.sequence_tokens) * each + prompt > INLINE_ENTRIES
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences in the worker's last step."""
+        return max(1, self._submitted[-1][0].stats.running) if self._submitted else 1
+
+    @property
+    def ended(self) -> bool:
+        """Every sequence has brought its last delta, whether or not that has been sent yet."""
+        return not self._unfinished
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._cancelled is not None
+
+    def cancel(self, cause: EndCause = EndCause.CANCELLED) -> None:
+        """End every sequence where it is: `deltas` ends as after a stop string. `cause` is for the log."""
+        self._cancelled = cause
+        for client, request_id in self._submitted:
+            client.stop(request_id)
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """What each step brings, until all sequences have ended; raises a ServingError when they cannot."""
+        self.timings.submitted = time.monotonic()
+        self._deadline = self.timings.submitted + min(self.request.timeout_s or math.inf, self._timeout_s)
+        for observer in self._observers:
+            observer.started(self)
+        try:
+            async with aclosing(self._merged()) as merged:
+                async for delta in merged:
+                    self._note_tokens(delta)
+                    yield delta
+            self._finish = delta.finish_reason or FinishReason.ABORT
+        except (GeneratorExit, asyncio.CancelledError):  # nobody waits for the rest
+            if not self.ended:
+                self._ending.all(self._cancelled or EndCause.CLIENT_LEFT)
+            raise
+        except ServingError as error:
+            self._finish, error.logged = FinishReason.ERROR, True
+            self._ending.all(*log_failure(error))
+            raise
+        finally:
+            self.timings.finished = time.monotonic()
+            for observer in self._observers:
+                observer.finished(self, self._finish, self._token_times, self._preemptions)
+            logger.info("generation", **self._log_fields())
+
+    async def _merged(self) -> AsyncGenerator[Delta, None]:
+        """All sequences' deltas as they come."""
+        async with aclosing(merge([self._sequence(index) for index in range(self.request.n)])) as merged:
+            async for _, delta in merged:
+                yield delta
+
+    async def _sequence(self, index: int) -> AsyncGenerator[Delta, None]:
+        """One sequence; it is sent once more when its worker dies before the first token."""
+        params = self.params
+        if index:
+            params = msgspec.structs.replace(params, seed=(params.seed + index) & SEED_MASK, prompt_logprobs=None)
+        for attempt in (1, 2):
+            if self._cancelled is not None:  # before it began
+                yield Delta(
+                    index, "", [], finish_reason=FinishReason.STOP, cause=self._cancelled, prompt=self.request.number
+                )
+                return
+            text = SequenceText(self.request, self.target, self.prompt_token_ids, params.min_tokens, index)
+            if index == 0:
+                self.prompt_logprobs = []
+            try:
+                async with aclosing(self._outputs(self.prompt_token_ids, params)) as outputs:
+                    async for output in outputs:
+                        self.note(index, output)
+                        delta = text.render(output, self._cancelled)
+                        if delta.token_ids or delta.finish_reason is not None:
+                            yield delta
+                        if delta.finish_reason is not None:
+                            return
+                raise GenerationFailed("The generation ended early.")
+            except EngineDead as error:
+                if self._router.stopping:
+                    raise ShuttingDown("The server is shutting down.") from error
+                if text.count or attempt == 2:
+                    raise GenerationFailed("The worker that served this request died.", worker_lost=True) from error
+            except ShuttingDown:  # this worker drains; another may not
+                if text.count or attempt == 2:
+                    raise
+
+    def _outputs(self, token_ids: list[int], params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
+        """What an engine makes of these tokens."""
+        client = self.target.pick()
+        self._submitted.append((client, client.next_request_id()))
+        return client.generate(
+            token_ids,
+            params,
+            request_id=self._submitted[-1][1],
+            priority=self.request.priority,
+            cache_salt=self._cache_salt,
+            timeout_s=self._deadline - time.monotonic(),
+            adapter=self.target.adapter_ref,
+        )
+
+    def note(self, index: int, output: RequestOutput) -> None:
+        """Take the facts that come with an output of sequence `index`; raises the error that it may carry."""
+        failure = failure_of(output, self.request.grammar, cancelled=self.cancelled)
+        if failure is not None:
+            raise failure
+        if output.cached_tokens is not None and index == 0:
+            self.usage.cached_tokens = output.cached_tokens
+        if output.queue_s is not None:
+            self.timings.queue_s = output.queue_s
+        if output.prompt_logprobs:
+            self.prompt_logprobs += output.prompt_logprobs
+        self._preemptions = max(self._preemptions, output.preemptions)
+
+    def _note_tokens(self, delta: Delta) -> None:
+        now = time.monotonic()
+        if delta.token_ids and not self.timings.first_token:
+            self.timings.first_token = now
+        self.timings.last_token = now
+        self._token_times.extend([now] * len(delta.token_ids))
+        self.usage.completion_tokens += len(delta.token_ids)
+        self.sequence_tokens[delta.index] += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self._unfinished -= 1
+            self._ending.sequence(delta)
+
+    def _log_fields(self) -> dict[str, object]:
+        timings = self.timings
+        return {
+            "request_id": self.request_id,
+            "dialect": self.dialect,
+            "deployment": self.target.entry.name,
+            "adapter": None if self.target.adapter is None else self.target.adapter.name,
+            "finish": self._finish.value,
+            **self._ending.fields,
+            "sequences": self.request.n,
+            "prompt_tokens": self.usage.prompt_tokens,
+            "cached_tokens": self.usage.cached_tokens,
+            "completion_tokens": self.usage.completion_tokens,
+            "queue_ms": round(timings.queue_s * 1e3, 1),
+            "ttft_ms": round((timings.first_token - timings.arrived) * 1e3, 1) if timings.first_token else None,
+            "total_ms": round((timings.finished - timings.arrived) * 1e3, 1),
+        }

@@ -1,0 +1,138 @@
+"""From a GenerationRequest to a Generation: resolved, tokenised, checked. Nothing reaches an engine here.
+
+`Generator.prepare` (1) resolves the model in the snapshot, (2) tokenises, (3) checks lengths and token ids against the
+model, and fills in defaults; so every refusal is an ordinary answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from inference.errors import InvalidRequest, OutOfVocabulary, PromptTooLong
+from inference.generation.beam_search import BeamSearch
+from inference.generation.generation import SEED_MASK, Generation
+from inference.generation.requests import ChatPrompt, sampling_params
+from inference.http.validation import in_range
+from inference.workers.tokenizer import Beginning
+
+if TYPE_CHECKING:
+    from engine.sampling.params import Grammar, SamplingParams
+    from inference.generation.caller import Caller
+    from inference.generation.generation import Observer
+    from inference.generation.requests import GenerationRequest, SamplingOverrides
+    from inference.workers.router import EngineRouter, Target
+
+
+class Generator:
+    """Prepares requests against the running deployments."""
+
+    def __init__(self, router: EngineRouter, observers: list[Observer], request_timeout_s: float) -> None:
+        self.router, self.observers, self.request_timeout_s = router, observers, request_timeout_s
+
+    async def prepare(self, request: GenerationRequest, caller: Caller, dialect: str) -> Generation:
+        """Resolve, tokenise, check and default; raises a ServingError and changes nothing."""
+        arrived = time.monotonic()
+        target = self.router.resolve(request.model)
+        if target.info.embedding is not None:
+            raise InvalidRequest(f"The model `{target.entry.name}` makes embeddings and generates no text.", "model")
+        prompt = await target.tokenizer.encode(
+            request.prompt, request.truncate_left, request.truncate_right, _longest_prompt(request, target)
+        )
+        if request.truncate_right is not None:
+            prompt = prompt[: request.truncate_right]
+        make = BeamSearch if request.beams else Generation
+        return make(
+            request,
+            target,
+            prompt,
+            _params(request, target, prompt),
+            caller=caller,
+            dialect=dialect,
+            arrived=arrived,
+            router=self.router,
+            observers=self.observers,
+            timeout_s=request.longest_s or self.request_timeout_s,
+        )
+
+
+def _params(request: GenerationRequest, target: Target, prompt: list[int]) -> SamplingParams:
+    """Lengths and token ids checked against the model, defaults filled in."""
+    info = target.info
+    _check_prompt(request, target, prompt)
+    room = info.max_model_len - len(prompt)
+    overrides = _checked(request.sampling, info.vocab_size)
+    max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
+    if (overrides.min_tokens or 0) > max_tokens:
+        raise InvalidRequest(f"min_tokens must be at most max_tokens, which is {max_tokens} here.", "min_tokens")
+    grammar = None if request.grammar is None else request.grammar.grammar
+    if grammar is not None and isinstance(request.prompt, ChatPrompt):
+        grammar = _behind_reasoning(grammar, target, prompt)
+    params = sampling_params(
+        overrides,
+        max_tokens=max_tokens,
+        seed=secrets.randbits(64) if request.seed is None else request.seed & SEED_MASK,
+        grammar=grammar,
+        defaults=info.sampling_defaults if request.use_model_defaults else {},
+    )
+    if params.greedy and request.n > 1 and not request.beams:
+        raise InvalidRequest(f"n must be 1 when using greedy sampling, got {request.n}.", "n")
+    return params
+
+
+def _check_prompt(request: GenerationRequest, target: Target, prompt: list[int]) -> None:
+    info = target.info
+    if not prompt:
+        raise InvalidRequest("The prompt is empty: it must hold at least one token.", "prompt")
+    limit = _longest_prompt(request, target)
+    if len(prompt) > limit:  # before anything looks at every id
+        least = "at least " if isinstance(prompt, Beginning) else ""
+        raise PromptTooLong(
+            f"This model's maximum context length is {info.max_model_len} tokens. However, your prompt contains "
+            f"{least}{len(prompt)} tokens, which leaves no room for output.",
+            "prompt",
+            len(prompt),
+            limit,
+        )
+    if not in_range(prompt, info.vocab_size):
+        strange = next(t for t in prompt if not 0 <= t < info.vocab_size)
+        raise OutOfVocabulary(
+            f"Token id {strange} is out of vocabulary: ids must be between 0 and {info.vocab_size - 1}.", "prompt"
+        )
+
+
+def _checked(overrides: SamplingOverrides, vocab_size: int) -> SamplingOverrides:
+    """The overrides with ids of the model's vocabulary alone; raises InvalidRequest."""
+    if overrides.bad_words is not None:  # a tokenizer may know more tokens than the model
+        overrides = replace(overrides, bad_words=[w for w in overrides.bad_words if max(w) < vocab_size])
+    if overrides.allowed_token_ids is not None:
+        overrides = replace(overrides, allowed_token_ids=sorted(set(overrides.allowed_token_ids)))
+    ids = {
+        "logit_bias": overrides.logit_bias,
+        "allowed_token_ids": overrides.allowed_token_ids,
+        "stop_token_ids": overrides.stop_token_ids,
+        "logprob_token_ids": overrides.logprob_token_ids,
+    }
+    for name, given in ids.items():
+        if not in_range(list(given or ()), vocab_size):
+            raise InvalidRequest(f"{name}: token ids must be between 0 and {vocab_size - 1}.", name)
+    return overrides
+
+
+def _longest_prompt(request: GenerationRequest, target: Target) -> int:
+    """In tokens: one at least must be left for output."""
+    longest = target.info.max_model_len
+    return min(longest - 1, request.max_prompt_tokens or longest)
+
+
+def _behind_reasoning(grammar: Grammar, target: Target, prompt: list[int]) -> Grammar:
+    """The grammar of an answer that reasoning may come before, where the model has tokens for that."""
+    ids = target.tokenizer.reasoning_ids(target.info.vocab_size)
+    if ids is None:
+        return grammar
+    begun = target.tokenizer.leaves_reasoning_open(prompt)
+    return msgspec.structs.replace(grammar, think_begin=None if begun else ids[0], think_end=ids[1], thinking=begun)

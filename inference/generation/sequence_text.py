@@ -1,0 +1,78 @@
+"""The token ids of one sequence as Deltas: decoded, searched for stop strings, with the way it ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.failures import FinishReason
+from inference.generation.deltas import Delta
+from inference.generation.ending import EndCause
+from inference.generation.text import IncrementalDecoder, StopStrings
+
+if TYPE_CHECKING:
+    from engine.messages import RequestOutput
+    from inference.generation.requests import GenerationRequest
+    from inference.workers.router import Target
+
+
+class SequenceText:
+    """One sequence. It counts tokens and keeps the text that is not certain yet."""
+
+    def __init__(
+        self, request: GenerationRequest, target: Target, prompt_token_ids: list[int], min_tokens: int, index: int
+    ) -> None:
+        """`min_tokens` come before any stop string counts."""
+        tokenizer = target.tokenizer
+        self._request, self._index, self._min_tokens = request, index, min_tokens
+        skip = request.skip_special_tokens and not request.token_texts
+        self._decoder = IncrementalDecoder(tokenizer.fast, prompt_token_ids, skip)
+        self._stops = StopStrings(request.stop, request.include_stop)
+        self._eos = target.info.eos_token_ids
+        self.count = 0
+        """Tokens so far."""
+
+    def render(self, output: RequestOutput, cancelled: EndCause | None) -> Delta:
+        """One engine output, which may hold several tokens when this reader lagged. A sequence that was `cancelled`
+        ends as after a stop string.
+        """
+        delta = Delta(self._index, "", [], prompt=self._request.number)
+        shown: list[str] = []
+        for position, token in enumerate(output.token_ids):
+            self.count += 1
+            delta.token_ids.append(token)
+            last = position == len(output.token_ids) - 1
+            if last and output.stop_token_id is not None and not self._request.include_stop:
+                break  # the token that ends the text is no part of it
+            text = self._decoder.step(token)
+            delta.token_texts.append(text)
+            if self.count < self._min_tokens:
+                shown.append(text)
+                continue
+            text, found = self._stops.feed(text)
+            shown.append(text)
+            if found is not None:
+                delta.finish_reason, delta.stop_reason = FinishReason.STOP, found
+                delta.cause = EndCause.STOP_STRING
+                break
+        if delta.finish_reason is None and output.finish_reason is not None:
+            shown.append(self._stops.flush())
+            self._end(delta, output, cancelled)
+        delta.text = "".join(shown)
+        if output.logprobs is not None:
+            delta.logprobs = output.logprobs[: len(delta.token_ids)]
+        return delta
+
+    def _end(self, delta: Delta, output: RequestOutput, cancelled: EndCause | None) -> None:
+        """The engine says that the sequence ended."""
+        aborted = cancelled is not None and output.finish_reason == FinishReason.ABORT
+        delta.finish_reason = FinishReason.STOP if aborted else output.finish_reason
+        if output.stop_token_id is not None:
+            delta.ended_by_eos = output.stop_token_id in self._eos
+            delta.stop_reason = None if delta.ended_by_eos else output.stop_token_id
+            delta.cause = EndCause.END_OF_SEQUENCE if delta.ended_by_eos else EndCause.STOP_TOKEN
+        elif delta.finish_reason == FinishReason.LENGTH:
+            delta.cause = EndCause.LENGTH
+        elif aborted:
+            delta.cause = cancelled
+        else:  # a complete grammar ends the text as its end token would
+            delta.ended_by_eos, delta.cause = cancelled is None, EndCause.GRAMMAR_COMPLETE
