@@ -113,7 +113,7 @@ class DjangoRegistry:
         try:
             adapters.register_read_adapter(name, Model.objects.get(name=model), source, actor, identity)
         except RegistryError as error:
-            raise AdapterRefused(str(error)) from error
+            raise AdapterRefused(str(error), error.failure) from error
         self._reconciler.refresh()
 
     def _remove(self, name: str, actor: str) -> None:
@@ -151,7 +151,7 @@ def _identity(directory: Path) -> tuple[str, int]:
     try:
         return adapters.read_identity(directory)
     except RegistryError as error:
-        raise AdapterRefused(str(error)) from error
+        raise AdapterRefused(str(error), error.failure) from error
 
 
 def _state(row: Deployment, seen: Observed) -> str:

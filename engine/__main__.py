@@ -4,7 +4,7 @@ stdin: one line, the EngineConfig as JSON; its EOF means that the launcher is go
 stdout: a JSON line for each change of state: {"state": "loading" | "ready" | "failed" | "exited", "reason"?}, and once a
 second one that says what the worker is doing and whether it moves on: {"state": "loading" | "alive", "doing", "quiet_s",
 "patience_s"} (`engine.process.progress`), so that a launcher tells a worker that hangs from one that has much to do.
-stderr: the log. Exit status: 0 drained or told to stop, 3 the model cannot be served, 4 the engine broke.
+stderr: the log. Exit status: `engine.failures.ExitStatus`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.config import EngineConfig
+from engine.failures import ExitStatus
 from engine.process import log_writer
 from engine.process.progress import Pulse, Reporter, progress
 
@@ -32,7 +33,7 @@ SPIN_COUNT = "10000"
 """About 100 microseconds, for which torch's OpenMP threads look for work before they sleep; it reads this when it is loaded."""
 
 
-def main() -> int:
+def main() -> ExitStatus:
     """Read the config, load the model, serve."""
     # The status pipe is for status alone; whatever a library prints goes to the log.
     status = os.dup(1)
@@ -69,11 +70,11 @@ def main() -> int:
         core = EmbeddingCore(config) if embeds else EngineCore(config)
     except ModelError as error:
         report("failed", reason=str(error))
-        return 3
+        return ExitStatus.MODEL_REFUSED
     except Exception as error:  # one of the edges: a model's files may be wrong in ways that nobody foresaw
         logger.exception("loading failed")
         report("failed", reason=f"{type(error).__name__}: {error}")
-        return 3
+        return ExitStatus.MODEL_REFUSED
     server = EngineServer(core, config)
     server.watch(sys.stdin.buffer)
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "draining", True))
@@ -82,11 +83,11 @@ def main() -> int:
         server.run()
     except EngineBroken as error:
         report("exited", reason=str(error))
-        return 4
+        return ExitStatus.BROKEN
     finally:
         reporter.stop()
     report("exited", reason="stopped")
-    return 0
+    return ExitStatus.STOPPED
 
 
 if __name__ == "__main__":

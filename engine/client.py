@@ -15,6 +15,7 @@ import msgspec
 
 from engine import messages
 from engine.casualties import Casualties
+from engine.failures import Failure, FailureCode, FinishReason
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -40,6 +41,7 @@ from engine.messages import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from engine.adapters.failures import AdapterFailure
     from engine.sampling.params import SamplingParams
 
 CONNECT_TIMEOUT_S = 5.0
@@ -47,7 +49,6 @@ TICK_S = 1.0
 SUSPECT_AFTER_S = 5.0
 DEAD_AFTER_S = 20.0
 """Both of this process's own time awake: one that was stopped for an hour has heard nothing, and nothing follows from that."""
-TOO_MANY_DEATHS = "workers died twice while it ran; it is not tried again"
 MAX_MERGED = 32
 """Tokens that a reader gets at once."""
 _encoder = msgspec.msgpack.Encoder()
@@ -127,7 +128,7 @@ class EngineClient:
         self.histograms = StepHistograms()
         self.draining = False
         self._collectors: dict[int, _Collector] = {}
-        self._calls: dict[int, asyncio.Future[str | None]] = {}
+        self._calls: dict[int, asyncio.Future[AdapterFailure | None]] = {}
         self._next_request = 1
         self._model: ModelInfo | None = None
         self._failure: str | None = None
@@ -212,7 +213,7 @@ class EngineClient:
         """End a request of `generate` where it is: its reader gets what has come so far and then "abort"."""
         collector = self._collectors.get(request_id)
         if collector is not None:
-            collector.put(RequestOutput(request_id, finish_reason="abort"))
+            collector.put(RequestOutput(request_id, finish_reason=FinishReason.ABORT))
             self._send(Abort([request_id]))
 
     async def embed(
@@ -223,7 +224,9 @@ class EngineClient:
         async with aclosing(self._outputs(Embed(request_id, inputs, dimensions, normalise, timeout_s))) as outputs:
             return await anext(outputs)
 
-    async def command(self, action: Literal["load", "pin", "unpin", "unload"], adapter: AdapterRef) -> str | None:
+    async def command(
+        self, action: Literal["load", "pin", "unpin", "unload"], adapter: AdapterRef
+    ) -> AdapterFailure | None:
         """Tell the worker about an adapter; the reason when it cannot do that."""
         call_id = self.next_request_id()
         self._calls[call_id] = asyncio.get_running_loop().create_future()
@@ -235,7 +238,8 @@ class EngineClient:
 
     async def _outputs(self, message: Submit | Embed) -> AsyncGenerator[RequestOutput, None]:
         if self._casualties.refuses(message):
-            yield RequestOutput(message.request_id, finish_reason="error", error=TOO_MANY_DEATHS)
+            failure = Failure(FailureCode.POISONOUS)
+            yield RequestOutput(message.request_id, finish_reason=FinishReason.ERROR, error=failure)
             return
         collector = _Collector()
         self._send(message)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from engine.adapters.failures import AdapterCode, AdapterFailure
 from engine.adapters.slots import AdapterSlots
 from engine.backend import backend_for
 from engine.block_pool import BlockPool
 from engine.cpu.kernels.threads import set_num_threads
+from engine.failures import Failure, FailureCode, FinishReason
 from engine.grammar.patience import Patience
 from engine.grammar.processes import GrammarProcesses
 from engine.messages import (
@@ -84,6 +86,11 @@ def prepare(config: EngineConfig, backend: Backend) -> Prepared:
     return Prepared(loaded, cache, limit)
 
 
+def refused(message: Submit | Embed, failure: Failure) -> RequestOutput:
+    """The only output of a request that is not taken."""
+    return RequestOutput(message.request_id, finish_reason=FinishReason.ERROR, error=failure)
+
+
 class EngineBroken(Exception):
     """Steps keep failing; the worker should exit and be restarted."""
 
@@ -149,8 +156,7 @@ class EngineCore:
     def submit(self, client: int, message: Submit | Embed) -> RequestOutput | None:
         """Queue a request of a client; the output that ends it when it cannot be served."""
         if isinstance(message, Embed):
-            refusal = "this worker generates text and makes no embeddings"
-            return RequestOutput(message.request_id, finish_reason="error", error=refusal)
+            return refused(message, Failure(FailureCode.MAKES_NO_EMBEDDINGS))
         now = time.monotonic()
         request = Request(
             key=(client, message.request_id),
@@ -162,21 +168,22 @@ class EngineCore:
             adapter=message.adapter,
             deadline=None if message.timeout_s is None else now + message.timeout_s,
         )
-        error = "this request id is in use" if request.key in self.requests else self._refusal(request)
-        if error is None and message.params.grammar is not None:
+        known = request.key in self.requests
+        failure = Failure(FailureCode.REQUEST_ID_IN_USE) if known else self._refusal(request)
+        if failure is not None:
+            return refused(message, failure)
+        if message.params.grammar is not None:
             request.matcher = self.grammars.open(message.params.grammar)
-        if error is not None:
-            return RequestOutput(message.request_id, finish_reason="error", error=error)
         self.requests[request.key] = request
         return None
 
-    def command(self, message: AdapterCommand) -> str | None:
+    def command(self, message: AdapterCommand) -> AdapterFailure | None:
         """Carry out a command about an adapter; the reason when that cannot be."""
         self.adapters.poll(busy=bool(self.scheduler.running))
         if message.action == "load":
             refusal = self.adapters.request(message.adapter)
             if refusal is None and not self.adapters.begin(message.adapter, keep=self.scheduler.busy_adapters):
-                refusal = "every adapter in the cache is in use"
+                refusal = AdapterFailure(AdapterCode.CACHE_IN_USE)
             return refusal
         if message.action == "unload":
             return self.adapters.unload(message.adapter.digest, self.scheduler.busy_adapters)
@@ -187,7 +194,7 @@ class EngineCore:
         self.adapters.poll(busy=bool(self.scheduler.running))
         return self.adapters.loading(digest)
 
-    def load_failure(self, digest: str) -> str | None:
+    def load_failure(self, digest: str) -> AdapterFailure | None:
         """Why an adapter that was read cannot be served."""
         return self.adapters.failure(digest)
 
@@ -261,12 +268,12 @@ class EngineCore:
         stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
         return stats
 
-    def _refusal(self, request: Request) -> str | None:
+    def _refusal(self, request: Request) -> Failure | None:
         ids = request.token_ids
         if not ids:
-            return "the prompt is empty"
+            return Failure(FailureCode.EMPTY_PROMPT)
         if min(ids) < 0 or max(ids) >= self.info.vocab_size:
-            return f"token ids must be between 0 and {self.info.vocab_size - 1}"
+            return Failure(FailureCode.OUT_OF_VOCABULARY, {"highest": self.info.vocab_size - 1})
         return self.scheduler.add(request)
 
     def _launch(self, batch: ScheduledBatch) -> Step | None:
@@ -331,9 +338,9 @@ class EngineCore:
         failed = [request for request in batch.requests if request.status is not RequestStatus.FINISHED]
         for request in failed:
             self.scheduler.finish(request)
-        self._publish(failed, StepResult(), dict.fromkeys(failed, "error"), outputs)
+        self._publish(failed, StepResult(), dict.fromkeys(failed, FinishReason.ERROR), outputs)
 
-    def _publish_dropped(self, dropped: list[tuple[Request, str]], outputs: ClientOutputs) -> None:
+    def _publish_dropped(self, dropped: list[tuple[Request, FinishReason]], outputs: ClientOutputs) -> None:
         """The end of requests that are in no step any more."""
         for request, reason in dropped:
             output = RequestOutput(request.key[1], finish_reason=reason)
@@ -342,7 +349,11 @@ class EngineCore:
             del self.requests[request.key]
 
     def _publish(
-        self, requests: list[Request], result: StepResult, finished: dict[Request, str], outputs: ClientOutputs
+        self,
+        requests: list[Request],
+        result: StepResult,
+        finished: dict[Request, FinishReason],
+        outputs: ClientOutputs,
     ) -> None:
         """The outputs of these requests by client, and the end of those that are done."""
         tokens_of_step = sum(map(len, result.tokens.values()))
@@ -360,7 +371,7 @@ class EngineCore:
             )
             if tokens:
                 output.token_ids = tokens
-                if finish_reason == "stop" and self.scheduler.is_stop_token(request, tokens[-1]):
+                if finish_reason is FinishReason.STOP and self.scheduler.is_stop_token(request, tokens[-1]):
                     output.stop_token_id = tokens[-1]
                 if request in result.logprobs:
                     output.logprobs = result.logprobs[request][: len(tokens)]
@@ -370,8 +381,8 @@ class EngineCore:
                     output.queue_s = request.first_scheduled - request.arrival
                     self.stats.prompt_tokens += request.num_prompt_tokens
                     tokens_of_step += request.num_prompt_tokens
-            if finish_reason == "error":
-                output.error = "the step that computed this request failed"
+            if finish_reason is FinishReason.ERROR:
+                output.error = Failure(FailureCode.STEP_FAILED)
             outputs.setdefault(request.key[0], []).append(output)
         self.histograms.add_tokens(tokens_of_step)
         for request in finished:

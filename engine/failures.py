@@ -1,4 +1,4 @@
-"""Why a request, an adapter or a worker came to its end, as codes and facts. Words are made where they are shown.
+"""Why a request, an adapter or a worker came to its end, as codes and facts, and the default English for a request's.
 
 Codes travel between processes and decide what dialects answer; no code reads a sentence.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 
 import msgspec
+
+from engine.adapters.failures import AdapterCode, AdapterFailure, Facts
 
 
 class FinishReason(StrEnum):
@@ -22,34 +24,78 @@ class FinishReason(StrEnum):
 
 
 class FailureCode(StrEnum):
-    """Why a request got no answer, or no whole one."""
+    """Why a request got no answer, or no whole one. Its facts are the names in its template."""
 
     REQUEST_ID_IN_USE = "request_id_in_use"
     EMPTY_PROMPT = "empty_prompt"
+    EMPTY_INPUT = "empty_input"
     OUT_OF_VOCABULARY = "out_of_vocabulary"
     TOO_LONG = "too_long"
-    WRONG_TASK = "wrong_task"
+    TOO_LONG_FOR_CACHE = "too_long_for_cache"
+    INPUT_TOO_LONG = "input_too_long"
+    MAKES_NO_EMBEDDINGS = "makes_no_embeddings"
+    GENERATES_NO_TEXT = "generates_no_text"
     OVERLOADED = "overloaded"
     DRAINING = "draining"
+    TAKES_NO_ADAPTERS = "takes_no_adapters"
     ADAPTER = "adapter"
+    """Its facts are the adapter's own, and `adapter`, an AdapterCode."""
     GRAMMAR = "grammar"
+    """`reason` says what is wrong with it, in the words of a library or of its grammar process."""
     STEP_FAILED = "step_failed"
     POISONOUS = "poisonous"
     """Workers died twice while it ran."""
+
+
+TEMPLATES = {
+    FailureCode.REQUEST_ID_IN_USE: "this request id is in use",
+    FailureCode.EMPTY_PROMPT: "the prompt is empty",
+    FailureCode.EMPTY_INPUT: "an input is empty",
+    FailureCode.OUT_OF_VOCABULARY: "token ids must be between 0 and {highest}",
+    FailureCode.TOO_LONG: "prompt and max_tokens need {tokens} tokens, over the limit of {limit}",
+    FailureCode.TOO_LONG_FOR_CACHE: "prompt and max_tokens need {tokens} tokens, more than the KV cache holds",
+    FailureCode.INPUT_TOO_LONG: "an input has more than {limit} tokens",
+    FailureCode.MAKES_NO_EMBEDDINGS: "this worker generates text and makes no embeddings",
+    FailureCode.GENERATES_NO_TEXT: "this worker makes embeddings and generates no text",
+    FailureCode.OVERLOADED: "overloaded",
+    FailureCode.DRAINING: "draining",
+    FailureCode.TAKES_NO_ADAPTERS: "this model's layers take no adapters",
+    FailureCode.ADAPTER: "adapter: {words}",
+    FailureCode.GRAMMAR: "grammar: {reason}",
+    FailureCode.STEP_FAILED: "the step that computed this request failed",
+    FailureCode.POISONOUS: "workers died twice while it ran; it is not tried again",
+}
+"""The default English of each code, with its facts by name."""
 
 
 class Failure(msgspec.Struct, array_like=True, frozen=True):
     """A code, and the facts that belong to it: numbers with their limits, names, a library's own reason."""
 
     code: FailureCode
-    facts: dict[str, str | int | float] = {}
+    facts: Facts = {}
+
+
+def adapter_failure(failure: AdapterFailure) -> Failure:
+    """A request's failure for what is wrong with its adapter."""
+    return Failure(FailureCode.ADAPTER, {**failure.facts, "adapter": str(failure.code)})
+
+
+def words(failure: Failure) -> str:
+    """The default English for a failure."""
+    facts = failure.facts
+    if failure.code is FailureCode.ADAPTER:
+        facts = {"words": AdapterFailure(AdapterCode(str(facts["adapter"])), facts).words}
+    return TEMPLATES[failure.code].format(**facts)
 
 
 class ExitStatus(IntEnum):
     """The exit status of a worker's processes."""
 
     STOPPED = 0
+    """Drained, or told to stop."""
     FAULT = 1
     """What nobody foresaw ended a rank."""
     MODEL_REFUSED = 3
+    """The model cannot be served, by this worker or any other with its options."""
     BROKEN = 4
+    """The engine cannot go on; another worker may."""

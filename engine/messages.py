@@ -12,9 +12,11 @@ from typing import Literal
 
 import msgspec
 
+from engine.adapters.failures import AdapterFailure
+from engine.failures import Failure, FinishReason
 from engine.sampling.params import SamplingParams
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
 
@@ -140,7 +142,7 @@ class Refused(msgspec.Struct, array_like=True, tag=True):
 class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     """What one step brought one request.
 
-    `finish_reason` is None while it runs, else "stop", "length", "abort", "timeout" or "error" (with `error`).
+    `finish_reason` is None while it runs; `error` says why it is ERROR.
     `stop_token_id` is set when an end-of-sequence or stop token ended it; that token is the last of `token_ids`.
     `logprobs` is as long as `token_ids` when asked for; `prompt_logprobs` arrives in prompt order, in pieces.
     `cached_tokens` and `queue_s` come with the first output; the times are seconds.
@@ -149,14 +151,14 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
 
     request_id: int
     token_ids: list[int] = []
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     cached_tokens: int | None = None
     queue_s: float | None = None
     preemptions: int = 0
-    error: str | None = None
+    error: Failure | None = None
     embeddings: bytes | None = None
 
 
@@ -229,7 +231,7 @@ class Reply(msgspec.Struct, array_like=True, tag=True):
     """The answer to a command: None when it was carried out (a load: when all is read), else why not."""
 
     call_id: int
-    error: str | None
+    error: AdapterFailure | None
 
 
 class Dead(msgspec.Struct, array_like=True, tag=True):

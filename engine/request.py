@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine.failures import Failure
     from engine.grammar.matcher import Matcher
     from engine.messages import AdapterRef
     from engine.sampling.params import SamplingParams
@@ -58,7 +59,8 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     matcher: Matcher | None = None
     """The grammar that the output follows. While it is not ready the request takes part in no step."""
-    failure: str | None = None
+    failure: Failure | None = None
+    """Why it cannot go on, once that is known."""
     lookup: PromptLookup | None = None
     """Where guesses at its next tokens come from, once there were any."""
     sampler_state: Any = None

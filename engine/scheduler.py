@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.failures import Failure, FailureCode, FinishReason, adapter_failure
 from engine.request import PENDING, Request, RequestStatus
 from engine.speculation.prompt_lookup import PromptLookup, allowance
 
@@ -68,19 +69,17 @@ class Scheduler:
         self.prefix_queries = 0
         self.prefix_hits = 0
 
-    def add(self, request: Request) -> str | None:
+    def add(self, request: Request) -> Failure | None:
         """Queue a request; the reason when it can never or not now be served."""
         total = len(request.token_ids) + request.params.max_tokens
         if total > self.max_model_len:
-            return f"prompt and max_tokens need {total} tokens, over the limit of {self.max_model_len}"
+            return Failure(FailureCode.TOO_LONG, {"tokens": total, "limit": self.max_model_len})
         if -(-total // self.config.block_size) > self.pool.num_usable:
-            return f"prompt and max_tokens need {total} tokens, more than the KV cache holds"
+            return Failure(FailureCode.TOO_LONG_FOR_CACHE, {"tokens": total})
         if len(self.waiting) >= self.config.max_waiting_requests:
-            return "overloaded"
-        if request.adapter is not None:
-            refusal = self.adapters.request(request.adapter)
-            if refusal is not None:
-                return refusal
+            return Failure(FailureCode.OVERLOADED)
+        if request.adapter is not None and self.adapters.request(request.adapter) is not None:
+            return Failure(FailureCode.TAKES_NO_ADAPTERS)
         self.pool.extend_hashes(request)
         insort(self.waiting, request, key=lambda r: r.order)
         return None
@@ -90,20 +89,20 @@ class Scheduler:
         """Whether a step would do anything."""
         return bool(self.waiting or self.running)
 
-    def expire(self, now: float) -> list[tuple[Request, str]]:
-        """Drop the requests that were aborted ("abort"), are past their deadline ("timeout"), or wait for an adapter
-        that cannot be loaded or a grammar that cannot be followed ("error").
+    def expire(self, now: float) -> list[tuple[Request, FinishReason]]:
+        """Drop the requests that were aborted, are past their deadline, or wait for an adapter that cannot be loaded or a
+        grammar that cannot be followed.
         """
         self.adapters.poll(busy=bool(self.running))
         dropped = []
         for request in [*self.running, *self.waiting]:
             reason = None
             if request.aborted:
-                reason = "abort"
+                reason = FinishReason.ABORT
             elif request.deadline is not None and request.deadline <= now:
-                reason = "timeout"
+                reason = FinishReason.TIMEOUT
             elif self._fails(request):
-                reason = "error"
+                reason = FinishReason.ERROR
             if reason is not None:
                 self.finish(request)
                 dropped.append((request, reason))
@@ -112,9 +111,9 @@ class Scheduler:
     def _fails(self, request: Request) -> bool:
         """Whether what the request waits for will never be there."""
         if request.adapter is not None and (reason := self.adapters.failure(request.adapter.digest)) is not None:
-            request.failure = f"adapter: {reason}"
+            request.failure = adapter_failure(reason)
         if request.matcher is not None and request.matcher.failure is not None:
-            request.failure = f"grammar: {request.matcher.failure}"
+            request.failure = request.matcher.failure
         return request.failure is not None
 
     def finish(self, request: Request) -> None:
@@ -145,7 +144,7 @@ class Scheduler:
             request.token_ids.append(PENDING)
             request.num_pending_tokens += 1
 
-    def update(self, batch: ScheduledBatch, sampled: dict[Request, list[int]]) -> dict[Request, str]:
+    def update(self, batch: ScheduledBatch, sampled: dict[Request, list[int]]) -> dict[Request, FinishReason]:
         """Account for the tokens of a launched step, of which those behind a request's end are cut off; returns the
         requests that ended with their finish reasons. What was dropped, or had ended, before the tokens were read gets
         none of them. Whether a request with a grammar has ended is known only later (`settle`).
@@ -179,7 +178,7 @@ class Scheduler:
                 finished[request] = reason
         return finished
 
-    def settle(self, requests: Iterable[Request]) -> dict[Request, str]:
+    def settle(self, requests: Iterable[Request]) -> dict[Request, FinishReason]:
         """Those of the requests that ended with their last tokens, with their finish reasons; their grammars are ready."""
         reasons = {r: self._stop_reason(r, r.token_ids[-1], len(r.token_ids)) for r in requests}
         finished = {request: reason for request, reason in reasons.items() if reason is not None}
@@ -346,12 +345,12 @@ class Scheduler:
         """Whether nothing may follow the first `length` tokens."""
         return length - request.num_prompt_tokens >= request.params.max_tokens or length >= self.max_model_len
 
-    def _stop_reason(self, request: Request, token: int, length: int) -> str | None:
+    def _stop_reason(self, request: Request, token: int, length: int) -> FinishReason | None:
         """Whether the text ends with `token`, the last of the first `length`. VLLM's order: end of sequence, stop ids,
         then length. `min_tokens` is the sampler's business.
         """
         if request.matcher is not None and request.matcher.failure is not None:
             return None  # the next step drops it with that error
         if self.is_stop_token(request, token) or (request.matcher is not None and request.matcher.complete):
-            return "stop"
-        return "length" if self._is_full(request, length) else None
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self._is_full(request, length) else None

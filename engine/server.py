@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine import messages
-from engine.core import MAX_FAILED_STEPS, EngineBroken
+from engine.core import MAX_FAILED_STEPS, EngineBroken, refused
+from engine.failures import Failure, FailureCode
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -184,13 +185,13 @@ class EngineServer:
         elif not connection.greeted:
             raise ProtocolError("the first frame must be Hello")
         elif isinstance(message, Submit | Embed):
-            refused = (
-                messages.RequestOutput(message.request_id, finish_reason="error", error="draining")
+            ended = (
+                refused(message, Failure(FailureCode.DRAINING))
                 if self.draining
                 else self.core.submit(connection.client, message)
             )
-            if refused is not None:
-                self._send(connection, Outputs([refused], self.core.refresh_stats()))
+            if ended is not None:
+                self._send(connection, Outputs([ended], self.core.refresh_stats()))
         elif isinstance(message, AdapterCommand):
             refusal = self.core.command(message)
             if message.action == "load" and refusal is None:

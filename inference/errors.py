@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.adapters.failures import AdapterCode, AdapterFailure
     from engine.failures import Failure
 
 
@@ -107,7 +108,25 @@ class TooManyAdapters(ServingError):
 
 
 class AdapterRefused(ServingError):
-    """The adapter cannot be served; the message says why."""
+    """The adapter cannot be served; `failure` says why where that lies in its files or with a worker."""
+
+    def __init__(self, message: str, failure: AdapterFailure | None = None) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+    @property
+    def code(self) -> AdapterCode | None:
+        """What is wrong, where `failure` says it."""
+        return None if self.failure is None else self.failure.code
+
+    @property
+    def facts(self) -> dict[str, str | int | float]:
+        """The facts that belong to the code."""
+        return {} if self.failure is None else self.failure.facts
+
+
+class AdapterNameTaken(AdapterRefused):
+    """The name is a deployment's or a model's."""
 
 
 class RouteNotFound(ServingError):

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import structlog
 from django.conf import settings
 
+from engine.adapters.failures import AdapterCode, AdapterError
 from engine.adapters.files import (
     CONFIG,
     MAX_CONFIG_BYTES,
     WEIGHTS,
-    AdapterError,
     combine,
     open_file,
     parse_config,
@@ -61,9 +61,9 @@ def identify(directory: Path) -> Identity:
     config = parse_config(data)
     rank, kind = config.get("r"), config.get("peft_type")
     if kind is None or rank is None:
-        raise AdapterError(f"{CONFIG} is not a PEFT configuration")
+        raise AdapterError(AdapterCode.NO_PEFT, file=CONFIG)
     if kind != "LORA" or not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
-        raise AdapterError(f"the adapter must be a LoRA with a rank between 1 and {MAX_RANK}")
+        raise AdapterError(AdapterCode.NO_LORA, limit=MAX_RANK)
     return Identity(combine(hashlib.sha256(data).digest(), _weights_digest(directory)), rank)
 
 

@@ -24,6 +24,7 @@ import structlog
 from django.utils import timezone
 
 from engine.config import EngineConfig
+from engine.failures import ExitStatus
 from management.ledger import Ledger, Observed
 from management.models import Deployment, Model, Worker
 from management.services.snapshots import Registries, build_snapshot
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 INTERVAL_S = 0.25
-MODEL_UNSERVABLE = 3
-"""The exit status of a worker whose model cannot be served (see `engine.__main__`)."""
 HUNG_AFTER_S = 20.0
 """After so many seconds without a report."""
 AWAKE_S = 1.0
@@ -317,7 +316,7 @@ def _pause(failures: int) -> float:
 
 def _hopeless(crashes: _Crashes, code: int, was_ready: bool, reason: str) -> str | None:
     """Why the deployment is given up, after a worker of it ended with this exit code; None: another worker may do better."""
-    if code == MODEL_UNSERVABLE:
+    if code == ExitStatus.MODEL_REFUSED:
         return reason
     if not was_ready and -code in FAULTS:
         return f"the worker was ended by {signal.Signals(-code).name} while it loaded and proved the model"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.failures import words
 from engine.messages import Submit
 from engine.sampling.params import SamplingParams
 from scripts.bench import prompts
@@ -36,7 +37,7 @@ class Driver:
             self.number += 1
             refusal = self.core.submit(1, Submit(self.number, prompt, SamplingParams(max_tokens=1, temperature=0.0)))
             if refusal is not None:
-                raise RuntimeError(refusal.error)
+                raise RuntimeError(words(refusal.error))
         while self.core.has_work:
             self.core.step()
         return self.core.stats.prefill_s - before

@@ -33,6 +33,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.failures import words
 from engine.messages import Submit
 from engine.models.files import ModelError, max_model_len
 from engine.sampling.params import SamplingParams
@@ -210,7 +211,7 @@ def answer(directory: Path, asked: list[list[int]], limit: int) -> list[list[int
         sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
         refused = core.submit(1, Submit(i, prompt, sampling))
         if refused is not None:
-            raise RuntimeError(f"the engine refuses a request: {refused.error}")
+            raise RuntimeError(f"the engine refuses a request: {words(refused.error)}")
         collect(core, tokens)
         collect(core, tokens)
     while core.has_work:
@@ -222,8 +223,8 @@ def answer(directory: Path, asked: list[list[int]], limit: int) -> list[list[int
 def collect(core: EngineCore, tokens: dict[int, list[int]]) -> None:
     """One step."""
     for output in core.step().get(1, []):
-        if output.finish_reason == "error":
-            raise RuntimeError(f"a step failed: {output.error}")
+        if output.error is not None:
+            raise RuntimeError(f"a step failed: {words(output.error)}")
         tokens.setdefault(output.request_id, []).extend(output.token_ids)
 
 

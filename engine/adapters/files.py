@@ -19,16 +19,14 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from engine.adapters.failures import AdapterCode, AdapterError
+
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 PART_BYTES = 1 << 18
 LENGTH_BYTES = 8
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 """Bytes of one number, by safetensors' names of the types that weights may have."""
-
-
-class AdapterError(Exception):
-    """The adapter cannot be served; the text says why."""
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -53,22 +51,23 @@ def never() -> None:
 
 
 @contextmanager
-def open_file(directory: Path, name: str, most_bytes: int) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-    """A regular file of 1 to `most_bytes` bytes, unbuffered, with its status; raises AdapterError."""
+def open_file(directory: Path, name: str, max_bytes: int) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+    """A regular file of 1 to `max_bytes` bytes, unbuffered, with its status; raises AdapterError."""
     try:
         # Not blocking: a pipe would wait for somebody to write.
         descriptor = os.open(directory / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise AdapterError(f"{name} is missing") from error
+        raise AdapterError(AdapterCode.MISSING, file=name) from error
     except (OSError, ValueError) as error:
-        raise AdapterError(f"{name} cannot be read: {getattr(error, 'strerror', None) or 'no path'}") from error
+        reason = getattr(error, "strerror", None) or "no path"
+        raise AdapterError(AdapterCode.UNREADABLE, file=name, reason=reason) from error
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise AdapterError(f"{name} is not a regular file")
+        raise AdapterError(AdapterCode.NOT_A_FILE, file=name)
     with open(descriptor, "rb", buffering=0) as file:
-        if not 1 <= status.st_size <= most_bytes:
-            raise AdapterError(f"{name} must have between 1 and {most_bytes} bytes, it has {status.st_size}")
+        if not 1 <= status.st_size <= max_bytes:
+            raise AdapterError(AdapterCode.SIZE, file=name, limit=max_bytes, size=status.st_size)
         yield file, status
 
 
@@ -79,20 +78,20 @@ def parts(file: BinaryIO, name: str, size: int) -> Iterator[bytes]:
         try:
             part = file.read(PART_BYTES)
         except OSError as error:
-            raise AdapterError(f"{name} cannot be read: {error.strerror}") from error
+            raise AdapterError(AdapterCode.UNREADABLE, file=name, reason=str(error.strerror)) from error
         read += len(part)
         if read > size or (not part and read < size):
-            raise AdapterError(f"{name} changed while it was read")
+            raise AdapterError(AdapterCode.CHANGED_WHILE_READ, file=name)
         if not part:
             return
         yield part
 
 
-def read_files(directory: Path, most_bytes: int, pause: Callable[[], None] = never) -> AdapterFiles:
-    """Both files, the weights of at most `most_bytes`; raises AdapterError. `pause` is called now and then."""
+def read_files(directory: Path, max_bytes: int, pause: Callable[[], None] = never) -> AdapterFiles:
+    """Both files, the weights of at most `max_bytes`; raises AdapterError. `pause` is called now and then."""
     with open_file(directory, CONFIG, MAX_CONFIG_BYTES) as (file, status):
         config = b"".join(parts(file, CONFIG, status.st_size))
-    with open_file(directory, WEIGHTS, most_bytes) as (file, status):
+    with open_file(directory, WEIGHTS, max_bytes) as (file, status):
         weights, filled = memoryview(bytearray(status.st_size)), 0
         own = hashlib.sha256()
         for part in parts(file, WEIGHTS, status.st_size):
@@ -103,12 +102,12 @@ def read_files(directory: Path, most_bytes: int, pause: Callable[[], None] = nev
     return AdapterFiles(parse_config(config), weights, combine(hashlib.sha256(config).digest(), own.digest()))
 
 
-def content_digest(directory: Path, most_bytes: int = 1 << 40) -> str:
+def content_digest(directory: Path, max_bytes: int = 1 << 40) -> str:
     """What identifies the adapter's content; raises AdapterError."""
     digests = []
-    for name, most in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, most_bytes)):
+    for name, limit in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)):
         own = hashlib.sha256()
-        with open_file(directory, name, most) as (file, status):
+        with open_file(directory, name, limit) as (file, status):
             for part in parts(file, name, status.st_size):
                 own.update(part)
         digests.append(own.digest())
@@ -135,38 +134,38 @@ def parse_config(data: bytes) -> dict[str, Any]:
     try:
         config = json.loads(data, object_pairs_hook=unique, parse_constant=refuse)
     except RecursionError as error:
-        raise AdapterError(f"{CONFIG} is not a PEFT configuration: it is nested too deeply") from error
+        raise AdapterError(AdapterCode.TOO_DEEP, file=CONFIG) from error
     except ValueError as error:
-        raise AdapterError(f"{CONFIG} is not a PEFT configuration: {error}") from error
+        raise AdapterError(AdapterCode.BAD_CONFIG, file=CONFIG, reason=str(error)) from error
     if not isinstance(config, dict):
-        raise AdapterError(f"{CONFIG} must be a JSON object")
+        raise AdapterError(AdapterCode.NO_OBJECT, file=CONFIG)
     return config
 
 
-def read_header(weights: memoryview, most_bytes: int) -> tuple[dict[str, Tensor], memoryview]:
+def read_header(weights: memoryview, max_bytes: int) -> tuple[dict[str, Tensor], memoryview]:
     """The tensors of a file in the safetensors format (https://github.com/huggingface/safetensors#format) with a header of
-    at most `most_bytes`, and the bytes that their offsets count in; raises AdapterError.
+    at most `max_bytes`, and the bytes that their offsets count in; raises AdapterError.
     """
     length = int.from_bytes(weights[:LENGTH_BYTES], "little")
     if len(weights) < LENGTH_BYTES or length > len(weights) - LENGTH_BYTES:
-        raise AdapterError(f"{WEIGHTS} cannot be read: it is shorter than its header says")
-    if length > most_bytes:
-        raise AdapterError(f"{WEIGHTS}: its header may have {most_bytes} bytes, it has {length}")
+        raise AdapterError(AdapterCode.HEADER_CUT, file=WEIGHTS)
+    if length > max_bytes:
+        raise AdapterError(AdapterCode.HEADER_SIZE, file=WEIGHTS, limit=max_bytes, size=length)
     data = weights[LENGTH_BYTES + length :]
     try:
         entries = msgspec.json.decode(weights[LENGTH_BYTES : LENGTH_BYTES + length], type=dict[str, msgspec.Raw])
         entries.pop("__metadata__", None)
         tensors = {name: msgspec.json.decode(entry, type=Tensor) for name, entry in entries.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise AdapterError(f"{WEIGHTS} cannot be read: its header is not valid") from error
+        raise AdapterError(AdapterCode.HEADER_INVALID, file=WEIGHTS) from error
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
         if tensor.dtype not in ITEM_BYTES:
-            raise AdapterError(f"{name}: weights of the type {tensor.dtype} are not supported")
+            raise AdapterError(AdapterCode.WEIGHT_TYPE, tensor=name, dtype=tensor.dtype)
         size = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
         if min(tensor.shape, default=1) < 1 or tensor.data_offsets != (end, end + size):
-            raise AdapterError(f"{WEIGHTS} cannot be read: {name} does not lie where the header says")
+            raise AdapterError(AdapterCode.WEIGHT_PLACE, file=WEIGHTS, tensor=name)
         end += size
     if end != len(data):
-        raise AdapterError(f"{WEIGHTS} cannot be read: it has {len(data)} bytes of tensors, its header says {end}")
+        raise AdapterError(AdapterCode.WEIGHTS_LENGTH, file=WEIGHTS, size=len(data), declared=end)
     return tensors, data

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.adapters.files import CONFIG, AdapterError
+from engine.adapters.failures import AdapterCode, AdapterError
+from engine.adapters.files import CONFIG
 from engine.adapters.pattern_process import CPU_S
 
 if TYPE_CHECKING:
@@ -40,17 +41,18 @@ def match(field: str, patterns: dict[str, Any], names: Collection[str]) -> dict[
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise AdapterError(f"{CONFIG}: {field} cannot be matched now: {type(error).__name__}") from error
+        reason = type(error).__name__
+        raise AdapterError(AdapterCode.PATTERN_NOT_NOW, file=CONFIG, field=field, reason=reason) from error
     *tried, last = done.stdout.split(b"\n")
     if done.returncode == 0:
         found = json.loads(last)
         return {name: patterns[keys[i]] for name, i in zip(names, found, strict=True) if i is not None}
     pattern = _named(keys, tried)
     if done.returncode == NO_PATTERN:
-        raise AdapterError(f"{CONFIG}: {field}: {pattern} is no pattern")
+        raise AdapterError(AdapterCode.PATTERN_INVALID, file=CONFIG, field=field, pattern=pattern)
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        raise AdapterError(f"{CONFIG}: {field}: {pattern} takes more than {CPU_S} s to match")
-    raise AdapterError(f"{CONFIG}: {field}: {pattern} cannot be matched")
+        raise AdapterError(AdapterCode.PATTERN_SLOW, file=CONFIG, field=field, pattern=pattern, limit_s=CPU_S)
+    raise AdapterError(AdapterCode.PATTERN_FAILED, file=CONFIG, field=field, pattern=pattern)
 
 
 def _named(keys: list[str], tried: Iterable[bytes]) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from engine.adapters.files import CONFIG, WEIGHTS, AdapterError, Tensor, never, read_files, read_header
+from engine.adapters.failures import AdapterCode, AdapterError
+from engine.adapters.files import CONFIG, WEIGHTS, Tensor, never, read_files, read_header
 from engine.adapters.patterns import match
 
 PREFIX = "base_model.model."
@@ -58,15 +59,15 @@ class Adapter:
     modules: dict[str, LoraWeights]
 
 
-def most_header_bytes(shapes: dict[str, tuple[int, int]]) -> int:
+def max_header_bytes(shapes: dict[str, tuple[int, int]]) -> int:
     """Enough for every module's tensors and some metadata."""
     return (1 << 20) + 512 * TENSORS * len(shapes)
 
 
-def most_weights_bytes(shapes: dict[str, tuple[int, int]], max_rank: int) -> int:
+def max_weights_bytes(shapes: dict[str, tuple[int, int]], max_rank: int) -> int:
     """The length of the longest file that could be served: every module adapted with `max_rank` in float32."""
     numbers = sum(max_rank * (out + inputs) + out for out, inputs in shapes.values())
-    return 4 * numbers + most_header_bytes(shapes)
+    return 4 * numbers + max_header_bytes(shapes)
 
 
 def read_adapter(
@@ -79,21 +80,21 @@ def read_adapter(
     """The adapter in `directory` for a model whose linear layers are `shapes` (path -> (out, in)); raises AdapterError, also
     when its content is not what `digest` stands for.
     """
-    files = read_files(directory, most_weights_bytes(shapes, max_rank), pause)
+    files = read_files(directory, max_weights_bytes(shapes, max_rank), pause)
     if digest is not None and files.digest != digest:
-        raise AdapterError("its files have changed since it was registered")
+        raise AdapterError(AdapterCode.CHANGED)
     _check_config(files.config)
-    tensors, data = read_header(files.weights, most_header_bytes(shapes))
+    tensors, data = read_header(files.weights, max_header_bytes(shapes))
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         path, part = _parse(key)
         if path not in shapes:
-            raise AdapterError(f"{key}: the model has no linear layer {path} that takes adapters")
+            raise AdapterError(AdapterCode.NO_LAYER, tensor=key, layer=path)
         _check_shape(key, part, tensor.shape, shapes[path], max_rank)
         parts.setdefault(path, {})[part] = _tensor(tensor, data)
         pause()
     if not parts:
-        raise AdapterError(f"{WEIGHTS} holds no adapted layer")
+        raise AdapterError(AdapterCode.NO_WEIGHTS, file=WEIGHTS)
     ranks, alphas = (match(name, files.config.get(name) or {}, parts) for name in ("rank_pattern", "alpha_pattern"))
     modules = {}
     for path, weights in parts.items():
@@ -111,26 +112,28 @@ def _tensor(tensor: Tensor, data: memoryview) -> torch.Tensor:
 
 def _check_config(config: dict[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
-        raise AdapterError(f"{CONFIG}: peft_type must be LORA")
+        raise AdapterError(AdapterCode.PEFT_TYPE, file=CONFIG)
     if config.get("bias", "none") != "none":
-        raise AdapterError(f'{CONFIG}: bias must be "none", got {str(config["bias"])[:50]!r}')
+        raise AdapterError(AdapterCode.BIAS, file=CONFIG, bias=repr(str(config["bias"])[:50]))
     for name in REFUSED:
         if config.get(name):
-            raise AdapterError(f"{CONFIG}: {name} is not supported")
+            raise AdapterError(AdapterCode.FIELD_NOT_SUPPORTED, file=CONFIG, field=name)
     init = config.get("init_lora_weights")
     if isinstance(init, str) and init.lower().startswith(REFUSED_INITS):
-        raise AdapterError(f"{CONFIG}: init_lora_weights {init[:50]!r} rewrites the base model's weights")
+        raise AdapterError(AdapterCode.REWRITES_BASE, file=CONFIG, init=repr(init[:50]))
     if not _is_rank(config.get("r")):
-        raise AdapterError(f"{CONFIG}: r must be an integer between 1 and {MAX_RANK}")
+        raise AdapterError(AdapterCode.RANK_FIELD, file=CONFIG, limit=MAX_RANK)
     if not _is_alpha(config.get("lora_alpha")):
-        raise AdapterError(f"{CONFIG}: lora_alpha must be a positive number")
-    for name, fits, kind in (
-        ("rank_pattern", _is_rank, f"integers between 1 and {MAX_RANK}"),
-        ("alpha_pattern", _is_alpha, "positive numbers"),
-    ):
-        pattern = config.get(name) or {}
-        if not isinstance(pattern, dict) or not all(map(fits, pattern.values())):
-            raise AdapterError(f"{CONFIG}: {name} must map module names to {kind}")
+        raise AdapterError(AdapterCode.ALPHA_FIELD, file=CONFIG)
+    if not _is_pattern(config.get("rank_pattern"), _is_rank):
+        raise AdapterError(AdapterCode.RANK_PATTERN, file=CONFIG, limit=MAX_RANK)
+    if not _is_pattern(config.get("alpha_pattern"), _is_alpha):
+        raise AdapterError(AdapterCode.ALPHA_PATTERN, file=CONFIG)
+
+
+def _is_pattern(value: Any, fits: Callable[[Any], bool]) -> bool:
+    """Whether it maps names to values that fit; absent and null do."""
+    return not value or (isinstance(value, dict) and all(map(fits, value.values())))
 
 
 def _is_rank(value: Any) -> bool:
@@ -145,7 +148,7 @@ def _parse(key: str) -> tuple[str, str]:
     """A tensor's module path and which of its parts it is: "a", "b" or "magnitude"."""
     found = re.fullmatch(r"(.+)\.(?:lora_(A|B)\.weight|lora_magnitude_vector(?:\.weight)?)", key)
     if found is None or not key.startswith(PREFIX):
-        raise AdapterError(f"{key}: only LoRA on linear layers is supported")
+        raise AdapterError(AdapterCode.NOT_LINEAR, tensor=key)
     return found[1].removeprefix(PREFIX), (found[2] or "magnitude").lower()
 
 
@@ -154,21 +157,22 @@ def _check_shape(key: str, part: str, shape: tuple[int, ...], layer: tuple[int, 
     rank = shape[0] if part == "a" else shape[-1]
     wanted = {"a": (rank, in_features), "b": (out_features, rank), "magnitude": (out_features,)}[part]
     if shape != wanted:
-        raise AdapterError(f"{key}: its shape is {list(shape)}, the layer takes {list(wanted)}")
+        raise AdapterError(AdapterCode.SHAPE, tensor=key, shape=str(list(shape)), wanted=str(list(wanted)))
     if part != "magnitude" and not 1 <= rank <= max_rank:
-        raise AdapterError(f"{key}: the rank must be between 1 and {max_rank}, got {rank}")
+        raise AdapterError(AdapterCode.RANK, tensor=key, limit=max_rank, rank=rank)
 
 
 def _weights(
     path: str, tensors: dict[str, torch.Tensor], config: dict[str, Any], rank: int, alpha: float
 ) -> LoraWeights:
     if "a" not in tensors or "b" not in tensors:
-        raise AdapterError(f"{path}: lora_A or lora_B is missing")
+        raise AdapterError(AdapterCode.HALF, layer=path)
     if bool(config.get("use_dora")) != ("magnitude" in tensors):
-        raise AdapterError(f"{path}: use_dora and the magnitude vectors do not fit together")
+        raise AdapterError(AdapterCode.DORA, layer=path)
     if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
-        raise AdapterError(f"{path}: a weight is not a finite number")
-    if tensors["a"].shape[0] != rank or tensors["b"].shape[1] != rank:
-        raise AdapterError(f"{path}: the rank is {tensors['a'].shape[0]}, {CONFIG} says {rank}")
+        raise AdapterError(AdapterCode.NOT_FINITE, layer=path)
+    found = tensors["a"].shape[0]
+    if found != rank or tensors["b"].shape[1] != rank:
+        raise AdapterError(AdapterCode.RANK_MISMATCH, layer=path, rank=found, file=CONFIG, declared=rank)
     scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return LoraWeights(tensors["a"], tensors["b"] * scaling, tensors.get("magnitude"))

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from engine.adapters.files import AdapterError
+from engine.adapters.failures import AdapterCode, AdapterError, AdapterFailure
 from engine.adapters.peft import read_adapter
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from engine.adapters.failures import Facts
     from engine.adapters.peft import Adapter
     from engine.messages import AdapterRef
 
@@ -60,7 +61,7 @@ class _Entry:
     ref: AdapterRef
     loading: Future[list[Any]] | None
     packed: list[Any] = field(default_factory=list)
-    error: str | None = None
+    error: AdapterFailure | None = None
     pinned: bool = False
     in_slot: bool = False
     used: int = 0
@@ -83,10 +84,10 @@ class AdapterSlots:
         """Digests of the adapters that stand in a slot."""
         return [digest for digest, entry in self._entries.items() if entry.in_slot]
 
-    def request(self, ref: AdapterRef) -> str | None:
+    def request(self, ref: AdapterRef) -> AdapterFailure | None:
         """A request names the adapter; the reason when it cannot be served at all."""
         if not self.layers:
-            return "this model's layers take no adapters"
+            return AdapterFailure(AdapterCode.NO_ADAPTER_LAYERS)
         if self.failure(ref.digest) is not None:  # not for ever: the files may be there by now
             del self._entries[ref.digest]
         return None
@@ -120,13 +121,13 @@ class AdapterSlots:
             try:
                 entry.packed = entry.loading.result()
             except AdapterError as error:
-                entry.error = str(error)
+                entry.error = error.failure
             except Exception as error:  # one of the edges: whatever is wrong with the files, the engine goes on
                 logger.exception("adapter not loaded", extra={"digest": entry.ref.digest})
-                entry.error = f"it cannot be loaded: {type(error).__name__}"
+                entry.error = AdapterFailure(AdapterCode.LOAD_FAILED, {"reason": type(error).__name__})
             entry.loading = None
 
-    def failure(self, digest: str) -> str | None:
+    def failure(self, digest: str) -> AdapterFailure | None:
         """Why the adapter cannot be served, once that is known."""
         entry = self._entries.get(digest)
         return None if entry is None else entry.error
@@ -161,25 +162,26 @@ class AdapterSlots:
         """Whether the adapter keeps its slot."""
         return self._entries[digest].pinned
 
-    def pin(self, ref: AdapterRef, pinned: bool) -> str | None:
+    def pin(self, ref: AdapterRef, pinned: bool) -> AdapterFailure | None:
         """Keep a loaded adapter in its slot, or no longer; the reason when that cannot be."""
         entry = self._entries.get(ref.digest)
         if entry is None or entry.loading is not None or entry.error is not None:
-            return "the adapter is not loaded"
+            return AdapterFailure(AdapterCode.NOT_LOADED)
         if pinned and not entry.pinned:
             others = sum(e.pinned for e in self._entries.values())
             if others + 1 >= self.max_adapters:
-                return f"at most {self.max_adapters - 1} of {self.max_adapters} slots can be pinned"
+                facts: Facts = {"limit": self.max_adapters - 1, "slots": self.max_adapters}
+                return AdapterFailure(AdapterCode.PINNED_SLOTS, facts)
         entry.pinned = pinned
         return None
 
-    def unload(self, digest: str, busy: Collection[str]) -> str | None:
+    def unload(self, digest: str, busy: Collection[str]) -> AdapterFailure | None:
         """Forget an adapter; the reason when it is in use."""
         entry = self._entries.get(digest)
         if entry is None:
             return None
         if digest in busy or entry.loading is not None:
-            return "the adapter is in use"
+            return AdapterFailure(AdapterCode.IN_USE)
         if entry.in_slot:
             self._leave(entry)
         del self._entries[digest]
@@ -217,7 +219,7 @@ class AdapterSlots:
         except RuntimeError as error:  # torch's own when memory is out
             logger.exception("adapter not put into a slot", extra={"digest": entry.ref.digest})
             self._leave(entry)
-            entry.error = f"it cannot be put into a slot: {type(error).__name__}"
+            entry.error = AdapterFailure(AdapterCode.SLOT_FAILED, {"reason": type(error).__name__})
             return False
         return True
 

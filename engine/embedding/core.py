@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.core import ClientOutputs, EngineBroken
+from engine.adapters.failures import AdapterCode, AdapterFailure
+from engine.core import ClientOutputs, EngineBroken, refused
 from engine.embedding.model import load_embedding_model
+from engine.failures import Failure, FailureCode, FinishReason
 from engine.messages import (
     AdapterCommand,
     Embed,
@@ -88,28 +90,26 @@ class EmbeddingCore:
 
     def submit(self, client: int, message: Submit | Embed) -> RequestOutput | None:
         """Queue a request of a client; the output that ends it when it cannot be served."""
-        key = (client, message.request_id)
-        error = "this request id is in use" if key in self.jobs else None
         if isinstance(message, Submit):
-            error = "this worker makes embeddings and generates no text"
-        else:
-            error = error or self._refusal(message)
-        if error is not None or isinstance(message, Submit):
-            return RequestOutput(message.request_id, finish_reason="error", error=error)
+            return refused(message, Failure(FailureCode.GENERATES_NO_TEXT))
+        key = (client, message.request_id)
+        failure = Failure(FailureCode.REQUEST_ID_IN_USE) if key in self.jobs else self._refusal(message)
+        if failure is not None:
+            return refused(message, failure)
         job = _Job(key, message, None if message.timeout_s is None else time.monotonic() + message.timeout_s)
         self.jobs[key] = job
         self.queue.append(job)
         return None
 
-    def command(self, message: AdapterCommand) -> str | None:
+    def command(self, message: AdapterCommand) -> AdapterFailure | None:
         """There are no adapters here."""
-        return "this model takes no adapters"
+        return AdapterFailure(AdapterCode.NO_ADAPTERS)
 
     def loading(self, digest: str) -> bool:
         """Nothing is ever read."""
         return False
 
-    def load_failure(self, digest: str) -> str | None:
+    def load_failure(self, digest: str) -> AdapterFailure | None:
         """Nothing can have failed."""
         return None
 
@@ -135,9 +135,9 @@ class EmbeddingCore:
         now = time.monotonic()
         for job in list(self.jobs.values()):
             if job.aborted:
-                self._end(job, outputs, RequestOutput(job.key[1], finish_reason="abort"))
+                self._end(job, outputs, RequestOutput(job.key[1], finish_reason=FinishReason.ABORT))
             elif job.deadline is not None and job.deadline <= now:
-                self._end(job, outputs, RequestOutput(job.key[1], finish_reason="timeout"))
+                self._end(job, outputs, RequestOutput(job.key[1], finish_reason=FinishReason.TIMEOUT))
         batch = self._next_batch()
         if not batch:
             return outputs
@@ -150,8 +150,7 @@ class EmbeddingCore:
             self.failed_steps += 1
             logger.exception("step failed", extra={"texts": len(batch)})
             for job in {id(job): job for job, _ in batch}.values():
-                error = "the step that computed this request failed"
-                self._end(job, outputs, RequestOutput(job.key[1], finish_reason="error", error=error))
+                self._end(job, outputs, refused(job.message, Failure(FailureCode.STEP_FAILED)))
             return outputs
         self._share.end()
         self.failed_steps = 0
@@ -161,7 +160,7 @@ class EmbeddingCore:
         for (job, _), vector in zip(batch, vectors, strict=True):
             job.vectors.append(vector)
             if len(job.vectors) == len(job.message.inputs):
-                done = RequestOutput(job.key[1], finish_reason="stop", embeddings=_bytes(job))
+                done = RequestOutput(job.key[1], finish_reason=FinishReason.STOP, embeddings=_bytes(job))
                 self._end(job, outputs, done)
         return outputs
 
@@ -179,15 +178,15 @@ class EmbeddingCore:
         self.stats.running, self.stats.waiting = started, len(self.jobs) - started
         return self.stats
 
-    def _refusal(self, message: Embed) -> str | None:
+    def _refusal(self, message: Embed) -> Failure | None:
         if len(self.jobs) >= self.config.max_waiting_requests:
-            return "overloaded"
+            return Failure(FailureCode.OVERLOADED)
         if not message.inputs or not all(message.inputs):
-            return "an input is empty"
+            return Failure(FailureCode.EMPTY_INPUT)
         if max(map(len, message.inputs)) > self.model.max_model_len:
-            return f"an input has more than {self.model.max_model_len} tokens"
+            return Failure(FailureCode.INPUT_TOO_LONG, {"limit": self.model.max_model_len})
         if any(min(ids) < 0 or max(ids) >= self.model.vocab_size for ids in message.inputs):
-            return f"token ids must be between 0 and {self.model.vocab_size - 1}"
+            return Failure(FailureCode.OUT_OF_VOCABULARY, {"highest": self.model.vocab_size - 1})
         return None
 
     def _next_batch(self) -> list[tuple[_Job, int]]:

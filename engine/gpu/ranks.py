@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from engine.batch import ForwardBatch, SequenceSlice
 from engine.config import EngineConfig
+from engine.failures import ExitStatus
 from engine.messages import frame, frame_length
 from engine.process import log_writer
 
@@ -43,8 +44,6 @@ REFUSED_GRACE_S = 120.0
 """The same where the other one refused the model, which rank 0 is about to do too, with a reason."""
 LOADING = timedelta(hours=1)
 """The longest that one rank waits for another, whose disk may be slower."""
-REFUSED, BROKEN = 3, 4
-"""Exit statuses of a worker that cannot serve the model, and of one that cannot go on; as `engine.__main__`."""
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -160,9 +159,9 @@ class Leader(Ranks):
         if self._closing:
             return
         logger.error("a process of this worker ended with status %d; so does the worker", status)
-        time.sleep(REFUSED_GRACE_S if status == REFUSED else GRACE_S)
+        time.sleep(REFUSED_GRACE_S if status == ExitStatus.MODEL_REFUSED else GRACE_S)
         self._folder.cleanup()
-        os._exit(BROKEN)  # the main thread may wait for the one that is gone, where nothing interrupts it
+        os._exit(ExitStatus.BROKEN)  # the main thread may wait for the one that is gone, where nothing interrupts it
 
     @staticmethod
     def _write(other: subprocess.Popen[bytes], body: bytes) -> None:
@@ -196,7 +195,7 @@ def read_steps(pipe: BinaryIO, steps: queue.SimpleQueue[bytes]) -> NoReturn:
     """Hand messages on; with the pipe ends the process, whatever its main thread waits for."""
     for body in received(pipe):
         steps.put(body)
-    os._exit(0)
+    os._exit(ExitStatus.STOPPED)
 
 
 def main() -> NoReturn:
@@ -213,10 +212,10 @@ def main() -> NoReturn:
         compute(membership, steps)
     except ModelError as error:
         logger.error("rank %d: %s", membership.rank, error)
-        os._exit(REFUSED)
+        os._exit(ExitStatus.MODEL_REFUSED)
     except BaseException:  # one of the edges, and the interpreter's own end could wait for collectives
         logger.exception("rank %d failed", membership.rank)
-        os._exit(1)
+        os._exit(ExitStatus.FAULT)
 
 
 def compute(membership: Membership, steps: queue.SimpleQueue[bytes]) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from engine.failures import Failure, FailureCode
 from engine.grammar.wire import FIRST, Compile, Follow
 from engine.messages import FrameBuffer, frame
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from engine.sampling.params import Grammar
 
 
+def grammar_failure(reason: str) -> Failure:
+    """What requests end with whose grammar cannot be followed; their clients read the reason."""
+    return Failure(FailureCode.GRAMMAR, {"reason": reason})
+
+
 class GrammarProcess:
     """One grammar, the process that follows it, and the rows of its table. It reads and writes what is possible now."""
 
@@ -27,7 +33,7 @@ class GrammarProcess:
         self.digest = digest
         self.users = 0
         self.compiled = False
-        self.failure: str | None = None
+        self.failure: Failure | None = None
         self.late = False
         """Whether its last masks took longer than anybody waited for them."""
         self.started: float | None = None
@@ -92,7 +98,7 @@ class GrammarProcess:
             if matcher is None:
                 self.free(row)
             else:
-                matcher.complete, matcher.error = complete, error
+                matcher.complete, matcher.error = complete, None if error is None else grammar_failure(error)
         self.waiting_since = now
 
     def flush(self) -> None:
@@ -120,7 +126,7 @@ class Matcher:
 
     def __init__(self, process: GrammarProcess, grammar: Grammar, vocab_size: int) -> None:
         """`vocab_size` is how many logits the model has; its tokenizer may know more tokens."""
-        self.error: str | None = None
+        self.error: Failure | None = None
         """Why the grammar can be followed no further by this request."""
         self.complete = False
         """Whether nothing may follow."""
@@ -131,7 +137,7 @@ class Matcher:
         process.users += 1
 
     @property
-    def failure(self) -> str | None:
+    def failure(self) -> Failure | None:
         """Why the request cannot go on."""
         return self.error or self._process.failure
 

@@ -20,12 +20,13 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from engine.grammar import wire
-from engine.grammar.matcher import GrammarProcess, Matcher
+from engine.grammar.matcher import GrammarProcess, Matcher, grammar_failure
 from engine.messages import frame
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from engine.failures import Failure
     from engine.sampling.params import Grammar
 
 logger = logging.getLogger("engine")
@@ -43,8 +44,9 @@ KNOWN_BAD, KNOWN_BAD_S = 1024, 300.0
 STRIKES = 2
 """So many processes have to end over a grammar before it is refused unheard: one may have ended for other reasons."""
 RESTART_S = 5.0
-ENDED = "it needs more time, memory or depth than a grammar may take"
-UNAVAILABLE = "no grammars can be compiled at the moment"
+ENDED = grammar_failure("it needs more time, memory or depth than a grammar may take")
+UNAVAILABLE = grammar_failure("no grammars can be compiled at the moment")
+NO_REASONING = grammar_failure("the model has no tokens for thoughts")
 
 
 class GrammarProcesses:
@@ -55,7 +57,7 @@ class GrammarProcesses:
         self._known: OrderedDict[bytes, GrammarProcess] = OrderedDict()
         """By grammar, least recently asked for first."""
         self._queue: list[GrammarProcess] = []
-        self._bad: OrderedDict[bytes, tuple[str, int, float]] = OrderedDict()
+        self._bad: OrderedDict[bytes, tuple[Failure, int, float]] = OrderedDict()
         """Why, at which strike, and when."""
         self._started_template = -RESTART_S
         self._next_number = 1
@@ -109,7 +111,7 @@ class GrammarProcesses:
         matcher = Matcher(process, grammar, vocab_size)
         ids = (grammar.think_begin, grammar.think_end)
         if any(token is not None and not 0 <= token < vocab_size for token in ids):
-            matcher.error = "the model has no tokens for thoughts"
+            matcher.error = NO_REASONING
         self._start_queued()
         return matcher
 
@@ -124,7 +126,7 @@ class GrammarProcesses:
         for process in [*self._live.values()]:
             since, most = (process.waiting_since, MASK_S) if process.compiled else (process.started or now, COMPILE_S)
             if (process.waiting or not process.compiled) and now - since > most:
-                self._fail(process, ENDED)
+                self._overran(process)
             elif not process.compiled and not process.users:
                 self._drop(process)
         self._queue = [process for process in self._queue if process.users]
@@ -182,7 +184,7 @@ class GrammarProcesses:
             data = b""
         if not data:
             ended = self._open.template is None or self._open.template.poll() is not None
-            return self._fail(process, UNAVAILABLE if ended else ENDED)
+            return self._fail(process, UNAVAILABLE) if ended else self._overran(process)
         for body in process.received.feed(data):
             message = wire.from_process.decode(body)
             if isinstance(message, wire.Followed):
@@ -191,8 +193,8 @@ class GrammarProcesses:
             elif message.error is None:
                 process.map(message.row_bytes)
             else:
-                self._remember(process, message.error, STRIKES)
-                process.failure = message.error
+                process.failure = grammar_failure(message.error)
+                self._remember(process, process.failure, STRIKES)
                 return self._drop(process)
 
     def _template_ended(self) -> None:
@@ -201,25 +203,30 @@ class GrammarProcesses:
             self._fail(process, UNAVAILABLE)
         self._open.end_template()
 
-    def _fail(self, process: GrammarProcess, why: str) -> None:
+    def _fail(self, process: GrammarProcess, why: Failure) -> None:
         """The process has ended, or has to."""
         process.failure = why
-        if why == ENDED and not process.compiled:
-            self._remember(process, why, self._bad.get(process.digest, ("", 0, 0.0))[1] + 1)
         self._drop(process)
+
+    def _overran(self, process: GrammarProcess) -> None:
+        """The same over its own grammar, which takes too much, or took the process down."""
+        if not process.compiled:
+            _, strikes, _ = self._bad.get(process.digest, (ENDED, 0, 0.0))
+            self._remember(process, ENDED, strikes + 1)
+        self._fail(process, ENDED)
 
     def _drop(self, process: GrammarProcess) -> None:
         self._known.pop(process.digest, None)
         self._open.drop(process)
 
-    def _remember(self, process: GrammarProcess, why: str, strikes: int) -> None:
+    def _remember(self, process: GrammarProcess, why: Failure, strikes: int) -> None:
         self._bad[process.digest] = (why, strikes, time.monotonic())
         self._bad.move_to_end(process.digest)
         if len(self._bad) > KNOWN_BAD:
             self._bad.popitem(last=False)
 
-    def _refusal(self, digest: bytes) -> str | None:
-        why, strikes, when = self._bad.get(digest, ("", 0, 0.0))
+    def _refusal(self, digest: bytes) -> Failure | None:
+        why, strikes, when = self._bad.get(digest, (ENDED, 0, 0.0))
         return why if strikes >= STRIKES and time.monotonic() - when < KNOWN_BAD_S else None
 
     def _start_queued(self) -> None:
@@ -265,7 +272,7 @@ class GrammarProcesses:
             return True
         oldest = min(compiling, key=lambda p: p.started or now, default=None)
         if oldest is not None and now - (oldest.started or now) > IMPATIENT_S:
-            self._fail(oldest, ENDED)
+            self._overran(oldest)
             return True
         return False
 

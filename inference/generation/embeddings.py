@@ -10,6 +10,7 @@ import numpy as np
 import structlog
 
 from engine.client import EngineDead
+from engine.failures import FailureCode, FinishReason, words
 from inference.errors import (
     DeadlineExceeded,
     GenerationFailed,
@@ -102,7 +103,7 @@ class Embedder:
                 if attempt == 2:
                     raise GenerationFailed("The worker that served this request died.") from error
             else:
-                if output.error != "draining" or attempt == 2:
+                if output.error is None or output.error.code is not FailureCode.DRAINING or attempt == 2:
                     break
         return output
 
@@ -174,10 +175,11 @@ def _check_dimensions(wanted: int | None, info: EmbeddingInfo, name: str) -> Non
 
 
 def _failure(output: RequestOutput) -> Exception:
-    if output.finish_reason == "timeout":
+    if output.finish_reason is FinishReason.TIMEOUT:
         return DeadlineExceeded("The request ran into its deadline.")
-    known = {
-        "overloaded": Overloaded("Model is overloaded"),
-        "draining": ShuttingDown("The server is shutting down."),
-    }
-    return known.get(output.error or "", GenerationFailed(f"Request failed: {output.error}"))
+    code = None if output.error is None else output.error.code
+    if code is FailureCode.OVERLOADED:
+        return Overloaded("Model is overloaded")
+    if code is FailureCode.DRAINING:
+        return ShuttingDown("The server is shutting down.")
+    return GenerationFailed(f"Request failed: {None if output.error is None else words(output.error)}")

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from engine.client import EngineDead
 from engine.messages import AdapterRef
-from inference.errors import AdapterExists, AdapterNotFound, AdapterRefused, ServingError, TooManyAdapters, Unavailable
+from inference.errors import (
+    AdapterExists,
+    AdapterNameTaken,
+    AdapterNotFound,
+    AdapterRefused,
+    ServingError,
+    TooManyAdapters,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from inference.workers.registry import Registry
@@ -36,7 +44,7 @@ class AdapterControl:
             target = self._router.resolve(base)
             snapshot = self._holder.current
             if any(name in (deployment.name, deployment.model) for deployment in snapshot.deployments):
-                raise AdapterRefused(f"The name {name!r} is a model's.")
+                raise AdapterNameTaken(f"The name {name!r} is a model's.")
             if not replace and any(d.adapter(name) is not None for d in snapshot.deployments):
                 raise AdapterExists(name)
             if most is not None and sum(len(d.adapters) for d in snapshot.deployments) >= most:
@@ -78,4 +86,4 @@ class AdapterControl:
             raise Unavailable("A worker did not read the adapter in time.") from error
         refusal = next((reply for reply in replies if reply is not None), None)
         if refusal is not None:
-            raise AdapterRefused(refusal)
+            raise AdapterRefused(refusal.words, refusal)

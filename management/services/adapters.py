@@ -7,7 +7,7 @@ from pathlib import Path
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
-from engine.adapters.files import AdapterError
+from engine.adapters.failures import AdapterError
 from management.adapter_identity import identify
 from management.models import Adapter, Model
 from management.services import audit
@@ -69,5 +69,5 @@ def read_identity(directory: Path) -> tuple[str, int]:
     try:
         identity = identify(directory)
     except AdapterError as error:
-        raise RegistryError(f"source: {error}") from error
+        raise RegistryError(f"source: {error}", error.failure) from error
     return identity.digest, identity.rank

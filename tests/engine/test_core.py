@@ -7,6 +7,7 @@ import time
 import pytest
 
 from engine.config import EngineConfig
+from engine.failures import Failure, FailureCode, words
 from engine.messages import Submit
 from engine.sampling.params import SamplingParams
 from tests.conftest import DEMO
@@ -45,15 +46,15 @@ def test_ends(driver):
 def test_refusals(driver, prompt, params, text):
     refused = driver.submit(1, prompt, **params)
     assert refused.finish_reason == "error"
-    assert text in refused.error
+    assert text in words(refused.error)
     assert not driver.engine.has_work
 
 
 def test_the_queue_has_an_end():
     driver = Driver(core(DEMO, max_waiting_requests=2))
     assert [driver.submit(i, PROMPT) for i in range(2)] == [None, None]
-    assert driver.submit(2, PROMPT).error == "overloaded"
-    assert driver.submit(0, PROMPT).error == "this request id is in use"
+    assert driver.submit(2, PROMPT).error == Failure(FailureCode.OVERLOADED)
+    assert driver.submit(0, PROMPT).error == Failure(FailureCode.REQUEST_ID_IN_USE)
 
 
 def test_abort_while_waiting_in_prefill_and_in_decode(driver):

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModel
 
 from engine.config import EngineConfig
 from engine.embedding.core import EmbeddingCore
+from engine.failures import Failure, FailureCode
 from engine.messages import Embed, Submit
 from engine.models.files import ModelError, makes_embeddings
 from engine.sampling.params import SamplingParams
@@ -123,7 +124,7 @@ def test_requests_end_by_abort_deadline_and_refusal(tmp_path):
     assert core.submit(1, Submit(9, [1], SamplingParams(max_tokens=1))).finish_reason == "error"
     for request_id, timeout_s in ((1, None), (2, 0.0), (3, None)):
         assert core.submit(1, Embed(request_id, [[1] * 32] * 4, None, True, timeout_s)) is None
-    assert core.submit(1, Embed(3, [[1]], None, True)).error == "this request id is in use"
+    assert core.submit(1, Embed(3, [[1]], None, True)).error == Failure(FailureCode.REQUEST_ID_IN_USE)
     core.abort(1, [1, 99])
     reasons = {}
     while core.has_work:

@@ -8,6 +8,7 @@ import re
 import pytest
 from tokenizers import Tokenizer
 
+from engine.failures import FailureCode, words
 from engine.sampling.params import Grammar
 from scripts.random_models import make_model
 from tests.conftest import DEMO
@@ -92,7 +93,7 @@ def test_a_bad_grammar_fails_its_request_alone(bad):
     driver.submit(1, second, max_tokens=5, ignore_eos=True)
     driver.run()
     assert driver.finish_reason(0) == "error"
-    assert driver.outputs[0][-1].error.startswith("grammar: ")
+    assert driver.outputs[0][-1].error.code is FailureCode.GRAMMAR
     assert len(driver.tokens(1)) == 5
 
 
@@ -107,7 +108,7 @@ def test_a_request_that_allows_nothing_ends_alone():
         driver.submit(1, second, max_tokens=9, ignore_eos=True)
         driver.run()
         assert driver.finish_reason(0) == "error"
-        assert driver.outputs.pop(0)[-1].error.startswith("grammar: ")
+        assert driver.outputs.pop(0)[-1].error.code is FailureCode.GRAMMAR
         assert len(driver.tokens(1)) == 9
         del driver.outputs[1]
 
@@ -145,7 +146,7 @@ def test_marks_of_thoughts_that_the_model_does_not_have_fail_their_request_alone
     driver.submit(0, [5, 6], grammar=Grammar("regex", "a", 10**6, 10**6 + 1, False))
     driver.submit(1, [5, 6], max_tokens=3, ignore_eos=True)
     driver.run()
-    assert driver.outputs[0][-1].error == "grammar: the model has no tokens for thoughts"
+    assert words(driver.outputs[0][-1].error) == "grammar: the model has no tokens for thoughts"
     assert len(driver.tokens(1)) == 3
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from llguidance import LLMatcher
 
+from engine.failures import FailureCode
 from engine.grammar import serve, template, wire
 from engine.grammar.source import source
 from engine.sampling.params import Grammar
@@ -102,9 +103,9 @@ def test_a_hostile_grammar_is_followed_or_refused_and_nobody_else_notices(driver
     assert driver.finish_reason(2) == "length"
     if driver.finish_reason(0) == "error":
         error = driver.outputs[0][-1].error
-        assert error.startswith("grammar: ")
-        assert "panic" not in error
-        assert "backtrace" not in error
+        assert error.code is FailureCode.GRAMMAR
+        assert "panic" not in error.facts["reason"]
+        assert "backtrace" not in error.facts["reason"]
     else:
         assert driver.tokens(0)
 
@@ -133,7 +134,7 @@ def test_a_process_that_dies_costs_the_requests_of_its_grammar_alone(driver, num
     os.kill(victim, number)
     driver.run()
     assert driver.finish_reason(0) == "error"
-    assert driver.outputs[0][-1].error.startswith("grammar: ")
+    assert driver.outputs[0][-1].error.code is FailureCode.GRAMMAR
     assert [len(driver.tokens(i)) for i in (1, 2)] == [200, 200]
     driver.submit(3, FIRST, max_tokens=5, ignore_eos=True, grammar=QUICK)  # its grammar is not to blame yet
     driver.run()
@@ -186,7 +187,7 @@ def test_a_mask_that_takes_too_long_ends_its_own_request(driver, monkeypatch):
     driver.submit(1, SECOND, max_tokens=20, ignore_eos=True)
     driver.run()
     assert driver.finish_reason(0) == "error"
-    assert "time" in driver.outputs[0][-1].error
+    assert "time" in driver.outputs[0][-1].error.facts["reason"]
     assert len(driver.tokens(1)) == 20
 
 

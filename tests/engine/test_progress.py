@@ -10,6 +10,7 @@ import pytest
 
 from engine import messages
 from engine.config import EngineConfig
+from engine.failures import FinishReason
 from engine.messages import (
     PROTOCOL_VERSION,
     FrameBuffer,
@@ -83,7 +84,7 @@ class OneStep:
         self.stepping.set()
         self.let_go.wait()
         self.has_work = False
-        return {self.client: [RequestOutput(self.message.request_id, [3], finish_reason="stop")]}
+        return {self.client: [RequestOutput(self.message.request_id, [3], finish_reason=FinishReason.STOP)]}
 
     def refresh_stats(self):
         return self.stats

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from engine.adapters.failures import AdapterCode
 from inference.dialects.mindie.answer import body_of
 from inference.dialects.mindie.errors import MindieError
 from inference.errors import AdapterExists, AdapterNotFound, AdapterRefused, ServingError, TooManyAdapters
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,256}")
 PATH = re.compile(r"/?(?:[\w\-.]+/)*[\w\-.]*")
 CALL = "Call to load LoRA method failed: "
-RANK = re.compile(r"the rank must be between")
 
 
 async def load(exchange: Exchange, services: Services, state: MindieState) -> None:
@@ -49,7 +49,7 @@ async def _load(exchange: Exchange, services: Services, state: MindieState, name
     except AdapterNotFound:
         return f"{CALL}Loading LoRA '{name}' failed: No adapter found for '{path}'."
     except AdapterRefused as error:
-        if RANK.search(error.message):
+        if error.code is AdapterCode.RANK:
             return f"{CALL}LoRA rank is greater than max_lora_rank."
         return f"{CALL}The LoRA adapter '{name}' is invalid."
     except ServingError:

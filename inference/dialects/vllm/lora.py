@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from inference.errors import AdapterExists, AdapterNotFound, AdapterRefused
+from engine.adapters.failures import AdapterCode
+from inference.errors import AdapterExists, AdapterNameTaken, AdapterNotFound, AdapterRefused
 from inference.http.exchange import Response, json_response
 from inference.http.validation import convert
 
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from inference.http.exchange import Exchange
     from inference.services import Services
 
-RANK = re.compile(r"the rank must be between 1 and (\d+), got (\d+)")
-INITIALISED = re.compile(r"init_lora_weights '(\w+)' rewrites")
-IS_A_MODEL = re.compile(r"The name .* is a model's")
+MODULES_TO_SAVE = "modules_to_save"
 
 
 class LoadRequest(msgspec.Struct):
@@ -56,11 +54,11 @@ async def load(exchange: Exchange, services: Services) -> None:
     except AdapterNotFound:
         text = f"Loading lora {name} failed: No adapter found for {body.lora_path[:1000]}"
         return await _refuse(exchange, 404, "NotFoundError", text)
+    except AdapterNameTaken:
+        text = f"The lora adapter name '{name}' conflicts with a served base model."
+        return await _refuse(exchange, 400, "InvalidUserInput", text)
     except AdapterRefused as error:
-        if IS_A_MODEL.search(error.message):
-            text = f"The lora adapter name '{name}' conflicts with a served base model."
-            return await _refuse(exchange, 400, "InvalidUserInput", text)
-        return await _refuse(exchange, 500, "InternalServerError", _in_vllms_words(error.message))
+        return await _refuse(exchange, 500, "InternalServerError", _in_vllms_words(error))
     await _say(exchange, f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -76,15 +74,18 @@ async def unload(exchange: Exchange, services: Services) -> None:
     await _say(exchange, f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
-def _in_vllms_words(reason: str) -> str:
+def _in_vllms_words(error: AdapterRefused) -> str:
     """The engine's reason, with what vLLM's clients look for in it."""
-    if found := RANK.search(reason):
-        return f"LoRA rank {found[2]} is greater than max_lora_rank {found[1]}."
-    if found := INITIALISED.search(reason):
-        return f"Adapters with init_lora_weights='{found[1]}' rewrite the base model's weights and are not supported."
-    if "modules_to_save" in reason:
-        return f"Unsupported modules_to_save: {reason}"
-    return reason
+    code, facts = error.code, error.facts
+    if code is AdapterCode.RANK:
+        return f"LoRA rank {facts['rank']} is greater than max_lora_rank {facts['limit']}."
+    if code is AdapterCode.REWRITES_BASE:
+        return (
+            f"Adapters with init_lora_weights={facts['init']} rewrite the base model's weights and are not supported."
+        )
+    if facts.get("field") == MODULES_TO_SAVE or MODULES_TO_SAVE in str(facts.get("tensor")).split("."):
+        return f"Unsupported modules_to_save: {error.message}"
+    return error.message
 
 
 async def _say(exchange: Exchange, text: str) -> None:
