@@ -1,15 +1,14 @@
-"""Every switch, once: from the environment as DRAGOMAN_<NAME>, checked at start."""
+"""The server's own settings, from the environment as DRAGOMAN_<NAME>, checked at start; a dialect's own are in its folder."""
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import socket
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,17 +20,8 @@ class Options(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="DRAGOMAN_", extra="forbid", frozen=True, populate_by_name=True)
 
     host: str = Field("127.0.0.1", description="Address that every plane binds.")
-    front_port: int = Field(8000, ge=1, le=65535, description="Port of the OpenAI and TGI dialects.")
+    front_port: int = Field(8000, ge=1, le=65535, description="Port of the front plane, which most dialects share.")
     control_port: int = Field(8080, ge=1, le=65535, description="Port of the admin; may be the front port.")
-    mindie_port: int = Field(1025, ge=0, le=65535, description="Port of MindIE's service plane; 0 switches it off.")
-    mindie_management_port: int = Field(1026, ge=0, le=65535, description="Port of MindIE's management plane.")
-    mindie_metrics_port: int = Field(1027, ge=0, le=65535, description="Port of MindIE's metrics plane.")
-    mindie_config: Path | None = Field(
-        None,
-        validation_alias=AliasChoices("DRAGOMAN_MINDIE_CONFIG", "MIES_CONFIG_JSON_PATH"),
-        description="A config.json of MindIE's, whose addresses, limits, TLS files and model are then taken.",
-    )
-    grpc_port: int = Field(8001, ge=0, le=65535, description="Port of Triton's gRPC service; 0 switches it off.")
     data_dir: Path = Field(ROOT / "var", description="Folder for the database, sockets and generated secrets.")
     database_url: str = Field("", description="postgresql://user:password@host/name; empty is SQLite in data_dir.")
     model: str = Field(str(ROOT / "models" / "demo"), description="Directory or hub id that `serve` deploys.")
@@ -55,8 +45,6 @@ class Options(BaseSettings):
     )
     max_body_bytes: int = Field(2_000_000, ge=1024, le=1 << 30, description="Largest request body.")
     max_connections: int = Field(4096, ge=1, le=1 << 20, description="HTTP connections to one address at once.")
-    grpc_max_message_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="Largest message over gRPC.")
-    grpc_max_connections: int = Field(256, ge=1, le=65536, description="Connections to the gRPC port at once.")
     parse_special_tokens: bool = Field(
         True, description="Whether names of control tokens (<|im_end|>) in a client's text act as such, as elsewhere."
     )
@@ -104,16 +92,6 @@ class Options(BaseSettings):
     def own_hosts(self) -> frozenset[str]:
         """The names with a dot by which the server may be called."""
         return frozenset({self.host.lower(), socket.gethostname().lower(), *self.allowed_hosts})
-
-    @property
-    def mindie_address(self) -> str:
-        """What MindIE's own environment puts over its config.json: the service plane's address."""
-        return os.environ.get("MIES_CONTAINER_IP", "")
-
-    @property
-    def mindie_management_address(self) -> str:
-        """The same for the management and metrics planes."""
-        return os.environ.get("MIES_CONTAINER_MANAGEMENT_IP", "")
 
     @property
     def api_key_required(self) -> bool:

@@ -20,12 +20,9 @@ from django.db import close_old_connections
 
 from config import logs
 from config.asgi import PlaneRouter
-from config.listeners import build_listeners, mindie_addresses
-from config.mindie import read_config
+from config.listeners import build_listeners
 from config.registry import DjangoRegistry
 from inference import errors
-from inference.dialects.triton.grpc_calls import Timeouts
-from inference.dialects.triton.grpc_service import GrpcInferenceService
 from inference.generation.embeddings import Embedder
 from inference.generation.prepare import Generator
 from inference.http.admission import Admission
@@ -34,7 +31,6 @@ from inference.http.offload import prepare_process
 from inference.http.sites import Sites
 from inference.metrics.requests import Metrics
 from inference.planes.plane import Plane
-from inference.server.grpc import GrpcLimits, GrpcServer
 from inference.services import Limits, Services
 from inference.workers.adapters import AdapterControl
 from inference.workers.router import EngineRouter
@@ -44,9 +40,12 @@ from management.reconcile import Reconciler
 from management.snapshot import SnapshotHolder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from config.options import Options
     from engine.messages import Stats
     from inference.http.exchange import Response
+    from inference.planes.declaration import Dialect, Setup
 
 logger = structlog.get_logger(__name__)
 
@@ -57,19 +56,17 @@ ONE_HOST = "A request must have exactly one Host header."
 class Server:
     """The planes, the reconciler and the connections to the workers."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, dialects: Sequence[Dialect], setups: Sequence[Setup]) -> None:
+        """`setups` are the dialects under their settings. Raises SetupError, TlsError or ValueError, and binds nothing."""
+        self.options, self.dialects = options, dialects
         self.holder = SnapshotHolder()
         self.launcher = LocalLauncher()
         self.reconciler = Reconciler(self.launcher, self.holder, str(options.data_dir))
         self.router = EngineRouter(self.holder, options.parse_special_tokens)
         metrics = Metrics(self.router, logs.dropped_lines)
-        config = None if options.mindie_config is None else read_config(options.mindie_config)
-        hosts = [options.host, *(host for host, _ in mindie_addresses(options, config).values())]
+        hosts = [options.host, *(host for setup in setups for host in setup.hosts)]
         registry = DjangoRegistry(self.reconciler, options.allowed_adapter_roots(hosts))
-        most = options.max_concurrent_requests
-        if config is not None:  # so many are worked on, and twice as many may wait
-            most = max(most, 3 * config.ServerConfig.maxLinkNum)
+        limit = max(options.max_concurrent_requests, *(setup.max_concurrent_requests for setup in setups))
         self.services = Services(
             holder=self.holder,
             router=self.router,
@@ -77,21 +74,16 @@ class Server:
             embedder=Embedder(self.router, options.request_timeout_s),
             adapters=AdapterControl(registry, self.router, self.holder),
             registry=registry,
-            admission=Admission(most, options.max_requests_per_tenant),
+            admission=Admission(limit, options.max_requests_per_tenant),
             authenticator=Authenticator(options.api_key_required),
             metrics=metrics,
             limits=Limits(max_body_bytes=options.max_body_bytes),
             sites=Sites(options.own_hosts, frozenset(options.allowed_origins)),
             version=_version(),
         )
-        self.listeners = build_listeners(options, config, self.services, self._terminate)
+        self.listeners = build_listeners(options, dialects, setups, self.services, self._terminate)
         self.planes = PlaneRouter(self.listeners.shared)
-        self.grpc: list[GrpcServer] = []
-        if options.grpc_port:
-            timeouts = Timeouts(options.body_timeout_s, options.slow_client_timeout_s)
-            triton = GrpcInferenceService(self.services, timeouts)
-            limits = GrpcLimits(options.grpc_max_message_bytes, options.grpc_max_connections, options.headers_timeout_s)
-            self.grpc.append(GrpcServer([triton.handler()], options.host, options.grpc_port, limits))
+        self.grpc = self.listeners.grpc_servers(options.headers_timeout_s)
         self.stopping = threading.Event()
         self.failed: str | None = None
         """Why the server could not begin to serve."""
@@ -136,7 +128,7 @@ class Server:
         return 0
 
     def _say_goodbye(self) -> None:
-        """The workers are gone; a registry that cannot be told now is told at the next start."""
+        """The workers are gone; a registry that is away now is updated at the next start."""
         close_old_connections()
         try:
             self.reconciler.forget_earlier_workers()
@@ -221,15 +213,15 @@ class Server:
                 print(f"The server stays up; the admin is at {_url(options, options.control_port)}/admin/", flush=True)
                 return
             await asyncio.sleep(0.1)
-        print(_welcome(options, self.router.targets[0].entry.name), flush=True)
+        print(_welcome(options, self.dialects, self.router.targets[0].entry.name), flush=True)
 
 
 def _allow_open_files() -> None:
     """A connection is an open file, and a shell's usual limit is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _parts(response: Response | None) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
@@ -238,15 +230,16 @@ def _parts(response: Response | None) -> tuple[int, list[tuple[bytes, bytes]], b
     return response.status, [(b"content-type", response.content_type), *response.headers], response.body
 
 
-def _welcome(options: Options, model: str) -> str:
+def _welcome(options: Options, dialects: Sequence[Dialect], model: str) -> str:
+    titles = ", ".join(dialect.title for dialect in dialects if dialect.front is not None)
     front, control = _url(options, options.front_port), _url(options, options.control_port)
     key = ' -H "authorization: Bearer $KEY"' if options.api_key_required else ""
     lines = [
         "",
         f"{model} is ready.",
         "",
-        f"  OpenAI, vLLM, TGI, Triton   {front}   (documentation: {front}/docs, metrics: {front}/metrics)",
-        f"  Admin                       {control}/admin/   (user admin, password in {_shown(options.data_dir / 'admin-password')})",
+        f"  {titles}   {front}   (documentation: {front}/docs, metrics: {front}/metrics)",
+        f"  {'Admin'.ljust(len(titles))}   {control}/admin/   (user admin, password in {_shown(options.data_dir / 'admin-password')})",
         "",
         f"  curl {front}/v1/chat/completions -H 'content-type: application/json'{key} \\",
         '    -d \'{"messages": [{"role": "user", "content": "What is the capital of France?"}]}\'',

@@ -8,21 +8,25 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from inference.http.routing import Dialect, Route
+    from collections.abc import Mapping
+
+    from inference.http.routing import Route, RouteSet
 
 
-def document(dialects: list[Dialect], version: str) -> dict[str, Any]:
-    """OpenAPI 3.1. Where dialects share a path, its operation tells of all of them."""
-    schemas = [route.body for dialect in dialects for route in dialect.routes if route.body is not None]
+def document(route_sets: Mapping[str, RouteSet], version: str) -> dict[str, Any]:
+    """OpenAPI 3.1, with the name of each set as its tag. Where dialects share a path, its operation describes all of them."""
+    schemas = [route.body for routes in route_sets.values() for route in routes.routes if route.body is not None]
     references, components = msgspec.json.schema_components(schemas, ref_template="#/components/schemas/{name}")
     by_schema = {id(schema): reference for schema, reference in zip(schemas, references, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
-    for dialect in dialects:
-        for route in dialect.routes:
+    for name, routes in route_sets.items():
+        for route in routes.routes:
             methods = paths.setdefault(route.plain_path, {})
             body = None if route.body is None else by_schema[id(route.body)]
             operation = methods.setdefault(route.method.lower(), _operation(route))
-            operation["responses"].update(_responses(dialect))
+            if name not in operation["tags"]:
+                operation["tags"].append(name)
+            operation["responses"].update(_responses(routes))
             if body is not None:
                 _add_body(operation, body)
     return {
@@ -38,7 +42,7 @@ def _operation(route: Route) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": f"{route.method.lower()}_{name}",
-        "tags": [route.render.__module__.split(".")[-2]],
+        "tags": [],
         "responses": {"200": {"description": "OK"}},
     }
     if route.parameters:
@@ -50,8 +54,8 @@ def _operation(route: Route) -> dict[str, Any]:
     return operation
 
 
-def _responses(dialect: Dialect) -> dict[str, Any]:
-    return {str(status): {"description": "An error in the dialect's shape"} for status in sorted(dialect.statuses)}
+def _responses(routes: RouteSet) -> dict[str, Any]:
+    return {str(status): {"description": "An error in the dialect's shape"} for status in sorted(routes.statuses)}
 
 
 def _add_body(operation: dict[str, Any], reference: dict[str, Any]) -> None:

@@ -31,9 +31,9 @@ class Route:
     `{name:name}` letters, digits, `_`, `-` and `.`. `scope` is what an API key must allow; None opens the route to
     everybody. `render` turns errors into the dialect's own answers. `body` is the schema of the request, for the
     documentation. `changes` marks what changes something although its method should not: it is kept from other sites'
-    pages as every POST is. `takes_place` marks what is refused while all places are taken, without being looked at; `refused` is
-    told of that, for the dialect's counters. Where dialects share a path, `keys` tells them apart: the route takes bodies that have one of them,
-    and a route without keys takes the rest.
+    pages as every POST is. `takes_place` marks a route whose requests are refused, before their body is read, while all
+    places are taken; `refused` is then called, for the dialect's counters. Where dialects share a path, `keys` distinguish
+    them: the route takes bodies that have one of the keys, and a route without keys takes all others.
     """
 
     method: str
@@ -65,24 +65,22 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
-    """One vendor's wire language: its routes, and how it tells errors on paths that begin as its own do."""
+class RouteSet:
+    """One dialect's routes on one plane. `render` also answers errors on paths without a route that begin with `prefixes`."""
 
     routes: tuple[Route, ...]
     render: Render
     statuses: frozenset[int]
-    """Of its answers to what goes wrong, for the documentation."""
+    """The statuses of its errors, for the documentation."""
     prefixes: tuple[str, ...] = ()
-    start: Callable[[Services], None] | None = None
-    """Called once, before the first request."""
 
 
 class RouteTable:
-    """The routes of one plane. The first dialect renders errors on paths that belong to none."""
+    """The routes of one plane. The first set renders errors on paths that belong to none."""
 
-    def __init__(self, dialects: Iterable[Dialect]) -> None:
-        self.dialects = list(dialects)
-        self.routes = [route for dialect in self.dialects for route in dialect.routes]
+    def __init__(self, route_sets: Iterable[RouteSet]) -> None:
+        self.route_sets = list(route_sets)
+        self.routes = [route for routes in self.route_sets for route in routes.routes]
         self._exact: dict[str, dict[str, list[Route]]] = {}
         self._patterns: list[tuple[re.Pattern[str], dict[str, list[Route]]]] = []
         for route in self.routes:
@@ -122,7 +120,7 @@ class RouteTable:
         methods = self._exact.get(path)
         if methods:
             return next(iter(methods.values()))[0].render
-        owner = next((d for d in self.dialects if path.startswith(d.prefixes)), self.dialects[0])
+        owner = next((each for each in self.route_sets if path.startswith(each.prefixes)), self.route_sets[0])
         return owner.render
 
     def _methods_of(self, route: Route) -> dict[str, list[Route]]:

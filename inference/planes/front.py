@@ -1,33 +1,25 @@
-"""The front plane: which dialects it serves, each as its own vendor's latest server speaks it."""
+"""The front plane: the routes of every dialect that has some here, each as its own vendor's latest server speaks it."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from inference.http.routing import Dialect, RouteTable
-from inference.planes.metrics_and_docs import operation_dialect
+from inference.http.routing import RouteTable
+from inference.planes.metrics_and_docs import operation_routes
 from inference.planes.plane import Plane
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from inference.http.exchange import Headers
+    from inference.planes.declaration import Dialect
     from inference.services import Services
 
-DIALECTS = (  # a dialect is a folder with `routes.DIALECT`; the first one tells errors on paths that belong to none
-    "tgi",
-    "openai",
-    "vllm",
-    "triton",
-)
 
-
-def front_plane(services: Services) -> Plane:
-    """The application of port 8000."""
-    dialects: list[Dialect] = [import_module(f"inference.dialects.{name}.routes").DIALECT for name in DIALECTS]
-    for dialect in dialects:
-        if dialect.start is not None:
-            dialect.start(services)
-    table = RouteTable([*dialects, operation_dialect(dialects)])
+def front_plane(services: Services, dialects: Iterable[Dialect]) -> Plane:
+    """The application of the front port. The first dialect renders errors on paths that belong to none."""
+    fronts = {dialect.name: dialect.front for dialect in dialects if dialect.front is not None}
+    table = RouteTable([*fronts.values(), operation_routes(fronts)])
     return Plane("front", table, services, services.authenticator, _answer_headers)
 
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from inference.errors import Forbidden, InternalError, MethodNotAllowed, RouteNotFound, ServingError, Unauthorized
 from inference.http.exchange import Response, json_response
 from inference.http.openapi import document
-from inference.http.routing import Dialect, Route
+from inference.http.routing import Route, RouteSet
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from inference.http.exchange import Exchange
     from inference.http.routing import Handler
     from inference.services import Services
@@ -57,26 +59,26 @@ async def asset(exchange: Exchange, services: Services) -> None:
     await exchange.respond(Response(200, (root / name).read_bytes(), ASSETS[name]))
 
 
-def operation_dialect(dialects: list[Dialect]) -> Dialect:
-    """These routes, and the documentation of `dialects`' and their own."""
+def operation_routes(fronts: Mapping[str, RouteSet]) -> RouteSet:
+    """These routes; the documentation describes them and `fronts`, the dialects' routes by the dialects' names."""
 
     async def openapi(exchange: Exchange, services: Services) -> None:
-        await exchange.respond(json_response(document([*dialects, dialect], services.version)))
+        await exchange.respond(json_response(document({**fronts, "operations": routes}, services.version)))
 
     def public(path: str, handler: Handler, summary: str) -> Route:
         return Route("GET", path, handler, _render, summary, scope=None)
 
     own = (
-        Route("GET", "/metrics", metrics, _render, "Metrics in the Prometheus format", scope="metrics"),
-        public("/docs", docs, "This documentation"),
-        public("/docs/{name}", asset, "The documentation's own files"),
-        public("/openapi.json", openapi, "This documentation as OpenAPI"),
+        Route("GET", "/metrics", metrics, _render, "List the metrics in the Prometheus format", scope="metrics"),
+        public("/docs", docs, "Show this documentation"),
+        public("/docs/{name}", asset, "Get a file of the documentation page"),
+        public("/openapi.json", openapi, "Get this documentation as OpenAPI"),
         # TGI's router has them here.
-        public("/docs/", docs, "This documentation"),
-        public("/api-doc/openapi.json", openapi, "This documentation as OpenAPI"),
+        public("/docs/", docs, "Show this documentation"),
+        public("/api-doc/openapi.json", openapi, "Get this documentation as OpenAPI"),
     )
-    dialect = Dialect(own, _render, frozenset(STATUSES.values()))
-    return dialect
+    routes = RouteSet(own, _render, frozenset(STATUSES.values()))
+    return routes
 
 
 def _render(error: ServingError) -> Response:

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from config.options import Options
+from inference.dialects import declared_dialects
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -17,8 +18,24 @@ MARKDOWN = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("loadtest
 
 
 def test_every_setting_is_documented_and_every_documented_setting_exists():
-    documented = set(re.findall(r"^\| `([A-Z_]+)` \|", CONFIGURATION, re.M))
-    assert documented == {name.upper() for name in Options.model_fields}
+    classes = [Options, *(dialect.settings for dialect in declared_dialects() if dialect.settings is not None)]
+    variables = [variable for each in classes for variable in environment_variables(each)]
+    assert len(variables) == len(set(variables)), "two settings have one name"
+    ours = {name.removeprefix("DRAGOMAN_") for name in variables if name.startswith("DRAGOMAN_")}
+    assert set(re.findall(r"^\| `([A-Z_]+)` \|", CONFIGURATION, re.M)) == ours
+    pages = "".join(page.read_text() for page in MARKDOWN)
+    for vendors in set(variables) - {f"DRAGOMAN_{name}" for name in ours}:
+        assert f"`{vendors}`" in pages, vendors
+
+
+def environment_variables(settings):
+    """The names that a settings class reads its fields from."""
+    for name, field in settings.model_fields.items():
+        alias = field.validation_alias
+        if alias is None:
+            yield f"DRAGOMAN_{name.upper()}"
+        else:
+            yield from [alias] if isinstance(alias, str) else alias.choices
 
 
 def test_every_route_of_the_front_plane_is_documented(server):
@@ -27,12 +44,20 @@ def test_every_route_of_the_front_plane_is_documented(server):
         assert f"`{path}`" in DIALECTS or f" {path}`" in DIALECTS or path in own, path
 
 
-def test_every_row_of_mindie_is_documented():
-    from inference.dialects.mindie.routes import MANAGEMENT, METRICS, SERVICE
+def test_every_route_of_mindies_planes_is_documented():
+    from inference.dialects.mindie.routes import route_sets
+    from inference.dialects.mindie.settings import MindieSettings
+    from inference.dialects.mindie.state import MindieState
+    from inference.workers.router import EngineRouter
+    from management.snapshot import SnapshotHolder
 
     page = (ROOT / "docs" / "mindie.md").read_text()
-    for method, path, _, _ in (*SERVICE, *MANAGEMENT, *METRICS):
-        assert f"`{method} {path.replace(':name', '')}`" in page, path
+    state = MindieState(MindieSettings(), EngineRouter(SnapshotHolder(), True), print)
+    routes = [route for routes in route_sets(state).values() for route in routes.routes]
+    assert routes
+    for route in routes:
+        path = route.plain_path.replace("/versions/{version}", "")
+        assert f"`{route.method} {path}`" in page, path
 
 
 def test_every_refused_field_is_documented():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from config.mindie import MindieConfigError, read_config, wire_settings
+from inference.dialects.mindie.config_file import MindieConfigError, read_config, wire_settings
+from inference.dialects.mindie.environment import MindieEnvironment
+from inference.dialects.mindie.listeners import plane_addresses
 from tests.server.mindie_config import write
 
 
 def test_the_shipped_form_is_read(tmp_path):
     config = read_config(write(tmp_path))
-    settings = wire_settings(config, "127.0.0.1:1026")
+    settings = wire_settings(config, MindieEnvironment(), "127.0.0.1:1026")
     assert (settings.max_iter_times, settings.max_batch_size, settings.max_input_token_len) == (64, 16, 400)
     assert (settings.max_n, settings.max_loras, settings.truncation) == (16, 0, 0)
     assert config.engine_options == {
@@ -25,7 +27,7 @@ def test_environment_variables(monkeypatch):
     monkeypatch.setenv("MIES_SERVICE_MONITOR_MODE", "1")
     monkeypatch.setenv("MINDIE_LLM_BENCHMARK_ENABLE", "2")
     monkeypatch.setenv("DYNAMIC_AVERAGE_WINDOW_SIZE", "10")
-    settings = wire_settings(None, "x")
+    settings = wire_settings(None, MindieEnvironment(), "x")
     assert (settings.metrics_enabled, settings.benchmark_enabled, settings.average_window) == (True, True, 10)
 
 
@@ -68,17 +70,14 @@ def test_out_of_range(tmp_path, changes, named):
 
 
 def test_addresses_from_the_environment(tmp_path, monkeypatch):
-    from config.listeners import mindie_addresses
-    from config.options import Options
-
     config = read_config(write(tmp_path))
     monkeypatch.setenv("MIES_CONTAINER_IP", "127.0.0.5")
-    assert mindie_addresses(Options(), config)["service"] == ("127.0.0.5", 1025)
-    assert mindie_addresses(Options(), None)["metrics"][0] == "127.0.0.5"
+    assert plane_addresses(MindieEnvironment(), config, "127.0.0.1")["service"] == ("127.0.0.5", 1025)
+    assert plane_addresses(MindieEnvironment(), None, "127.0.0.1")["metrics"][0] == "127.0.0.5"
     for address in ("0.0.0.0", "::", "host"):
         monkeypatch.setenv("MIES_CONTAINER_MANAGEMENT_IP", address)
         with pytest.raises(MindieConfigError, match="MIES_CONTAINER_MANAGEMENT_IP"):
-            mindie_addresses(Options(), config)
+            plane_addresses(MindieEnvironment(), config, "127.0.0.1")
 
 
 def test_adapters_lie_anywhere_only_where_every_plane_is_on_loopback(tmp_path):

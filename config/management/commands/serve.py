@@ -7,16 +7,18 @@ import re
 import secrets
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error as DatabaseError
+from pydantic import ValidationError
 
 from config import logs
-from config.mindie import MindieConfigError, read_config
 from config.options import ROOT, Options, get_options
+from inference import dialects
+from inference.planes.declaration import SetupError
 from inference.server.tls import TlsError
 from management.models import Deployment
 from management.services.adapters import register_adapter
@@ -29,6 +31,11 @@ from management.services.deployments import (
 )
 from management.services.errors import RegistryError
 from management.services.models import register_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from inference.planes.declaration import Setup
 
 ACTOR = "serve"
 ENGINE_FIELDS = (
@@ -55,32 +62,34 @@ class Command(BaseCommand):
         os.umask(0o077)
         self.stdout.write("Preparing the database ...")
         try:
+            declared = dialects.declared_dialects()
+            setups = [dialect.set_up(settings) for dialect in declared]
             call_command("migrate", verbosity=0, interactive=False)
             ensure_admin(settings.data_dir / "admin-password")
-            deployment = deploy_as_configured(options["model"], settings)
+            deployment = deploy_as_configured(options["model"], settings, setups)
         except DatabaseError as error:
             raise CommandError(f"the registry cannot be used: {error}") from error
-        except (RegistryError, MindieConfigError) as error:
+        except (RegistryError, SetupError, ValidationError) as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"Starting {deployment.name} ({deployment.version.source}) ...")
         self.stdout.flush()
         from config.server import Server  # takes a while; the lines above are shown first
 
         try:
-            server = Server(settings)
-        except (TlsError, ValueError) as error:
+            server = Server(settings, declared, setups)
+        except (SetupError, TlsError, ValueError) as error:
             raise CommandError(str(error)) from error
         sys.exit(server.run())
 
 
-def deploy_as_configured(model: str | None, settings: Options) -> Deployment:
-    """What the command names, else MindIE's config.json with its adapters, else the setting."""
-    if model is not None or settings.mindie_config is None:
+def deploy_as_configured(model: str | None, settings: Options, setups: Iterable[Setup]) -> Deployment:
+    """The model that the command names, else the first deployment that a dialect wants, else the setting's model."""
+    wanted = next((setup.deployment for setup in setups if setup.deployment is not None), None)
+    if model is not None or wanted is None:
         return deploy(model or settings.model)
-    config = read_config(settings.mindie_config)
-    deployment = deploy(config.model.modelWeightPath, config.model.modelName, config.engine_options)
-    for module in config.BackendConfig.ModelDeployConfig.LoraModules:
-        register_adapter(module.name, deployment.version.model, module.path, ACTOR)
+    deployment = deploy(wanted.source, wanted.name, dict(wanted.engine_options))
+    for name, directory in wanted.adapters:
+        register_adapter(name, deployment.version.model, directory, ACTOR)
     return deployment
 
 

@@ -1,4 +1,4 @@
-"""MindIE's three planes: the route tables of the service, management and metrics listeners."""
+"""The routes of MindIE's three planes: service, management and metrics."""
 
 from __future__ import annotations
 
@@ -21,116 +21,118 @@ from inference.dialects.mindie import (
 )
 from inference.dialects.mindie.health import NotHealthy
 from inference.http.exchange import Response
-from inference.http.routing import Dialect, Route, RouteTable
-from inference.planes.plane import Plane
+from inference.http.routing import Route, RouteSet
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from inference.dialects.mindie.state import MindieState
     from inference.errors import ServingError
-    from inference.http.auth import Authenticator
     from inference.http.exchange import Exchange, Headers
     from inference.services import Services
 
     MindieHandler = Callable[[Exchange, Services, MindieState], Awaitable[Any]]
 
 MODEL = "/v2/models/{model:name}"
-Rows = tuple[tuple[str, str, "MindieHandler", str], ...]
-
-SERVICE: Rows = (
-    ("GET", "/v1/models", queries.list_models, "The model and its adapters"),
-    ("GET", "/v1/models/{model:name}", queries.retrieve, "One model or adapter"),
-    ("GET", "/v2", queries.server, "The server"),
-    ("GET", MODEL, queries.metadata, "A model's tensors"),
-    ("GET", f"{MODEL}/config", queries.config, "A model's configuration"),
-    ("POST", "/", tgi.compat, "TGI: generate, streamed if asked"),
-    ("POST", "/generate", vllm.generate, "vLLM with `prompt`, TGI with `inputs`"),
-    ("POST", "/generate_stream", tgi.generate_stream, "TGI: stream"),
-    ("POST", "/v1/chat/completions", chat.create, "OpenAI: answer a conversation"),
-    ("POST", "/v1/completions", completions.create, "OpenAI: continue a prompt"),
-    ("POST", "/infer", native.infer, "MindIE: generate"),
-    ("POST", "/infer_token", native.infer, "MindIE: generate from token ids"),
-    ("POST", f"{MODEL}/infer", triton.infer, "Triton: tensors of token ids"),
-    ("POST", f"{MODEL}/stopInfer", triton.stop, "Stop a running request"),
-    ("POST", f"{MODEL}/generate", triton.generate, "Triton: generate"),
-    ("POST", f"{MODEL}/generate_stream", triton.generate_stream, "Triton: stream"),
-    ("GET", "/dresult", queries.decode_results, "Results of a decode node; refused"),
-    ("POST", "/v1/tokenizer", queries.tokenizer, "Count and show tokens"),
-)
-MANAGEMENT: Rows = (
-    ("GET", "/v2/health/live", health.live, "Whether the service lives"),
-    ("GET", "/v2/health/ready", health.live, "Whether the service is ready"),
-    ("GET", f"{MODEL}/ready", health.model_ready, "Whether a model is ready"),
-    ("GET", "/health", health.health, "Whether the service is healthy"),
-    ("GET", "/health/timed", health.timed, "A real inference of one token"),
-    ("GET", "/health/timed{wait}", health.timed, "The same within -N seconds"),
-    ("GET", "/info", management.info, "Models and limits"),
-    ("GET", f"{MODEL}/getSlotCount", management.slots, "Free slots and tokens"),
-    ("GET", "/stopService", management.stop_service, "Drain and end"),
-    ("GET", "/v1/config", management.config, "The deployment's configuration"),
-    ("GET", "/v1/status", management.status, "Role, load and links"),
-    ("GET", "/v2/status", management.status_v2, "Role, load and links by rank"),
-    *(("POST", f"/v1/role/{role}", management.role, "Set the role") for role in ("prefill", "decode", "flex")),
-    *(("POST", f"/v2/role/{role}", management.role_v2, "Set the role") for role in ("prefill", "decode")),
-    ("GET", "/metrics-json", management.metrics_json, "Latencies and load"),
-    ("POST", "/v1/load_lora_adapter", lora.load, "Load an adapter"),
-    ("POST", "/v1/unload_lora_adapter", lora.unload, "Unload an adapter"),
-)
-CHANGING_GETS = (management.stop_service, health.timed)
-"""One ends the service, the other computes."""
-METRICS: Rows = (("GET", "/metrics", management.metrics, "Metrics in the Prometheus format"),)
 
 
-def service_plane(services: Services, state: MindieState, authenticator: Authenticator) -> Plane:
-    """Tables 2 and 3: models and inference."""
-    return _plane("mindie-service", SERVICE, "infer", services, state, authenticator)
+def route_sets(state: MindieState) -> dict[str, RouteSet]:
+    """The routes of each plane by its name. Handlers get the state as their third argument."""
+    planes = {
+        "service": service_routes(state),
+        "management": management_routes(state),
+        "metrics": metrics_routes(state),
+    }
+    return {name: RouteSet(routes, _render, frozenset(errors.TYPES)) for name, routes in planes.items()}
 
 
-def management_plane(services: Services, state: MindieState, authenticator: Authenticator) -> Plane:
-    """Table 1: status and management."""
-    return _plane("mindie-management", MANAGEMENT, "manage", services, state, authenticator)
+def service_routes(state: MindieState) -> tuple[Route, ...]:
+    """Models and inference."""
+    routes = _Routes(state, "infer")
+    routes.get("/v1/models", queries.list_models, "List the model and its adapters")
+    routes.get("/v1/models/{model:name}", queries.retrieve, "Retrieve a model or an adapter")
+    routes.get("/v2", queries.server, "Describe the server")
+    routes.get(MODEL, queries.metadata, "Get the metadata of a model's tensors")
+    routes.get(f"{MODEL}/config", queries.config, "Get a model's configuration")
+    routes.infer("/", tgi.compat, "Generate text as TGI, streamed on request")
+    routes.infer("/generate", vllm.generate, "Generate text as vLLM (`prompt`) or TGI (`inputs`)")
+    routes.infer("/generate_stream", tgi.generate_stream, "Stream text as TGI")
+    routes.infer("/v1/chat/completions", chat.create, "Answer a conversation as OpenAI")
+    routes.infer("/v1/completions", completions.create, "Complete a prompt as OpenAI")
+    routes.infer("/infer", native.infer, "Generate text as MindIE")
+    routes.infer("/infer_token", native.infer, "Generate text from token ids as MindIE")
+    routes.infer(f"{MODEL}/infer", triton.infer, "Infer with tensors of token ids as Triton")
+    routes.post(f"{MODEL}/stopInfer", triton.stop, "Stop a running request")
+    routes.infer(f"{MODEL}/generate", triton.generate, "Generate text as Triton")
+    routes.infer(f"{MODEL}/generate_stream", triton.generate_stream, "Stream text as Triton")
+    routes.get("/dresult", queries.decode_results, "Get the results of a decode node (always refused: this is none)")
+    routes.post("/v1/tokenizer", queries.tokenizer, "Count and list the tokens of a text")
+    return tuple(routes.made)
 
 
-def metrics_plane(services: Services, state: MindieState, authenticator: Authenticator) -> Plane:
+def management_routes(state: MindieState) -> tuple[Route, ...]:
+    """Status and management."""
+    routes = _Routes(state, "manage")
+    routes.get("/v2/health/live", health.live, "Check whether the service runs")
+    routes.get("/v2/health/ready", health.live, "Check whether the service is ready")
+    routes.get(f"{MODEL}/ready", health.model_ready, "Check whether a model is ready")
+    routes.get("/health", health.health, "Check whether the service is healthy")
+    # These two compute a token, and /stopService ends the service, although their method is GET.
+    routes.get("/health/timed", health.timed, "Generate one token within 10 seconds", changes=True)
+    routes.get("/health/timed{wait}", health.timed, "Generate one token within the given seconds", changes=True)
+    routes.get("/info", management.info, "List the models and the limits")
+    routes.get(f"{MODEL}/getSlotCount", management.slots, "Count the free slots and tokens")
+    routes.get("/stopService", management.stop_service, "Drain and stop the service", changes=True)
+    routes.get("/v1/config", management.config, "Get the deployment's configuration")
+    routes.get("/v1/status", management.status, "Get the role, the load and the links")
+    routes.get("/v2/status", management.status_v2, "Get the role, the load by rank and the links")
+    for role in ("prefill", "decode", "flex"):
+        routes.post(f"/v1/role/{role}", management.role, f"Set the role to {role}")
+    for role in ("prefill", "decode"):
+        routes.post(f"/v2/role/{role}", management.role_v2, f"Set the role to {role}")
+    routes.get("/metrics-json", management.metrics_json, "Get the latencies and the load")
+    routes.post("/v1/load_lora_adapter", lora.load, "Load an adapter")
+    routes.post("/v1/unload_lora_adapter", lora.unload, "Unload an adapter")
+    return tuple(routes.made)
+
+
+def metrics_routes(state: MindieState) -> tuple[Route, ...]:
     """The metrics alone."""
-    return _plane("mindie-metrics", METRICS, "metrics", services, state, authenticator)
+    routes = _Routes(state, "metrics")
+    routes.get("/metrics", management.metrics, "List the metrics in the Prometheus format")
+    return tuple(routes.made)
 
 
-def _plane(
-    name: str, rows: Rows, scope: str, services: Services, state: MindieState, authenticator: Authenticator
-) -> Plane:
-    def refused(_: Services) -> None:
-        state.metrics.received()
-        state.metrics.failed()
+class _Routes:
+    """Makes a plane's routes; a path with a model also exists with a version, which makes no difference."""
 
-    infers = {handler for method, _, handler, _ in SERVICE if method == "POST"} - {triton.stop, queries.tokenizer}
-    routes = tuple(
-        Route(
-            method,
-            each,
-            partial(_with, handler, state),
-            _render,
-            summary,
-            scope,
-            changes=handler in CHANGING_GETS,
-            takes_place=handler in infers,
-            refused=refused,
-        )
-        for method, path, handler, summary in rows
-        for each in _forms(path)
-    )
-    return Plane(
-        name, RouteTable([Dialect(routes, _render, frozenset(errors.TYPES))]), services, authenticator, _answer_headers
-    )
+    def __init__(self, state: MindieState, scope: str) -> None:
+        self._state, self._scope = state, scope
+        self.made: list[Route] = []
 
+    def get(self, path: str, handler: MindieHandler, summary: str, changes: bool = False) -> None:
+        """A query."""
+        self._make("GET", path, handler, summary, changes=changes)
 
-def _forms(path: str) -> list[str]:
-    """A path with a model may name a version, which makes no difference."""
-    return [path, path.replace(MODEL, f"{MODEL}/versions/{{version:name}}")] if MODEL in path else [path]
+    def post(self, path: str, handler: MindieHandler, summary: str) -> None:
+        """A request that takes no place."""
+        self._make("POST", path, handler, summary)
+
+    def infer(self, path: str, handler: MindieHandler, summary: str) -> None:
+        """An inference, which takes a place; the metrics count those that find none."""
+        self._make("POST", path, handler, summary, takes_place=True, refused=self._count_refusal)
+
+    def _make(self, method: str, path: str, handler: MindieHandler, summary: str, **fields: Any) -> None:
+        bound = partial(_with_state, handler, self._state)
+        for form in dict.fromkeys([path, path.replace(MODEL, f"{MODEL}/versions/{{version:name}}")]):
+            self.made.append(Route(method, form, bound, _render, summary, self._scope, **fields))
+
+    def _count_refusal(self, services: Services) -> None:
+        self._state.metrics.received()
+        self._state.metrics.failed()
 
 
-async def _with(handler: MindieHandler, state: MindieState, exchange: Exchange, services: Services) -> None:
+async def _with_state(handler: MindieHandler, state: MindieState, exchange: Exchange, services: Services) -> None:
     await handler(exchange, services, state)
 
 
@@ -138,5 +140,6 @@ def _render(error: ServingError) -> Response:
     return Response(503, b"", b"") if isinstance(error, NotHealthy) else errors.render(error)
 
 
-def _answer_headers(path: str, request_id: str) -> Headers:
+def answer_headers(path: str, request_id: str) -> Headers:
+    """Every answer has an id of its own."""
     return [(b"RequestUUID", secrets.token_hex(16).encode())]

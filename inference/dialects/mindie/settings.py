@@ -1,4 +1,4 @@
-"""What MindIE's config.json says about the wire, with MindIE's defaults. It reads no file."""
+"""What handlers read of MindIE's config.json and environment, with MindIE's defaults. It reads no file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class MindieSettings:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The numbers that MindIE tells of a model: the settings' where they are set, else the worker's own."""
+    """The numbers that MindIE reports of a model: the settings' where they are set, else the worker's own."""
 
     max_seq_len: int
     max_input_token_len: int

@@ -1,4 +1,4 @@
-"""What the rows of the three planes share while the server runs: the settings, what is running, what was measured."""
+"""What the routes of the three planes share while the server runs: the settings, what is running, what was measured."""
 
 from __future__ import annotations
 

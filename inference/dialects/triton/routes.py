@@ -1,4 +1,4 @@
-"""The routes of this dialect. Model names may hold slashes, so every path is anchored at its end."""
+"""The routes of this dialect on the front plane. Model names may hold slashes, so every path is anchored at its end."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from inference.dialects.triton import generate, http_infer, queries, repository
 from inference.dialects.triton.errors import STATUSES, render
 from inference.dialects.triton.schema import GenerateBody, IndexBody, InferBody, LoadBody
-from inference.dialects.triton.statistics import observe
-from inference.http.routing import Dialect, Route
+from inference.http.routing import Route, RouteSet
 
 if TYPE_CHECKING:
     from inference.http.routing import Handler
@@ -29,30 +28,29 @@ def _repository(path: str, handler: Handler, summary: str, body: type) -> tuple[
 
 _memory = ("/v2/systemsharedmemory/{rest:path}", "/v2/cudasharedmemory/{rest:path}")
 
-DIALECT = Dialect(
+FRONT = RouteSet(
     (
-        Route("GET", "/v2/health/live", queries.live, render, "Whether the server lives", scope=None),
-        Route("GET", "/v2/health/ready", queries.ready, render, "Whether the server is ready", scope=None),
-        Route("GET", "/v2", queries.server, render, "The server"),
-        Route("GET", "/v2/models/stats", queries.all_statistics, render, "Statistics of all models"),
-        *_repository("/index", repository.http_index, "The deployments", IndexBody),
+        Route("GET", "/v2/health/live", queries.live, render, "Check whether the server runs", scope=None),
+        Route("GET", "/v2/health/ready", queries.ready, render, "Check whether the server is ready", scope=None),
+        Route("GET", "/v2", queries.server, render, "Describe the server"),
+        Route("GET", "/v2/models/stats", queries.all_statistics, render, "Get the statistics of all models"),
+        *_repository("/index", repository.http_index, "List the deployments", IndexBody),
         *_repository("/models/{model:path}/load", repository.http_load, "Start a deployment", LoadBody),
         *_repository("/models/{model:path}/unload", repository.http_unload, "Stop a deployment", LoadBody),
         *(
-            Route(method, path, queries.refuse_shared_memory, render, "Not served")
+            Route(method, path, queries.refuse_shared_memory, render, "Refuse the request (not served)")
             for path in _memory
             for method in ("GET", "POST")
         ),
-        *_of_model("GET", "/ready", queries.ready_model, "Whether a model is ready"),
-        *_of_model("GET", "/config", queries.config, "A model's configuration"),
-        *_of_model("GET", "/stats", queries.statistics, "A model's statistics"),
-        *_of_model("POST", "/infer", http_infer.infer, "Infer with tensors", InferBody),
+        *_of_model("GET", "/ready", queries.ready_model, "Check whether a model is ready"),
+        *_of_model("GET", "/config", queries.config, "Get a model's configuration"),
+        *_of_model("GET", "/stats", queries.statistics, "Get a model's statistics"),
+        *_of_model("POST", "/infer", http_infer.infer, "Run an inference with tensors", InferBody),
         *_of_model("POST", "/generate", generate.generate, "Generate text", GenerateBody),
-        *_of_model("POST", "/generate_stream", generate.generate_stream, "Stream text", GenerateBody),
-        *_of_model("GET", "", queries.model, "A model's metadata"),
+        *_of_model("POST", "/generate_stream", generate.generate_stream, "Stream generated text", GenerateBody),
+        *_of_model("GET", "", queries.model, "Get a model's metadata"),
     ),
     render,
     STATUSES,
     prefixes=("/v2",),
-    start=observe,
 )

@@ -31,13 +31,8 @@ class ModelStatistics:
 
 
 def statistics_of(services: Services) -> TritonStatistics:
-    """The server's own, which `observe` put there."""
+    """The server's own."""
     return next(each for each in services.generator.observers if isinstance(each, TritonStatistics))
-
-
-def observe(services: Services) -> None:
-    """Begin to count."""
-    services.generator.observers.append(TritonStatistics())
 
 
 class TritonStatistics:

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import re
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from inference.dialects.mindie.settings import MindieSettings
+from inference.planes.declaration import SetupError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from inference.dialects.mindie.environment import MindieEnvironment
 
 MAX_FILE_BYTES = 10 << 20
 MODEL_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?")
 Port = Annotated[int, Field(ge=1024, le=65535)]
 
 
-class MindieConfigError(Exception):
-    """The file cannot be used; the text names the key and its range."""
+class MindieConfigError(SetupError):
+    """config.json, or an address from the environment, cannot be used; the text names the key and its range."""
 
 
 class Strict(BaseModel):
@@ -223,17 +227,6 @@ class MindieConfig(Strict):
         return options
 
 
-def checked_address(name: str, address: str, allow_all: bool) -> str:
-    """An address from the environment, under the file's rules; empty is none. Raises MindieConfigError."""
-    try:
-        unspecified = bool(address) and ipaddress.ip_address(address).is_unspecified
-    except ValueError as error:
-        raise MindieConfigError(f"{name}: {error}") from error
-    if unspecified and not allow_all:
-        raise MindieConfigError(f"{name} {address} needs allowAllZeroIpListening to be true in config.json")
-    return address
-
-
 def read_config(path: Path) -> MindieConfig:
     """The file's contents; raises MindieConfigError."""
     try:
@@ -249,16 +242,15 @@ def read_config(path: Path) -> MindieConfig:
         raise MindieConfigError(f"{path}: {key}: {first['msg']}, got {str(first['input'])[:100]}") from error
 
 
-def wire_settings(config: MindieConfig | None, management_address: str) -> MindieSettings:
-    """What the dialect needs of the file and of MindIE's environment variables."""
-    flags = {
-        "metrics_enabled": os.environ.get("MIES_SERVICE_MONITOR_MODE") == "1",
-        "benchmark_enabled": os.environ.get("MINDIE_LLM_BENCHMARK_ENABLE") in ("1", "2"),
-        "async_scheduling": os.environ.get("MINDIE_ASYNC_SCHEDULING_ENABLE") == "1",
-    }
-    window = os.environ.get("DYNAMIC_AVERAGE_WINDOW_SIZE", "")
+def wire_settings(
+    config: MindieConfig | None, environment: MindieEnvironment, management_address: str
+) -> MindieSettings:
+    """What the handlers need of the file and of MindIE's environment variables."""
+    window = environment.average_window
     common: dict[str, Any] = {
-        **flags,
+        "metrics_enabled": environment.monitor_mode == "1",
+        "benchmark_enabled": environment.benchmark in ("1", "2"),
+        "async_scheduling": environment.async_scheduling == "1",
         "average_window": int(window) if window.isdigit() and int(window) > 0 else 1000,
         "management_address": management_address,
     }

@@ -1,0 +1,93 @@
+"""The addresses and TLS files of MindIE's three planes, from config.json and the environment. It opens no file."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+import structlog
+
+from inference.dialects.mindie.config_file import MindieConfigError
+from inference.server.tls import TlsFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from inference.dialects.mindie.config_file import MindieConfig
+    from inference.dialects.mindie.environment import MindieEnvironment
+
+logger = structlog.get_logger(__name__)
+
+
+def plane_addresses(
+    environment: MindieEnvironment, config: MindieConfig | None, host: str
+) -> dict[str, tuple[str, int]]:
+    """The address of each plane by its name; `host` is the server's own. Port 0 is a plane that is switched off.
+
+    Raises MindieConfigError.
+    """
+    allow_all = config is not None and config.ServerConfig.allowAllZeroIpListening
+    service = _checked("MIES_CONTAINER_IP", environment.address, allow_all)
+    management = _checked("MIES_CONTAINER_MANAGEMENT_IP", environment.management_address, allow_all)
+    if config is None:
+        service = service or host
+        return {
+            "service": (service, environment.mindie_port),
+            "management": (management or service, environment.mindie_management_port),
+            "metrics": (management or service, environment.mindie_metrics_port),
+        }
+    server = config.ServerConfig
+    service = service or server.ipAddress
+    management = management or server.managementIpAddress or service
+    return {
+        "service": (service, server.port),
+        "management": (management, server.managementPort or server.port),
+        "metrics": (management, server.metricsPort),
+    }
+
+
+def _checked(name: str, address: str, allow_all: bool) -> str:
+    """An address from the environment, under the file's rules; empty where there is none. Raises MindieConfigError."""
+    try:
+        unspecified = bool(address) and ipaddress.ip_address(address).is_unspecified
+    except ValueError as error:
+        raise MindieConfigError(f"{name}: {error}") from error
+    if unspecified and not allow_all:
+        raise MindieConfigError(f"{name} {address} needs allowAllZeroIpListening to be true in config.json")
+    return address
+
+
+def tls_files(config: MindieConfig | None, plane: str, path: Path | None) -> TlsFiles | None:
+    """The plane's own files, or None without TLS; `path` is config.json's.
+
+    The management and metrics planes use the service plane's files on the service plane's address.
+    """
+    if config is None or path is None or not config.ServerConfig.httpsEnabled:
+        return None
+    server = config.ServerConfig
+    root = path.resolve().parent.parent  # MindIE keeps the file in conf/ and names paths beside that folder
+    if plane == "service" or server.managementIpAddress in ("", server.ipAddress):
+        files = [server.tlsCaFile] if isinstance(server.tlsCaFile, str) else server.tlsCaFile
+        authorities = [root / server.tlsCaPath / name for name in files]
+        certificate, key = server.tlsCert, server.tlsPk
+        revoked = _revoked(root / server.tlsCrlPath, server.tlsCrlFiles)
+    elif plane == "management":
+        authorities = [root / server.tlsCaPath / name for name in server.managementTlsCaFile]
+        certificate, key = server.managementTlsCert, server.managementTlsPk
+        revoked = _revoked(root / server.managementTlsCrlPath, server.managementTlsCrlFiles)
+    else:
+        authorities = [root / server.tlsCaPath / name for name in server.metricsTlsCaFile]
+        certificate, key = server.metricsTlsCert, server.metricsTlsPk
+        revoked = _revoked(root / server.metricsTlsCrlPath, server.metricsTlsCrlFiles)
+    return TlsFiles(root / certificate, root / key, tuple(authorities), tuple(revoked))
+
+
+def _revoked(folder: Path, names: list[str] | None) -> list[Path]:
+    """The lists of revoked certificates; where config.json names none, the file with MindIE's usual name if it exists."""
+    if names is not None:
+        return [folder / name for name in names]
+    usual = folder / "server_crl.pem"
+    if usual.is_file():
+        return [usual]
+    logger.warning("no list of revoked certificates", expected=str(usual))
+    return []

@@ -1,0 +1,74 @@
+"""OpenAI's API as vLLM serves it: the declaration and its routes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from inference.dialects.openai import chat, completions, embeddings, models, responses
+from inference.dialects.openai.embeddings import EmbeddingsRequest
+from inference.dialects.openai.responses_schema import ResponsesRequest
+from inference.dialects.openai.schema import ChatCompletionRequest, CompletionRequest
+from inference.errors import MalformedBody
+from inference.http.routing import Route, RouteSet
+from inference.planes.declaration import Dialect
+from inference.vendors.openai_errors import STATUSES, render
+
+if TYPE_CHECKING:
+    from inference.http.exchange import Exchange
+    from inference.http.routing import Handler
+    from inference.services import Services
+
+
+async def _json_only(handler: Handler, exchange: Exchange, services: Services) -> None:
+    """VLLM takes no body that says it is something else; one that says nothing is taken."""
+    kind = (exchange.header("content-type") or "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise MalformedBody("Unsupported Media Type: Only 'application/json' is allowed")
+    await handler(exchange, services)
+
+
+def _post(path: str, handler: Handler, summary: str, body: type) -> Route:
+    return Route("POST", path, partial(_json_only, handler), render, summary, body=body, takes_place=True)
+
+
+def _invoke(key: str, handler: Handler, body: type) -> Route:
+    """SageMaker's one path for all bodies, which differ by their keys."""
+    return Route(
+        "POST",
+        "/invocations",
+        handler,
+        render,
+        "Answer a SageMaker request, by the keys of its body",
+        body=body,
+        keys=(key,),
+    )
+
+
+ROUTES = (
+    Route("GET", "/v1/models", models.list_models, render, "List the models"),
+    Route("GET", "/v1/models/{id:path}", models.retrieve, render, "Retrieve a model"),
+    _post("/v1/completions", completions.create, "Complete a prompt", CompletionRequest),
+    _post("/v1/chat/completions", chat.create, "Answer a conversation", ChatCompletionRequest),
+    _post("/v1/embeddings", embeddings.create, "Create embeddings of texts", EmbeddingsRequest),
+    _post("/v1/responses", responses.create, "Create a response, as a list of output items", ResponsesRequest),
+    Route(
+        "GET",
+        "/v1/responses/{id}",
+        responses.retrieve,
+        render,
+        "Retrieve a stored response (always not found: responses are not stored)",
+    ),
+    Route(
+        "POST",
+        "/v1/responses/{id}/cancel",
+        responses.retrieve,
+        render,
+        "Cancel a stored response (always not found: responses are not stored)",
+    ),
+    _invoke("messages", chat.create, ChatCompletionRequest),
+    _invoke("prompt", completions.create, CompletionRequest),
+    _invoke("input", embeddings.create, EmbeddingsRequest),
+)
+
+DIALECT = Dialect("openai", "OpenAI", front=RouteSet(ROUTES, render, STATUSES, prefixes=("/v1/",)))

@@ -1,0 +1,55 @@
+"""Text Generation Inference's router: the declaration and its routes."""
+
+from __future__ import annotations
+
+from inference.dialects.tgi import generate, vertex
+from inference.dialects.tgi import status as operations
+from inference.dialects.tgi.errors import STATUSES, render
+from inference.dialects.tgi.schema import CompatGenerateRequest, GenerateRequest
+from inference.dialects.tgi.status import ChatRequest
+from inference.dialects.tgi.vertex import VertexRequest
+from inference.http.routing import Route, RouteSet
+from inference.planes.declaration import Dialect
+
+ROUTES = (
+    Route("POST", "/", generate.compat, render, "Generate text, streamed on request", body=CompatGenerateRequest),
+    Route("POST", "/generate", generate.generate, render, "Generate text", body=GenerateRequest, keys=("inputs",)),
+    Route("POST", "/generate_stream", generate.generate_stream, render, "Stream generated text", body=GenerateRequest),
+    Route(
+        "POST", "/tokenize", operations.tokenize, render, "Tokenize a prompt", body=GenerateRequest, keys=("inputs",)
+    ),
+    Route(
+        "POST",
+        "/invocations",
+        generate.compat,
+        render,
+        "Generate text for SageMaker, as POST / does",
+        body=CompatGenerateRequest,
+        keys=("inputs",),
+    ),
+    Route(
+        "POST",
+        "/chat_tokenize",
+        operations.chat_tokenize,
+        render,
+        "Apply the chat template and tokenize a conversation",
+        body=ChatRequest,
+        takes_place=True,
+    ),
+    Route(
+        "POST",
+        "/vertex",
+        vertex.predict,
+        render,
+        "Generate text for several Vertex AI instances",
+        body=VertexRequest,
+        takes_place=True,
+        refused=generate.overloaded,
+    ),
+    Route("GET", "/info", operations.info, render, "Describe the served model and the limits"),
+    Route("GET", "/", operations.health, render, "Check whether requests can be served", scope=None),
+    Route("GET", "/health", operations.health, render, "Check whether requests can be served", scope=None),
+    Route("GET", "/ping", operations.health, render, "Check whether requests can be served", scope=None),
+)
+
+DIALECT = Dialect("tgi", "TGI", front=RouteSet(ROUTES, render, STATUSES))

@@ -1,0 +1,36 @@
+"""Triton and KServe v2: the declaration, with the gRPC service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inference.dialects.triton.grpc_calls import Timeouts
+from inference.dialects.triton.grpc_service import GrpcInferenceService
+from inference.dialects.triton.routes import FRONT
+from inference.dialects.triton.settings import TritonSettings
+from inference.dialects.triton.statistics import TritonStatistics
+from inference.planes.declaration import Dialect, GrpcListener, Parts, Setup
+
+if TYPE_CHECKING:
+    from inference.planes.declaration import ServerOptions, Terminate
+    from inference.services import Services
+
+
+def configure(settings: TritonSettings, server: ServerOptions) -> Setup:
+    """The gRPC service listens on the server's address."""
+
+    def start(services: Services, terminate: Terminate) -> Parts:
+        timeouts = Timeouts(server.body_timeout_s, server.slow_client_timeout_s)
+        service = GrpcListener(
+            server.host,
+            settings.grpc_port,
+            GrpcInferenceService(services, timeouts).handler(),
+            settings.grpc_max_message_bytes,
+            settings.grpc_max_connections,
+        )
+        return Parts(grpc=[service], observers=[TritonStatistics()])
+
+    return Setup(start=start)
+
+
+DIALECT = Dialect("triton", "Triton", front=FRONT, settings=TritonSettings, configure=configure)

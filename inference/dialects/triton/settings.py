@@ -1,0 +1,15 @@
+"""The settings of Triton's gRPC service."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from inference.planes.declaration import DialectSettings
+
+
+class TritonSettings(DialectSettings):
+    """DRAGOMAN_GRPC_*."""
+
+    grpc_port: int = Field(8001, ge=0, le=65535, description="Port of Triton's gRPC service; 0 switches it off.")
+    grpc_max_message_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="Largest message over gRPC.")
+    grpc_max_connections: int = Field(256, ge=1, le=65536, description="Connections to the gRPC port at once.")

@@ -1,0 +1,36 @@
+"""vLLM's own routes beside OpenAI's: the declaration and its routes."""
+
+from __future__ import annotations
+
+from inference.dialects.vllm import generate, lora, tokenization
+from inference.dialects.vllm import status as operations
+from inference.dialects.vllm.generate import DemoRequest
+from inference.dialects.vllm.lora import LoadRequest, UnloadRequest
+from inference.dialects.vllm.tokenization import DetokenizeRequest, TokenizeRequest
+from inference.http.routing import Route, RouteSet
+from inference.planes.declaration import Dialect
+from inference.vendors.openai_errors import STATUSES, render
+
+ROUTES = (
+    Route(
+        "POST", "/generate", generate.generate, render, "Complete a prompt, as vLLM's demo server did",
+        body=DemoRequest, keys=("prompt",),
+    ),
+    Route(
+        "POST", "/tokenize", tokenization.tokenize, render, "Tokenize a prompt or a conversation",
+        body=TokenizeRequest, keys=("prompt", "messages"),
+    ),
+    Route("POST", "/detokenize", tokenization.detokenize, render, "Turn tokens into text", body=DetokenizeRequest, takes_place=True),
+    Route("GET", "/tokenizer_info", tokenization.tokenizer_info, render, "Get the tokenizer's configuration"),
+    Route("GET", "/version", operations.version, render, "Get the server's version", scope=None),
+    Route("GET", "/load", operations.load, render, "Count the running requests", scope="metrics"),
+    Route("POST", "/ping", operations.ping, render, "Check whether requests can be served", scope=None),
+    Route("POST", "/v1/load_lora_adapter", lora.load, render, "Load an adapter", scope="manage", body=LoadRequest),
+    Route(
+        "POST", "/v1/unload_lora_adapter", lora.unload, render, "Unload an adapter", scope="manage",
+        body=UnloadRequest,
+    ),
+    *(Route("POST", path, operations.refuse, render, "Refuse the request (not served)") for path in operations.REFUSED),
+)  # fmt: skip
+
+DIALECT = Dialect("vllm", "vLLM", front=RouteSet(ROUTES, render, STATUSES))
