@@ -45,6 +45,7 @@ class LiveServer:
     management_port: int = field(default_factory=free_port)
     metrics_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
+    command: tuple[str, ...] = ("manage.py", "serve")
     process: subprocess.Popen | None = None
 
     @property
@@ -90,7 +91,7 @@ class LiveServer:
     def start(self, wait: bool = True) -> LiveServer:
         self.data_dir.mkdir(exist_ok=True, parents=True)
         environment = self.settings()
-        command = [sys.executable, "-W", "ignore", "manage.py", "serve"]
+        command = [sys.executable, "-W", "ignore", *self.command]
         with (self.data_dir / "test.log").open("a") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=log, stderr=log, preexec_fn=heed_interrupts
