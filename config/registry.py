@@ -28,7 +28,7 @@ logger = structlog.get_logger(__name__)
 
 
 MAX_SHOWN = 1000
-"""Characters of a client's path that are told back."""
+"""Characters of a client's path that an error repeats."""
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -59,8 +59,8 @@ async def _with_database(function: Callable[P, T], *args: P.args, **kwargs: P.kw
 
 
 class DjangoRegistry:
-    """`inference.workers.registry.Registry`. `reconciler` publishes what was changed and knows what the rows do not say yet;
-    `roots` are the folders that clients may name adapters in, None: any folder.
+    """`inference.workers.registry.Registry`. `reconciler` publishes changes and knows what the database does not say
+    yet; `roots` are the folders that clients may name adapters in, None: any folder.
     """
 
     def __init__(self, reconciler: Reconciler, roots: list[Path] | None) -> None:

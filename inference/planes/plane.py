@@ -82,7 +82,7 @@ class Plane:
             await exchange.respond(_rendered(render, error))
         except ClientGone:
             raise
-        except Exception:  # one of the edges: what nobody foresaw is logged here and told without details
+        except Exception:  # one of the edges: an unforeseen error is logged here and answered without details
             logger.exception("unhandled error", path=exchange.path)
             if exchange.status:
                 raise
