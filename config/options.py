@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-ROOT = Path(__file__).resolve().parent.parent
+from config.installation import DEMO_MODEL, default_data_dir
 
 
 class Options(BaseSettings):
@@ -22,9 +22,11 @@ class Options(BaseSettings):
     host: str = Field("127.0.0.1", description="Address that every plane binds.")
     front_port: int = Field(8000, ge=1, le=65535, description="Port of the front plane, which most dialects share.")
     control_port: int = Field(8080, ge=1, le=65535, description="Port of the admin; may be the front port.")
-    data_dir: Path = Field(ROOT / "var", description="Folder for the database, sockets and generated secrets.")
+    data_dir: Path = Field(
+        default_factory=default_data_dir, description="Folder for the database, sockets and generated secrets."
+    )
     database_url: str = Field("", description="postgresql://user:password@host/name; empty is SQLite in data_dir.")
-    model: str = Field(str(ROOT / "models" / "demo"), description="Directory or hub id that `serve` deploys.")
+    model: str = Field(str(DEMO_MODEL), description="Directory or hub id that `serve` deploys.")
     require_api_key: bool | None = Field(None, description="Ask for API keys; unset asks unless bound to loopback.")
     allowed_hosts: list[str] = Field([], description="Further host names under which the server answers; * is any.")
     allowed_origins: list[str] = Field(

@@ -1,4 +1,4 @@
-"""Everything that `manage.py serve` runs in its process: startup, the main loop, shutdown."""
+"""Everything that `serve` runs in its process: startup, the main loop, shutdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import threading
-from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inference.server.plane_server import LAST_WORDS_S, PlaneServer  # first: installs the asyncio reactor
@@ -20,6 +20,7 @@ from django.db import close_old_connections
 
 from config import logs
 from config.asgi import PlaneRouter
+from config.installation import version
 from config.listeners import build_listeners
 from config.registry import DjangoRegistry
 from inference import errors
@@ -79,7 +80,7 @@ class Server:
             metrics=metrics,
             limits=Limits(max_body_bytes=options.max_body_bytes),
             sites=Sites(options.own_hosts, frozenset(options.allowed_origins)),
-            version=_version(),
+            version=version(),
         )
         self.listeners = build_listeners(options, dialects, setups, self.services, self._terminate)
         self.planes = PlaneRouter(self.listeners.shared)
@@ -246,7 +247,7 @@ def _welcome(options: Options, dialects: Sequence[Dialect], model: str) -> str:
         "",
     ]
     if options.api_key_required:
-        lines.append("  API keys are required: make one with `manage.py createkey NAME`.\n")
+        lines.append(f"  API keys are required: make one with `{Path(sys.argv[0]).name} createkey NAME`.\n")
     return "\n".join(lines)
 
 
@@ -258,10 +259,3 @@ def _url(options: Options, port: int) -> str:
 def _shown(path: os.PathLike[str]) -> str:
     """Relative where that is shorter."""
     return min(os.fspath(path), os.path.relpath(path), key=len)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("dragoman")
-    except metadata.PackageNotFoundError:
-        return "0.1.0"

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.urls import reverse_lazy
 
-from config.options import ROOT, get_options
+from config.options import get_options
 
 options = get_options()
 
@@ -54,7 +54,6 @@ def _database(url: str) -> dict[str, Any]:
     }
 
 
-BASE_DIR = ROOT
 SECRET_KEY = _secret_key(options.data_dir / "secret-key")
 DEBUG = False
 ALLOWED_HOSTS = ["*"]  # config.asgi checks the name before anything of Django's runs, by one rule for all planes

@@ -45,7 +45,8 @@ class LiveServer:
     management_port: int = field(default_factory=free_port)
     metrics_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
-    command: tuple[str, ...] = ("manage.py", "serve")
+    program: list[str] = field(default_factory=lambda: [sys.executable, "-W", "ignore", "manage.py"])
+    folder: Path = ROOT
     process: subprocess.Popen | None = None
 
     @property
@@ -91,10 +92,14 @@ class LiveServer:
     def start(self, wait: bool = True) -> LiveServer:
         self.data_dir.mkdir(exist_ok=True, parents=True)
         environment = self.settings()
-        command = [sys.executable, "-W", "ignore", *self.command]
         with (self.data_dir / "test.log").open("a") as log:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=log, preexec_fn=heed_interrupts
+                [*self.program, "serve"],
+                cwd=self.folder,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                preexec_fn=heed_interrupts,
             )
         if wait:
             self.wait_ready()

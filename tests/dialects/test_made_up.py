@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import grpc
 import httpx
 import pytest
@@ -33,7 +35,9 @@ def made_up(tmp_path_factory, port):
         "DRAGOMAN_MADE_UP_GRPC_PORT": str(grpc_port),
     }
     data = tmp_path_factory.mktemp("made_up") / "var"
-    server = LiveServer(data, environment=environment, grpc_port=grpc_port, command=("-c", SERVE)).start()
+    server = LiveServer(
+        data, environment=environment, grpc_port=grpc_port, program=[sys.executable, "-W", "ignore", "-c", SERVE]
+    ).start()
     yield server
     assert server.stop() == 0, server.log
 
@@ -75,6 +79,8 @@ def test_its_routes_are_in_the_documentation(made_up):
 
 def test_a_setting_of_its_own_is_checked_at_start(tmp_path):
     environment = {"DJANGO_SETTINGS_MODULE": "config.settings", "DRAGOMAN_MADE_UP_PORT": "70000"}
-    server = LiveServer(tmp_path / "var", environment=environment, command=("-c", SERVE)).start(wait=False)
+    server = LiveServer(
+        tmp_path / "var", environment=environment, program=[sys.executable, "-W", "ignore", "-c", SERVE]
+    ).start(wait=False)
     assert server.process.wait(60) == 1
     assert "made_up_port" in server.log

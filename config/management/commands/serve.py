@@ -1,4 +1,4 @@
-"""`manage.py serve`: migrate, register and deploy the model, and serve it until SIGTERM or Ctrl-C."""
+"""`serve`: migrate, register and deploy the model, and serve it until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from django.db import Error as DatabaseError
 from pydantic import ValidationError
 
 from config import logs
-from config.options import ROOT, Options, get_options
+from config.installation import DEMO_ADAPTERS, DEMO_MODEL
+from config.options import Options, get_options
 from inference import dialects
 from inference.planes.declaration import SetupError
 from inference.server.tls import TlsError
@@ -42,7 +43,6 @@ ENGINE_FIELDS = (
     "device", "dtype", "quantization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes",
     "speculative_tokens", "tensor_parallel_size", "threads",
 )  # fmt: skip
-DEMO_ADAPTERS = ROOT / "models" / "demo-adapters"
 
 
 class Command(BaseCommand):
@@ -118,7 +118,7 @@ def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None =
         stop_deployment(other, ACTOR)
     make_default(deployment, ACTOR)
     start_deployment(deployment, ACTOR, max(1, deployment.replicas))
-    if local and path.resolve() == ROOT / "models" / "demo":
+    if local and path.resolve() == DEMO_MODEL:
         for directory in sorted(p for p in DEMO_ADAPTERS.glob("*") if p.is_dir()):
             register_adapter(directory.name, version.model, str(directory), ACTOR)
     deployment.refresh_from_db()

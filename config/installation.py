@@ -1,0 +1,31 @@
+"""Where this server's own files lie, where it may write, and which version it is: in a source tree and in a wheel."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The folder of our packages: the source tree, or in a wheel the folder `dragoman` of site-packages (see `setup.py`)."""
+PROJECT = ROOT / "pyproject.toml"
+"""Stands in a source tree alone."""
+DEMO_MODEL = ROOT / "models" / "demo"
+DEMO_ADAPTERS = ROOT / "models" / "demo-adapters"
+
+
+def default_data_dir() -> Path:
+    """`var` of a source tree. An installed server writes nothing beside its code: `dragoman` in the user's folder for
+    data (https://specifications.freedesktop.org/basedir-spec/latest/).
+    """
+    if PROJECT.is_file():
+        return ROOT / "var"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "dragoman"
+
+
+def version() -> str:
+    """What pyproject.toml says, directly in a source tree, through the installed metadata elsewhere."""
+    if PROJECT.is_file():
+        return str(tomllib.loads(PROJECT.read_text())["project"]["version"])
+    return metadata.version("dragoman")

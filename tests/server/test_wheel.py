@@ -1,0 +1,132 @@
+"""The wheel holds what the server reads, and serves from it alone: nothing of the source tree is in reach."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from config.installation import version
+from tests.conftest import ROOT
+from tests.live import LiveServer
+
+SHIPPED = ("config", "engine", "inference", "management", "models")
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+
+
+def source_files() -> list[str]:
+    """What a clone would have, and files that are new."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [name for name in names if (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree, built = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("built")
+    for name in source_files():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(built), str(tree)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [file] = built.iterdir()
+    return file
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel alone, installed; what it depends on is in the interpreter's own environment."""
+    target = tmp_path_factory.mktemp("site")
+    command = [*PIP, "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
+    subprocess.run(command, check=True, capture_output=True)
+    return target
+
+
+@dataclass
+class InstalledServer(LiveServer):
+    """`dragoman serve` in a folder of its own, with no settings but its ports."""
+
+    site: Path = ROOT
+
+    def settings(self) -> dict[str, str]:
+        ours = super().settings()
+        del ours["DRAGOMAN_DATA_DIR"], ours["DRAGOMAN_MODEL"]
+        share = str(self.data_dir.parent)
+        return {**ours, "PYTHONPATH": str(self.site), "XDG_DATA_HOME": share, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@pytest.fixture
+def installed(site: Path, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    made = InstalledServer(
+        tmp_path / "share" / "dragoman",
+        program=[sys.executable, str(site / "bin" / "dragoman")],
+        folder=tmp_path / "empty",
+        site=site,
+    )
+    yield made
+    if made.process is not None:
+        made.stop()
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_holds_every_file_of_its_packages_and_no_other(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    sources = source_files()
+    wanted = {f"dragoman/{name}" for name in sources if name.split("/")[0] in SHIPPED}
+    assert held == wanted | {name for name in sources if name.startswith("dragoman/")}
+
+
+def test_it_serves(installed, site):
+    reach = f"import importlib.util as u; print([u.find_spec(name) for name in {SHIPPED!r}])"
+    told = subprocess.run(
+        [sys.executable, "-c", reach], cwd=installed.folder, env=installed.settings(), capture_output=True, text=True
+    )
+    assert told.stdout.strip() == str([None] * len(SHIPPED)), told.stdout + told.stderr
+    before = files(site)
+    installed.start()
+    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    answer = installed.post("/v1/chat/completions", body).json()
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+    assert {"json", "pirate"} <= {model["id"] for model in installed.get("/v1/models").json()["data"]}
+    structured = {**body, "response_format": {"type": "json_object"}, "max_tokens": 8}
+    assert installed.post("/v1/chat/completions", structured).status_code == 200  # a process of its own compiles
+    assert installed.get("/version").json() == {"version": version()}
+    assert installed.get("/openapi.json").json()["info"]["version"] == version()
+    assert installed.get("/docs", follow_redirects=True).status_code == 200
+    for path in ("/admin/login/", "/static/admin/css/base.css", "/static/management/live_status.js"):
+        assert httpx.get(f"{installed.admin_url}{path}").status_code == 200, path
+    assert installed.stop() == 0, installed.log
+    assert files(site) == before
+    assert not files(installed.folder)
+    assert {"dragoman.sqlite3", "secret-key", "admin-password"} <= files(installed.data_dir)
+
+
+def test_its_other_commands_are_those_of_manage_py(installed):
+    def run(*arguments: str) -> str:
+        command = [*installed.program, *arguments]
+        done = subprocess.run(
+            command, cwd=installed.folder, env=installed.settings(), check=True, capture_output=True, text=True
+        )
+        return done.stdout
+
+    assert run("--version") == f"{version()}\n"
+    run("migrate", "--verbosity", "0")
+    assert len(run("createkey", "client").strip()) > 20
+    assert "No changes detected" in run("makemigrations", "--check", "--dry-run")
+
+
+def test_the_source_tree_says_the_same_version():
+    told = subprocess.run([sys.executable, "manage.py", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert told.stdout == f"{version()}\n"
