@@ -7,14 +7,30 @@ import re
 import socket
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, create_model, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from config.installation import DEMO_MODEL, default_data_dir
+from engine.config import OPTIONS
+
+EngineSettings = create_model(
+    "EngineSettings",
+    __base__=BaseSettings,
+    **{
+        field.name: (
+            field.type,
+            Field(field.default, ge=field.option.least, le=field.option.most, description=field.option.description),
+        )
+        for field in OPTIONS.values()
+        if field.option.setting
+    },
+)
+"""A setting for each option of `engine.config` that has one."""
 
 
-class Options(BaseSettings):
+class Options(EngineSettings):
     """The server's settings. Times are seconds."""
 
     model_config = SettingsConfigDict(env_prefix="DRAGOMAN_", extra="forbid", frozen=True, populate_by_name=True)
@@ -56,26 +72,6 @@ class Options(BaseSettings):
     slow_client_timeout_s: float = Field(30, gt=0, description="How long a client may leave its stream unread.")
     drain_s: float = Field(30, ge=0, description="How long running requests may go on after SIGTERM.")
     log_format: str = Field("console", pattern="^(console|json)$", description="How log lines are written.")
-    device: str = Field(
-        "auto",
-        pattern="^(auto|cpu|cuda)$",
-        description="Where new deployments compute; auto is CUDA where there is any.",
-    )
-    dtype: str = Field(
-        "auto", pattern="^(auto|float32|bfloat16|float16)$", description="Weights' type of new deployments."
-    )
-    quantization: str = Field(
-        "none", pattern="^(none|int8)$", description="Eight-bit weights and products for new deployments."
-    )
-    max_model_len: int = Field(0, ge=0, description="Longest sequence of new deployments; 0 is the model's own limit.")
-    max_num_seqs: int = Field(64, ge=1, le=4096, description="Sequences in one step of new deployments.")
-    max_num_batched_tokens: int = Field(1024, ge=1, description="Tokens in one step of new deployments.")
-    kv_cache_bytes: int = Field(0, ge=0, description="KV cache of new deployments; 0 sizes it from free memory.")
-    speculative_tokens: int = Field(
-        4, ge=0, le=16, description="Tokens guessed ahead in small batches of new deployments; 0 guesses nothing."
-    )
-    tensor_parallel_size: int = Field(1, ge=1, le=64, description="CUDA devices that compute one model together.")
-    threads: int = Field(0, ge=0, description="Threads of an engine worker; 0 is one per usable CPU.")
 
     @field_validator("allowed_hosts", "allowed_origins")
     @classmethod
@@ -94,6 +90,11 @@ class Options(BaseSettings):
     def own_hosts(self) -> frozenset[str]:
         """The names with a dot by which the server may be called."""
         return frozenset({self.host.lower(), socket.gethostname().lower(), *self.allowed_hosts})
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """What the deployment that `serve` makes is given."""
+        return {name: getattr(self, name) for name in EngineSettings.model_fields}
 
     @property
     def api_key_required(self) -> bool:

@@ -1,66 +1,144 @@
-"""What a worker is told at its start. Frozen; it validates itself and looks at nothing outside."""
+"""What a worker is told at its start: the one list of an engine's options.
+
+Whatever else knows the options derives them from here: the server's settings, the deployment's form in the admin, the
+table in docs/configuration.md. Torch-free.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 
-class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One worker's model, limits and address.
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a field of EngineConfig means; stands in the field's annotation.
 
-    `model` is a directory or a hub id; `device` "auto" is a CUDA device where there is one. `dtype` "auto" is bfloat16 where the CPU multiplies it natively (AVX512_BF16,
-    AMX), else float32. `quantization` "int8" keeps the layers' weights in bytes, and takes no adapters. `max_model_len` 0 takes the model's own limit. `kv_cache_bytes` 0 sizes the cache from free memory.
-    `task` "auto" goes by the model's files: sentence-transformers' and models without a head make embeddings.
-    `speculative_tokens` is the most that is guessed ahead of a sequence in small batches; 0 guesses nothing.
-    `tensor_parallel_size` CUDA devices compute one model together, and take no adapters. `threads` 0 is one per usable CPU (engine.process.cpus). `max_adapters` may compute at a time, `max_cached_adapters` stay in memory.
+    `least` and `most` bound a number, ends included. `setting`: the server has a setting DRAGOMAN_<NAME>, which the
+    deployment that `serve` makes gets. `reserved`: the launcher sets the field, no deployment may.
     """
 
-    model: str
-    worker_id: str = "worker"
-    epoch: int = 0
-    task: Literal["auto", "generate", "embed"] = "auto"
-    socket: str = ""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "int8"] = "none"
-    max_model_len: int = 0
-    block_size: int = 16
-    kv_cache_bytes: int = 0
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 1024
-    max_waiting_requests: int = 1024
-    speculative_tokens: int = 4
-    prefix_caching: bool = True
-    max_adapters: int = 8
-    max_cached_adapters: int = 32
-    max_adapter_rank: int = 64
-    tensor_parallel_size: int = 1
-    threads: int = 0
-    client_timeout_s: float = 30.0
-    cache_dir: str = ""
-    """Where files derived from the model go (a converted tokenizer); empty means a temporary folder."""
+    description: str
+    least: int | None = None
+    most: int | None = None
+    setting: bool = False
+    reserved: bool = False
+
+
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One worker's model, limits and address. Frozen; it validates itself and looks at nothing outside."""
+
+    model: Annotated[str, Option("Directory or hub id.", reserved=True)]
+    worker_id: Annotated[str, Option("The worker's name on the wire.", reserved=True)] = "worker"
+    epoch: Annotated[int, Option("Sets the worker apart from earlier ones of its name.", reserved=True)] = 0
+    socket: Annotated[str, Option("Path of the Unix socket on which it listens.", reserved=True)] = ""
+    cache_dir: Annotated[
+        str,
+        Option(
+            "Folder of files derived from the model (a converted tokenizer); empty: a temporary one.", reserved=True
+        ),
+    ] = ""
+    task: Annotated[
+        Literal["auto", "generate", "embed"],
+        Option("What the model is for; auto: sentence-transformers' models and models without a head make embeddings."),
+    ] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Option("Where it computes; auto is CUDA where torch finds a device.", setting=True),
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Option(
+            "Type of the weights; auto is bfloat16 on CPUs that multiply it natively (AVX512_BF16, AMX), else float32.",
+            setting=True,
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8"], Option("int8 keeps the layers' weights in bytes, and takes no adapters.", setting=True)
+    ] = "none"
+    max_model_len: Annotated[
+        int, Option("Longest sequence in tokens; 0 is the model's own limit.", 0, 1 << 24, setting=True)
+    ] = 0
+    max_num_seqs: Annotated[int, Option("Sequences in one step.", 1, 4096, setting=True)] = 64
+    max_num_batched_tokens: Annotated[
+        int, Option("Tokens in one step; at least one for each sequence.", 1, 1 << 20, setting=True)
+    ] = 1024
+    max_waiting_requests: Annotated[
+        int, Option("Requests that may wait for a place; more are refused.", 1, 1 << 20)
+    ] = 1024
+    kv_cache_bytes: Annotated[
+        int, Option("Size of the KV cache on each device; 0 takes it from free memory.", 0, 1 << 44, setting=True)
+    ] = 0
+    block_size: Annotated[int, Option("Tokens in one block of the KV cache.", 1, 256)] = 16
+    prefix_caching: Annotated[bool, Option("Keep the blocks of finished sequences for prompts that begin alike.")] = (
+        True
+    )
+    speculative_tokens: Annotated[
+        int,
+        Option(
+            "Most tokens that are guessed ahead of a sequence while few run; 0 guesses nothing.", 0, 16, setting=True
+        ),
+    ] = 4
+    max_adapters: Annotated[int, Option("Adapters that may compute at a time.", 1, 256)] = 8
+    max_cached_adapters: Annotated[int, Option("Adapters that stay in memory.", 1, 4096)] = 32
+    max_adapter_rank: Annotated[int, Option("Largest rank of an adapter.", 1, 256)] = 64
+    tensor_parallel_size: Annotated[
+        int,
+        Option(
+            "CUDA devices of one machine that compute one model together, and take no adapters.", 1, 64, setting=True
+        ),
+    ] = 1
+    threads: Annotated[
+        int, Option("Threads of a worker; 0 is one for each CPU that it may use.", 0, 1024, setting=True)
+    ] = 0
+    client_timeout_s: Annotated[
+        float, Option("Seconds for which a client may leave its connection unread before it is dropped.")
+    ] = 30.0
 
     def __post_init__(self) -> None:
-        bounds = {
-            "max_model_len": (self.max_model_len, 0, 1 << 24),
-            "block_size": (self.block_size, 1, 256),
-            "kv_cache_bytes": (self.kv_cache_bytes, 0, 1 << 44),
-            "max_num_seqs": (self.max_num_seqs, 1, 4096),
-            "max_num_batched_tokens": (self.max_num_batched_tokens, 1, 1 << 20),
-            "max_waiting_requests": (self.max_waiting_requests, 1, 1 << 20),
-            "speculative_tokens": (self.speculative_tokens, 0, 16),
-            "max_adapters": (self.max_adapters, 1, 256),
-            "max_cached_adapters": (self.max_cached_adapters, 1, 4096),
-            "max_adapter_rank": (self.max_adapter_rank, 1, 256),
-            "tensor_parallel_size": (self.tensor_parallel_size, 1, 64),
-            "threads": (self.threads, 0, 1024),
-        }
-        for name, (value, low, high) in bounds.items():
-            if not low <= value <= high:
-                raise ValueError(f"{name} must be between {low} and {high}, got {value}")
+        for name, least, most in _BOUNDS:
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ValueError(f"{name} must be between {least} and {most}, got {value}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs: a decode step feeds one each")
         if not self.model:
             raise ValueError("model must not be empty")
+
+
+class OptionField(msgspec.Struct, frozen=True):
+    """A field of EngineConfig that a deployment may set."""
+
+    name: str
+    type: Any
+    """int, float, bool, or a Literal of names."""
+    default: Any
+    option: Option
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names that may stand there; empty for what is no Literal."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+
+def _fields() -> list[OptionField]:
+    hints = get_type_hints(EngineConfig, include_extras=True)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(EngineConfig)}
+    found = []
+    for name, (kind, option) in ((name, get_args(hint)) for name, hint in hints.items() if name in defaults):
+        found.append(OptionField(name, kind, defaults[name], option))
+    return found
+
+
+_ALL = _fields()
+_BOUNDS = tuple(
+    (field.name, field.option.least, field.option.most)
+    for field in _ALL
+    if field.option.least is not None and field.option.most is not None
+)
+OPTIONS = {field.name: field for field in _ALL if not field.option.reserved}
+"""What deployments may set, by name."""
+RESERVED = frozenset(field.name for field in _ALL if field.option.reserved)
+"""What the launcher sets."""

@@ -10,7 +10,9 @@ from django.shortcuts import get_object_or_404
 from unfold.decorators import action, display
 
 from management import live
+from management.admin import engine_options
 from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor
+from management.admin.engine_options import EngineOptionsForm
 from management.models import Deployment, Worker
 from management.services import deployments
 from management.services.errors import RegistryError
@@ -28,12 +30,16 @@ LABELS = {
 }
 
 
-class DeploymentForm(forms.ModelForm):
-    """Engine options are checked by the engine's own configuration."""
+class DeploymentForm(EngineOptionsForm):
+    """Together, the engine options are checked by the engine's own configuration."""
 
     class Meta:
         model = Deployment
-        fields = ["name", "version", "engine_options"]
+        fields = ["name", "version"]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.initial = {**self.instance.engine_options, **self.initial}
 
     def clean_name(self) -> str:
         """Refuse reserved names at their field."""
@@ -42,12 +48,14 @@ class DeploymentForm(forms.ModelForm):
             raise forms.ValidationError(f"{name} always means the default deployment.")
         return name
 
-    def clean_engine_options(self) -> dict[str, Any]:
-        """Refuse what an engine would not accept, at its field."""
+    def clean(self) -> dict[str, Any]:
+        """Refuse options that an engine would not accept beside each other."""
+        cleaned: dict[str, Any] = super().clean()
         try:
-            return deployments.check_engine_options(self.cleaned_data["engine_options"] or {})
+            self.instance.engine_options = deployments.check_engine_options(engine_options.chosen(cleaned))
         except RegistryError as error:
             raise forms.ValidationError(str(error)) from error
+        return cleaned
 
 
 @admin.register(Deployment)
@@ -74,6 +82,15 @@ class DeploymentAdmin(ServiceAdmin):
         if not mine:
             return ""
         return f"{sum(s.running for s in mine)} running, {sum(s.waiting for s in mine)} waiting"
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Options apart from the rest; who may only look sees them as they are stored."""
+        if obj is not None and not self.has_change_permission(request, obj):
+            return [(None, {"fields": ["name", "version", *self.readonly_fields, "engine_options"]})]
+        return [
+            (None, {"fields": ["name", "version", *self.readonly_fields]}),
+            ("Engine options", {"fields": list(engine_options.FIELDS)}),
+        ]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         """A name is for ever."""

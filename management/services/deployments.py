@@ -9,12 +9,11 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import F
 
-from engine.config import EngineConfig
+from engine.config import RESERVED, EngineConfig
 from management.models import Deployment, ModelVersion
 from management.services import audit
 from management.services.errors import RegistryError
 
-RESERVED_OPTIONS = {"model", "worker_id", "epoch", "socket", "cache_dir"}
 RESERVED_NAMES = {"tgi", "dummy"}
 MAX_REPLICAS = 64
 
@@ -87,7 +86,7 @@ def check_engine_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options if an engine would accept them; raises RegistryError that names the field."""
     if not isinstance(options, dict):
         raise RegistryError("engine_options: must be an object")
-    reserved = sorted(RESERVED_OPTIONS & set(options))
+    reserved = sorted(RESERVED & set(options))
     if reserved:
         raise RegistryError(f"engine_options.{reserved[0]}: is set by the launcher")
     try:

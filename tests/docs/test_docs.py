@@ -9,6 +9,7 @@ import pytest
 
 from config.options import Options
 from inference.dialects import declared_dialects
+from scripts.options_table import written
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -36,6 +37,12 @@ def environment_variables(settings):
             yield f"DRAGOMAN_{name.upper()}"
         else:
             yield from [alias] if isinstance(alias, str) else alias.choices
+
+
+def test_the_tables_of_engine_options_are_those_of_the_engine():
+    assert written(CONFIGURATION) == CONFIGURATION, "python -m scripts.options_table writes them"
+    assert "| `MAX_NUM_SEQS` | 64 | 1 to 4096 |" in CONFIGURATION
+    assert "| `prefix_caching` | true | `true`, `false` |" in CONFIGURATION
 
 
 def test_every_route_of_the_front_plane_is_documented(server):

@@ -6,13 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from html import unescape
 
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.cache import cache
 from django.test import Client
 from django.urls import reverse
+from django.utils.html import escape
 
+from engine.config import OPTIONS
 from management.models import ApiKey, AuditEvent, Deployment, Model, Worker
 from management.protection import TRIES, TRIES_OF_ONE
 from management.services.deployments import start_deployment
@@ -95,14 +98,60 @@ def test_register_a_model_and_deploy_it(browser):
     assert answer.status_code == 200
     version = Model.objects.get(name="org/new").versions.get()
     assert version.source == "/models/new"
-    body = {"name": "new", "version": version.pk, "engine_options": '{"max_num_seqs": 0}'}
-    assert "max_num_seqs must be between" in browser.post(url("deployment", "add"), body).content.decode()
-    browser.post(url("deployment", "add"), {**body, "engine_options": '{"max_num_seqs": 8}'})
-    assert Deployment.objects.get(name="new").engine_options == {"max_num_seqs": 8}
+    body = {"name": "new", "version": version.pk}
+    browser.post(url("deployment", "add"), {**body, "max_num_seqs": 8, "dtype": "", "prefix_caching": "False"})
+    assert Deployment.objects.get(name="new").engine_options == {"max_num_seqs": 8, "prefix_caching": False}
+
+
+def test_every_engine_option_has_a_field_with_its_meaning_and_bounds(browser, deployment):
+    page = browser.get(url("deployment", "change", deployment.pk)).content.decode()
+    for name, field in OPTIONS.items():
+        assert f'name="{name}"' in page, name
+        assert escape(field.option.description) in page, name
+        if field.type is int:
+            tag = re.search(rf'<input[^>]*name="{name}"[^>]*>', page)[0]
+            assert f'min="{field.option.least}"' in tag, name
+            assert f'max="{field.option.most}"' in tag, name
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_num_seqs": 0}, "greater than or equal to 1"),
+        ({"max_num_seqs": "many"}, "Enter a whole number"),
+        ({"dtype": "int3"}, "Select a valid choice"),
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 8}, "at least max_num_seqs"),
+    ],
+)
+def test_options_that_no_engine_accepts_are_refused(browser, deployment, options, text):
+    body = {"name": "demo", "version": deployment.version_id, **options}
+    assert text in browser.post(url("deployment", "change", deployment.pk), body).content.decode()
+    deployment.refresh_from_db()
+    assert deployment.engine_options == {}
+
+
+def test_options_are_shown_as_stored_and_an_empty_field_is_the_default(browser, deployment):
+    Deployment.objects.update(engine_options={"max_num_seqs": 7, "dtype": "float16", "an_older_option": 1})
+    page = browser.get(url("deployment", "change", deployment.pk)).content.decode()
+    assert 'value="7"' in re.search(r'<input[^>]*name="max_num_seqs"[^>]*>', page)[0]
+    assert re.search(r'<option value="float16"\s+selected', page)
+    body = {"version": deployment.version_id, "max_num_seqs": "", "dtype": "float16"}
+    assert browser.post(url("deployment", "change", deployment.pk), body).status_code == 302
+    deployment.refresh_from_db()
+    assert deployment.engine_options == {"dtype": "float16"}
+
+
+def test_viewers_see_the_options(client, deployment):
+    Deployment.objects.update(engine_options={"max_num_seqs": 7})
+    viewer = User.objects.create_user("viewer", password="secret-enough", is_staff=True)
+    viewer.user_permissions.add(Permission.objects.get(codename="view_deployment"))
+    client.force_login(viewer)
+    page = client.get(url("deployment", "change", deployment.pk)).content.decode()
+    assert re.search(r'"max_num_seqs":\s*7\b', unescape(re.sub(r"<[^>]+>", "", page)))
 
 
 def test_a_reserved_name_is_refused_at_its_field(browser, deployment):
-    body = {"name": "tgi", "version": deployment.version_id, "engine_options": "{}"}
+    body = {"name": "tgi", "version": deployment.version_id}
     assert "always means the default" in browser.post(url("deployment", "add"), body).content.decode()
     assert browser.post(url("deployment", "start", 999)).status_code == 404
 

@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     from inference.planes.declaration import Setup
 
 ACTOR = "serve"
-ENGINE_FIELDS = (
-    "device", "dtype", "quantization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes",
-    "speculative_tokens", "tensor_parallel_size", "threads",
-)  # fmt: skip
 
 
 class Command(BaseCommand):
@@ -108,7 +104,7 @@ def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None =
         re.sub(r"[^A-Za-z0-9._/-]", "-", path.resolve().name if looks_like_path else source).lstrip("._/-") or "model"
     )
     version = register_model(name, source, ACTOR)
-    engine_options = {field: getattr(settings, field) for field in ENGINE_FIELDS} | (changed_options or {})
+    engine_options = settings.engine_options | (changed_options or {})
     deployment = Deployment.objects.filter(name=name).first()
     if deployment is None:
         deployment = create_deployment(name, version, ACTOR, engine_options)

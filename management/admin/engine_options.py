@@ -1,0 +1,49 @@
+"""A deployment's engine options as form fields, made from the engine's own list of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.utils.html import escape
+from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminIntegerFieldWidget, UnfoldAdminSelectWidget
+
+from engine.config import OPTIONS
+
+if TYPE_CHECKING:
+    from engine.config import OptionField
+
+
+def _is_true(value: str) -> bool:
+    return value == "True"
+
+
+def form_field(option: OptionField) -> forms.Field:
+    """A field that is empty where the option has its default."""
+    shared: dict[str, Any] = {"required": False, "label": option.name, "help_text": escape(option.option.description)}
+    if option.choices or option.type is bool:
+        names = option.choices or ("True", "False")
+        choices = [("", f"Default ({option.default})"), *((name, name) for name in names)]
+        coerce = str if option.choices else _is_true
+        return forms.TypedChoiceField(
+            choices=choices, coerce=coerce, empty_value=None, widget=UnfoldAdminSelectWidget, **shared
+        )
+    attributes = {"placeholder": str(option.default)}
+    if option.type is float:
+        return forms.FloatField(widget=UnfoldAdminDecimalFieldWidget(attrs=attributes), **shared)
+    return forms.IntegerField(
+        min_value=option.option.least,
+        max_value=option.option.most,
+        widget=UnfoldAdminIntegerFieldWidget(attrs=attributes),
+        **shared,
+    )
+
+
+FIELDS = {name: form_field(option) for name, option in OPTIONS.items()}
+EngineOptionsForm = type(forms.ModelForm)("EngineOptionsForm", (forms.ModelForm,), dict(FIELDS))
+"""The base of a form for whatever has engine options."""
+
+
+def chosen(cleaned: dict[str, Any]) -> dict[str, Any]:
+    """The options that were filled in."""
+    return {name: cleaned[name] for name in FIELDS if cleaned.get(name) is not None}
