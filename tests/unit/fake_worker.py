@@ -1,0 +1,442 @@
+"""A worker that computes nothing: it speaks `engine.messages` over a Unix socket and says what its scripts tell it to.
+
+In a test it runs on the test's own event loop, so that all happens in one order: a step is taken when everything that
+was ready has run, and no clock is looked at. `python -m tests.unit.fake_worker` is the same behind the pipes of
+`engine.__main__`, for launchers. It imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from engine import messages
+from engine.config import EngineConfig
+from engine.failures import ExitStatus, Failure, FailureCode, FinishReason
+from engine.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    AdapterCommand,
+    Dead,
+    Embed,
+    EmbeddingInfo,
+    FrameBuffer,
+    Heartbeat,
+    Hello,
+    ModelInfo,
+    Outputs,
+    Ready,
+    Refused,
+    Reply,
+    RequestOutput,
+    Stats,
+    Submit,
+    TokenLogprob,
+)
+
+DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
+SETTLE_TURNS = 50
+"""Turns of the event loop in which whatever is ready runs to its end: a frame's way from socket to client takes about ten."""
+DEFAULT_LENGTH = 6
+DIMENSIONS = 4
+
+
+def model_info(**changes: object) -> ModelInfo:
+    """The demo model's facts."""
+    facts = ModelInfo(
+        directory=str(DEMO),
+        tokenizer_file=str(DEMO / "tokenizer.json"),
+        architecture="LlamaForCausalLM",
+        dtype="float32",
+        device="cpu",
+        vocab_size=1736,
+        max_model_len=2048,
+        eos_token_ids=[2, 0],
+        block_size=16,
+        num_blocks=1000,
+        max_num_seqs=64,
+        max_num_batched_tokens=1024,
+        max_adapter_rank=64,
+        sampling_defaults={},
+    )
+    return msgspec.structs.replace(facts, **changes)
+
+
+EMBEDDING = model_info(embedding=EmbeddingInfo(DIMENSIONS, None, True, "", False), max_adapter_rank=0)
+
+
+@dataclass
+class Gate:
+    """Where sequences stop until the test lets them go on."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    opened: bool = False
+    worker: FakeWorker | None = None
+    """Which waits for it."""
+
+    def open(self) -> None:
+        """Let everybody through."""
+        self.opened = True
+        if self.worker is not None:
+            self.worker.go_on()
+
+
+@dataclass(frozen=True)
+class Script:
+    """What comes of one request.
+
+    `tokens` None: the last few ids of the prompt, and an end token. As in an engine, an end or stop token and
+    `max_tokens` end it; where `tokens` are used up before, `finish` does. `per_step` tokens come in one output. After so
+    many tokens it fails (`fail_after`, with `failure`), its worker dies (`die_after`, with `last_words` if there are
+    any), or it waits (`gate_after`, at `gate`). `logprobs` are those of its tokens; by default -1/8, -2/8, ...
+    """
+
+    tokens: list[int] | None = None
+    finish: FinishReason = FinishReason.STOP
+    per_step: int = 1
+    fail_after: int | None = None
+    failure: Failure = Failure(FailureCode.STEP_FAILED)
+    die_after: int | None = None
+    last_words: str | None = None
+    gate_after: int | None = None
+    gate: Gate = field(default_factory=Gate)
+    logprobs: list[float] | None = None
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+    def tokens_for(self, submit: Submit) -> list[int]:
+        """All that could come."""
+        if self.tokens is not None:
+            return self.tokens
+        if submit.params.ignore_eos:
+            prompt = submit.prompt_token_ids
+            return [prompt[i % len(prompt)] for i in range(submit.params.max_tokens)]
+        return [token for token in submit.prompt_token_ids if token > 2][-DEFAULT_LENGTH:] + [2]
+
+
+def failed(request_id: int, failure: Failure) -> RequestOutput:
+    """The output that ends a request with a failure. The only place that knows how the wire carries one."""
+    return RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=_words(failure))
+
+
+def _words(failure: Failure) -> str:
+    """As `RequestOutput.error` has it as long as that is text."""
+    facts = failure.facts
+    if failure.code in (FailureCode.GRAMMAR, FailureCode.ADAPTER):
+        return f"{failure.code}: {facts.get('reason', '')}"
+    return {
+        FailureCode.STEP_FAILED: "the step that computed this request failed",
+        FailureCode.REQUEST_ID_IN_USE: "this request id is in use",
+    }.get(failure.code, str(failure.code))
+
+
+def logprob_of(token: int, value: float, asked: int, named: list[int] | None, vocabulary: int) -> TokenLogprob:
+    """A token and its `asked` (or `named`) alternatives: itself, the next ids, each half as likely as the one before."""
+    if named is not None:
+        return TokenLogprob(token, value, 1, [(i, value - 0.5 * n) for n, i in enumerate(named, 1)])
+    top = [((token + n) % vocabulary, value - 0.5 * n) for n in range(asked if asked >= 0 else vocabulary)]
+    return TokenLogprob(token, value, 1, top)
+
+
+class _Sequence:
+    """One Submit and how far its script has come."""
+
+    def __init__(self, connection: _Connection, submit: Submit, script: Script, vocabulary: int) -> None:
+        self.connection, self.submit, self.script, self.vocabulary = connection, submit, script, vocabulary
+        self.tokens, self.done = script.tokens_for(submit), 0
+
+    @property
+    def held(self) -> bool:
+        """Whether it waits at its gate."""
+        held = self.done == self.script.gate_after and not self.script.gate.opened
+        if held:
+            self.script.gate.reached.set()
+        return held
+
+    @property
+    def dies(self) -> bool:
+        return self.done == self.script.die_after
+
+    def output(self, eos: list[int]) -> RequestOutput:
+        """The next step's."""
+        script, params, request_id = self.script, self.submit.params, self.submit.request_id
+        if self.done == script.fail_after:
+            return failed(request_id, script.failure)
+        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
+        marks = (script.fail_after, script.die_after, script.gate_after)
+        most = min([self.done + script.per_step, params.max_tokens, *(m for m in marks if m and m > self.done)])
+        output = RequestOutput(request_id, token_ids=[], preemptions=script.preemptions)
+        first = self.done
+        for token in self.tokens[first:most]:
+            self.done += 1
+            output.token_ids.append(token)
+            if token in ends and self.done > params.min_tokens:
+                output.finish_reason, output.stop_token_id = FinishReason.STOP, token
+                break
+        if output.finish_reason is None and self.done >= params.max_tokens:
+            output.finish_reason = FinishReason.LENGTH
+        elif output.finish_reason is None and self.done == len(self.tokens) and self.done not in marks:
+            output.finish_reason = script.finish
+        if params.logprobs is not None:
+            output.logprobs = [self._logprob(first + n, t) for n, t in enumerate(output.token_ids)]
+        if first == 0:
+            output.cached_tokens, output.queue_s = script.cached_tokens, 0.0
+            if params.prompt_logprobs is not None:
+                known = enumerate(self.submit.prompt_token_ids[1:], 1)
+                asked = params.prompt_logprobs
+                output.prompt_logprobs = [logprob_of(t, -n / 16, asked, None, self.vocabulary) for n, t in known]
+        return output
+
+    def _logprob(self, at: int, token: int) -> TokenLogprob:
+        params, given = self.submit.params, self.script.logprobs
+        value = -(at + 1) / 8 if given is None else given[at]
+        return logprob_of(token, value, params.logprobs or 0, params.logprob_token_ids, self.vocabulary)
+
+
+@dataclass(eq=False)
+class _Connection:
+    """One client."""
+
+    writer: asyncio.StreamWriter
+    buffer: FrameBuffer = field(default_factory=FrameBuffer)
+    greeted: bool = False
+
+    def send(self, message: messages.ToClient) -> None:
+        if not self.writer.is_closing():
+            self.writer.write(messages.frame(message))
+
+
+class FakeWorker:
+    """Serves at `path` from `start` to `close`.
+
+    Requests take the `scripts` in the order in which they come, and then `default`. What came in can be read from
+    `submits`, `embeds`, `commands` and `aborted`; `until` waits for it.
+    """
+
+    def __init__(
+        self, path: str | Path, worker_id: str = "demo/0", epoch: int = 1, info: ModelInfo | None = None
+    ) -> None:
+        self.path, self.worker_id, self.epoch, self.info = str(path), worker_id, epoch, info or model_info()
+        self.scripts: deque[Script] = deque()
+        self.default = Script()
+        self.refuse: str | None = None
+        """Why every Hello is refused."""
+        self.replies: dict[str, str] = {}
+        """By an adapter command's action: why it is not carried out."""
+        self.embed_failure: Failure | None = None
+        self.silent = False
+        """Takes everything in and says nothing."""
+        self.draining = False
+        self.submits: list[Submit] = []
+        self.embeds: list[Embed] = []
+        self.commands: list[AdapterCommand] = []
+        self.aborted: list[int] = []
+        self.stats = Stats(blocks_total=self.info.num_blocks)
+        self._running: dict[tuple[_Connection, int], _Sequence] = {}
+        self._connections: list[_Connection] = []
+        self._happened = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._steps: asyncio.Task[None] | None = None
+
+    async def start(self) -> FakeWorker:
+        """Listen."""
+        self._server = await asyncio.start_unix_server(self._serve, self.path)
+        self._steps = asyncio.create_task(self._step_for_ever())
+        return self
+
+    async def close(self) -> None:
+        """End as a worker that was told to."""
+        if self._steps is not None:
+            self._steps.cancel()
+            await asyncio.gather(self._steps, return_exceptions=True)
+        self.die()
+
+    def die(self, last_words: str | None = None) -> None:
+        """Listen no more and hang up, with `last_words` if there are any."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            if last_words is not None:
+                connection.send(Dead(last_words))
+            connection.writer.close()
+        self._running.clear()
+
+    def beat(self) -> None:
+        """A heartbeat to every client."""
+        self._broadcast(Heartbeat(self.stats, self.draining))
+
+    def drain(self) -> None:
+        """Take no more requests, and say so."""
+        self.draining = True
+        self.beat()
+
+    def go_on(self) -> None:
+        """Look again at what was waiting: a gate was opened, or `silent` has changed."""
+        self._happened.set()
+
+    async def until(self, condition: object) -> None:
+        """Wait until `condition()` holds of what came in."""
+        async with asyncio.timeout(10):
+            while not condition():  # type: ignore[operator]
+                await asyncio.sleep(0.001)
+
+    def _broadcast(self, message: messages.ToClient) -> None:
+        for connection in self._connections:
+            if connection.greeted and not self.silent:
+                connection.send(message)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = _Connection(writer)
+        self._connections.append(connection)
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                for body in connection.buffer.feed(data):
+                    self._take(connection, messages.to_worker.decode(body))
+        self._connections.remove(connection)
+        for key in [key for key in self._running if key[0] is connection]:
+            self.aborted.append(key[1])
+            del self._running[key]
+        writer.close()
+
+    def _take(self, connection: _Connection, message: messages.ToWorker) -> None:
+        if isinstance(message, Hello):
+            self._greet(connection, message)
+        elif isinstance(message, Submit):
+            self.submits.append(message)
+            if self.draining:
+                self._say(connection, failed(message.request_id, Failure(FailureCode.DRAINING)))
+                return
+            script = self.scripts.popleft() if self.scripts else self.default
+            script.gate.worker = self
+            sequence = _Sequence(connection, message, script, self.info.vocab_size)
+            self._running[connection, message.request_id] = sequence
+            self._happened.set()
+        elif isinstance(message, Embed):
+            self.embeds.append(message)
+            self._say(connection, self._embedded(message))
+        elif isinstance(message, AdapterCommand):
+            self.commands.append(message)
+            if not self.silent:
+                connection.send(Reply(message.call_id, self.replies.get(message.action)))
+        elif isinstance(message, Abort):
+            for request_id in message.request_ids:
+                self.aborted.append(request_id)
+                self._running.pop((connection, request_id), None)
+
+    def _greet(self, connection: _Connection, hello: Hello) -> None:
+        mine = (PROTOCOL_VERSION, self.worker_id, self.epoch)
+        if self.refuse is None and (hello.protocol, hello.worker_id, hello.epoch) == mine:
+            connection.greeted = True
+            connection.send(Ready(*mine, self.info))
+        else:
+            connection.send(Refused(self.refuse or f"this is {self.worker_id} in epoch {self.epoch}"))
+
+    def _embedded(self, message: Embed) -> RequestOutput:
+        """Vectors of counts: the ids' sum, their number, and ones."""
+        failure = self.embed_failure or (Failure(FailureCode.DRAINING) if self.draining else None)
+        if failure is not None:
+            return failed(message.request_id, failure)
+        rows = np.ones((len(message.inputs), DIMENSIONS), "<f4")
+        rows[:, 0], rows[:, 1] = [sum(ids) for ids in message.inputs], [len(ids) for ids in message.inputs]
+        rows = rows[:, : message.dimensions]
+        if message.normalise:
+            rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return RequestOutput(message.request_id, finish_reason=FinishReason.STOP, embeddings=rows.tobytes())
+
+    def _say(self, connection: _Connection, *outputs: RequestOutput) -> None:
+        if not self.silent:
+            connection.send(Outputs(list(outputs), self.stats))
+
+    async def _step_for_ever(self) -> None:
+        while True:
+            await settle()
+            self._happened.clear()
+            if not self._step():
+                await self._happened.wait()
+
+    def _step(self) -> bool:
+        """Every sequence one step on; False where all of them wait."""
+        ready = [] if self.silent else [s for s in self._running.values() if not s.held]
+        dying = next((s for s in ready if s.dies), None)
+        if dying is not None:
+            self.die(dying.script.last_words)
+            return False
+        outputs: dict[_Connection, list[RequestOutput]] = {}
+        for sequence in ready:
+            output = sequence.output(self.info.eos_token_ids)
+            outputs.setdefault(sequence.connection, []).append(output)
+            self.stats.generation_tokens += len(output.token_ids)
+            if output.cached_tokens is not None:
+                self.stats.prompt_tokens += len(sequence.submit.prompt_token_ids)
+            if output.finish_reason is not None:
+                del self._running[sequence.connection, sequence.submit.request_id]
+        self.stats.running = len(self._running)
+        self.stats.steps += bool(ready)
+        for connection, said in outputs.items():
+            self._say(connection, *said)
+        return bool(ready)
+
+
+async def settle() -> None:
+    """Let everything run that is ready, and everything that becomes ready by that."""
+    for _ in range(SETTLE_TURNS):
+        await asyncio.sleep(0)
+
+
+async def _serve_process(config: EngineConfig, report: object) -> None:
+    """The main loop of a worker process: heartbeats, and an end by SIGTERM or by EOF on stdin."""
+    worker = await FakeWorker(config.socket, config.worker_id, config.epoch).start()
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, ended.set)
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=watch, daemon=True).start()
+    report("ready")  # type: ignore[operator]
+    while not ended.is_set():
+        worker.beat()
+        report("alive", doing="waiting for requests", quiet_s=0.0, patience_s=60.0)  # type: ignore[operator]
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), 0.2)
+    await worker.close()
+
+
+def main() -> int:
+    """What `engine.__main__` does, as the last part of the model's name says: "refused", "crashes", "hangs", or serving."""
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+
+    def report(state: str, **details: object) -> None:
+        os.write(1, json.dumps({"state": state, **details}).encode() + b"\n")
+
+    report("loading", doing="reading a script")
+    kind = Path(config.model).name
+    if kind == "refused":
+        report("failed", reason="this model is none")
+        return ExitStatus.MODEL_REFUSED
+    if kind == "crashes":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if kind == "hangs":
+        report("ready")
+        report("alive", doing="computing a step", quiet_s=100.0, patience_s=1.0)
+        sys.stdin.buffer.read()
+    asyncio.run(_serve_process(config, report))
+    report("exited", reason="stopped")
+    return ExitStatus.STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

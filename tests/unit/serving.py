@@ -1,0 +1,275 @@
+"""The data plane in the test's own process: real services and planes, fake workers, and ASGI calls in place of sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from inference.dialects.mindie import routes
+from inference.dialects.mindie.settings import MindieSettings
+from inference.dialects.mindie.state import MindieState
+from inference.errors import AdapterNotFound
+from inference.generation.beam_search import BeamSearch
+from inference.generation.embeddings import Embedder
+from inference.generation.generate import Generator
+from inference.http.admission import Admission
+from inference.http.auth import Authenticator
+from inference.http.sites import Sites
+from inference.metrics.requests import Metrics
+from inference.planes.front import front_plane
+from inference.planes.plane import Plane
+from inference.services import Limits, Services
+from inference.workers.adapters import AdapterControl
+from inference.workers.registry import DeploymentState
+from inference.workers.router import EngineRouter
+from management.snapshot import AdapterEntry, DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
+from tests.unit.fake_worker import FakeWorker, settle
+
+PATIENCE_S = 10.0
+
+
+async def eventually(condition: Callable[[], object], explain: Callable[[], object] = lambda: "") -> None:
+    """Wait until `condition()` holds."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"not within {PATIENCE_S} s; {explain()}") from None
+
+
+@dataclass
+class Answer:
+    """What came of a call so far; `chunks` as the plane cut them."""
+
+    status: int = 0
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    chunks: list[bytes] = field(default_factory=list)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.chunks)
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def header(self, name: str) -> str | None:
+        """The value, or None."""
+        return next((v.decode() for k, v in self.headers if k.decode().lower() == name), None)
+
+    @property
+    def events(self) -> list[Any]:
+        """The JSON of every `data:` line; [DONE] stays text."""
+        lines = [line.removeprefix("data:").strip() for line in self.text.splitlines() if line.startswith("data:")]
+        return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+class Call:
+    """One ASGI call that runs: its answer as it grows, and a client that may hang up."""
+
+    def __init__(self, plane: Any, method: str, url: str, body: bytes, headers: dict[str, str]) -> None:
+        self.answer = Answer()
+        self._gone, self._came, self._reading = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._reading.set()
+        self._unread: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+        parts = urlsplit(url)
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": parts.path,
+            "query_string": parts.query.encode(),
+            "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()],
+            "client": ["127.0.0.1", 50000],
+            "server": ["127.0.0.1", 8000],
+        }
+        self.task = asyncio.create_task(plane(scope, self._receive, self._send))
+        self.task.add_done_callback(lambda _: self._came.set())
+
+    async def end(self) -> Answer:
+        """The complete answer; raises what the plane raised."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.task
+        return self.answer
+
+    async def chunks(self, count: int) -> list[bytes]:
+        """At least so many, once they are there."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.answer.chunks) < count:
+                assert not self.task.done(), self.answer
+                self._came.clear()
+                await self._came.wait()
+        return self.answer.chunks
+
+    def hang_up(self) -> None:
+        """The client goes."""
+        self._gone.set()
+
+    def read_no_more(self) -> None:
+        """The plane's next chunk waits until `hang_up`."""
+        self._reading.clear()
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._unread:
+            return self._unread.pop()
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self._reading.wait()
+        if message["type"] == "http.response.start":
+            self.answer.status, self.answer.headers = message["status"], list(message["headers"])
+        elif message.get("body"):
+            self.answer.chunks.append(message["body"])
+        self._came.set()
+
+
+class KnownRegistry:
+    """The registries as a list: adapters are what a test says lies at a path."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self.files: dict[str, AdapterEntry] = {}
+        self.states: list[DeploymentState] = [DeploymentState("demo", 1, "ready", "")]
+        self.asked: list[tuple[str, str]] = []
+
+    async def read_adapter(self, name: str, source: str) -> AdapterEntry:
+        if source not in self.files:
+            raise AdapterNotFound(name)
+        return self.files[source]
+
+    async def register_adapter(self, name: str, model: str, source: str, actor: str) -> None:
+        entry = next(e for e in self.files.values() if e.directory == source)
+        known = [a for a in self._serving.adapters if a.name != name]
+        self._serving.adapters = (*known, AdapterEntry(name, entry.digest, entry.directory, 1))
+        self._serving.publish()
+
+    async def remove_adapter(self, name: str, actor: str) -> None:
+        self._serving.adapters = tuple(a for a in self._serving.adapters if a.name != name)
+        self._serving.publish()
+
+    async def deployments(self) -> list[DeploymentState]:
+        return self.states
+
+    async def start_deployment(self, name: str, actor: str) -> bool:
+        self.asked.append(("start", name))
+        return any(s.name == name for s in self.states)
+
+    async def stop_deployment(self, name: str, actor: str) -> bool:
+        self.asked.append(("stop", name))
+        return any(s.name == name for s in self.states)
+
+
+class Serving:
+    """One deployment, "demo", served by fake workers, and the planes over it."""
+
+    def __init__(
+        self,
+        workers: list[FakeWorker],
+        *,
+        max_concurrent_requests: int = 256,
+        max_requests_per_tenant: int = 0,
+        api_key_required: bool = False,
+        request_timeout_s: float = 600.0,
+        limits: Limits | None = None,
+        mindie: MindieSettings | None = None,
+        sites: Sites | None = None,
+    ) -> None:
+        self.workers = workers
+        self.adapters: tuple[AdapterEntry, ...] = ()
+        self.keys: dict[str, Any] = {}
+        self.holder = SnapshotHolder()
+        self.router = EngineRouter(self.holder)
+        metrics = Metrics(self.router, lambda: 0)
+        self.registry = KnownRegistry(self)
+        authenticator = Authenticator(api_key_required)
+        self.services = Services(
+            holder=self.holder,
+            router=self.router,
+            generator=Generator(self.router, [metrics], request_timeout_s, BeamSearch),
+            embedder=Embedder(self.router, request_timeout_s),
+            adapters=AdapterControl(self.registry, self.router, self.holder),
+            registry=self.registry,
+            admission=Admission(max_concurrent_requests, max_requests_per_tenant),
+            authenticator=authenticator,
+            metrics=metrics,
+            limits=limits or Limits(),
+            sites=sites or Sites(),
+            version="0.1.0",
+        )
+        self.terminated: list[float | None] = []
+        self.mindie = MindieState(mindie or MindieSettings(), self.router, self.terminated.append)
+        self.services.generator.observers += [self.mindie.latency, self.mindie.metrics]
+        self.planes: dict[str, Plane] = {
+            "front": front_plane(self.services),
+            "mindie": routes.service_plane(self.services, self.mindie, authenticator),
+            "management": routes.management_plane(self.services, self.mindie, authenticator),
+            "metrics": routes.metrics_plane(self.services, self.mindie, authenticator),
+        }
+        self._calls: list[Call] = []
+
+    @property
+    def worker(self) -> FakeWorker:
+        """The only one, or the first."""
+        return self.workers[0]
+
+    def publish(self, workers: list[FakeWorker] | None = None) -> None:
+        """What the registries say now."""
+        entries = tuple(WorkerEntry(w.worker_id, w.epoch, w.path) for w in workers or self.workers)
+        deployment = DeploymentEntry("demo", "demo", 1, 1700000000, True, entries, self.adapters)
+        self.holder.publish(Snapshot((deployment,), self.keys))
+
+    async def start(self) -> Serving:
+        """Connect to every worker."""
+        for worker in self.workers:
+            await worker.start()
+        self.publish()
+        self.router.start()
+        await self.connected(len(self.workers))
+        return self
+
+    async def connected(self, count: int) -> None:
+        """Until so many workers can be used."""
+        await eventually(lambda: sum(len(t.heard) for t in self.router.targets) == count)
+
+    async def stop(self) -> None:
+        """Hang up on clients and workers."""
+        for call in self._calls:
+            call.hang_up()
+            call.task.cancel()
+        await asyncio.gather(*(call.task for call in self._calls), return_exceptions=True)
+        await self.router.stop()
+        for worker in self.workers:
+            await worker.close()
+        await settle()
+
+    def begin(
+        self, path: str, body: object = None, *, plane: str = "front", method: str = "POST", **headers: str
+    ) -> Call:
+        """A call that runs beside the test; headers' names are written with `_`."""
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        named = {"host": "localhost", **{name.replace("_", "-"): value for name, value in headers.items()}}
+        call = Call(self.planes[plane], method, path, content, named)
+        self._calls.append(call)
+        return call
+
+    async def post(self, path: str, body: object, *, plane: str = "front", **headers: str) -> Answer:
+        """The whole answer."""
+        return await self.begin(path, body, plane=plane, **headers).end()
+
+    async def get(self, path: str, *, plane: str = "front", **headers: str) -> Answer:
+        """The whole answer."""
+        return await self.begin(path, plane=plane, method="GET", **headers).end()
+
+
+def fake_workers(folder: Path, count: int, **changes: Any) -> list[FakeWorker]:
+    """Workers of one deployment; none listens yet."""
+    return [FakeWorker(folder / f"{i}.sock", f"demo/{i}", **changes) for i in range(count)]
