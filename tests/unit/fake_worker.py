@@ -16,10 +16,13 @@ import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from tokenizers import Tokenizer
 
 from engine import messages
 from engine.config import EngineConfig
@@ -49,6 +52,7 @@ DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 SETTLE_TURNS = 50
 """Turns of the event loop in which whatever is ready runs to its end: a frame's way from socket to client takes about ten."""
 DEFAULT_LENGTH = 6
+STEP_FAILED = Failure(FailureCode.STEP_FAILED)
 DIMENSIONS = 4
 
 
@@ -106,7 +110,7 @@ class Script:
     finish: FinishReason = FinishReason.STOP
     per_step: int = 1
     fail_after: int | None = None
-    failure: Failure = Failure(FailureCode.STEP_FAILED)
+    failure: Failure = STEP_FAILED
     die_after: int | None = None
     last_words: str | None = None
     gate_after: int | None = None
@@ -122,7 +126,22 @@ class Script:
         if submit.params.ignore_eos:
             prompt = submit.prompt_token_ids
             return [prompt[i % len(prompt)] for i in range(submit.params.max_tokens)]
-        return [token for token in submit.prompt_token_ids if token > 2][-DEFAULT_LENGTH:] + [2]
+        return [*[token for token in submit.prompt_token_ids if token > 2][-DEFAULT_LENGTH:], 2]
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+
+def ids(text: str) -> list[int]:
+    """The demo model's tokens of a text."""
+    return list(_tokenizer().encode(text, add_special_tokens=False).ids)
+
+
+def says(text: str, **fields: Any) -> Script:
+    """The script of a sequence that says this and ends."""
+    return Script(tokens=[*ids(text), 2], **fields)
 
 
 def failed(request_id: int, failure: Failure) -> RequestOutput:
@@ -221,7 +240,7 @@ class FakeWorker:
     """Serves at `path` from `start` to `close`.
 
     Requests take the `scripts` in the order in which they come, and then `default`. What came in can be read from
-    `submits`, `embeds`, `commands` and `aborted`; `until` waits for it.
+    `submits`, `embeds`, `commands` and `aborted`.
     """
 
     def __init__(
@@ -284,12 +303,6 @@ class FakeWorker:
     def go_on(self) -> None:
         """Look again at what was waiting: a gate was opened, or `silent` has changed."""
         self._happened.set()
-
-    async def until(self, condition: object) -> None:
-        """Wait until `condition()` holds of what came in."""
-        async with asyncio.timeout(10):
-            while not condition():  # type: ignore[operator]
-                await asyncio.sleep(0.001)
 
     def _broadcast(self, message: messages.ToClient) -> None:
         for connection in self._connections:
