@@ -1,4 +1,4 @@
-# Two commands: `make serve` and `make test`. Everything they need is installed into .venv first.
+# `make serve` and `make test` are all that is needed; `make help` lists the rest. Each installs what it needs into .venv first.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,28 +6,44 @@ CLIENTS := .venv-clients
 PROTOCOL_CLIENTS := .venv-protocol-clients
 MODEL ?=
 
-.PHONY: serve test test-gpu bench bench-web bench-gpu gpu-wheels load soak protocol setup setup-dev lock clean
+.PHONY: help serve test unit lint types coverage test-gpu bench bench-web bench-gpu gpu-wheels load soak protocol setup setup-dev lock clean
 
-serve: $(VENV)/.serve
+serve: $(VENV)/.serve  ## Serve the demo model, or MODEL=directory-or-hub-id
 	@exec $(VENV)/bin/python -W ignore manage.py serve $(if $(MODEL),--model "$(MODEL)")
 
-test: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
+help:  ## These lines
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+test: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done lint types  ## Everything that must pass: lint, types, all tests
 	$(VENV)/bin/python -m pytest
 
-bench: $(VENV)/.dev
+lint: $(VENV)/.dev  ## Format, ruff, imports between layers
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/lint-imports
+
+types: $(VENV)/.dev  ## mypy
+	$(VENV)/bin/mypy
+
+# The plugins that only other tests use take longer to import than most tests here to run.
+UNIT := $(VENV)/bin/python -m pytest tests/unit --dist worksteal -p no:schemathesis -p no:faker
+
+unit: $(VENV)/.dev  ## The fast tests: fake workers, no model, under a minute
+	$(UNIT)
+
+coverage: $(VENV)/.dev  ## The fast tests, with what they cover and a floor for it
+	$(UNIT) --cov --cov-report=term:skip-covered
+
+bench: $(VENV)/.dev  ## The engine alone beside the whole server
 	$(VENV)/bin/python -m scripts.bench
 
-bench-web: $(VENV)/.dev
+bench-web: $(VENV)/.dev  ## What the web process spends for an event and for a request
 	$(VENV)/bin/python -m scripts.bench_web
 
-load: $(VENV)/.dev
+load: $(VENV)/.dev  ## Load tests with locust
 	$(VENV)/bin/python -m loadtests
 
-soak: $(VENV)/.dev
+soak: $(VENV)/.dev  ## Minutes of mixed load, after which nothing may be left
 	$(VENV)/bin/python -m scripts.soak
 
 # On a machine that has torch, transformers, Triton, numba and peft, and may have no network: what else the engine and
@@ -37,22 +53,22 @@ GPU_PYTHON_VERSION ?= 3.12
 GPU_PACKAGES := msgspec llguidance psutil pytest
 GPU_RUN = PYTHONPATH=.gpu-site:. $(GPU_PYTHON)
 
-gpu-wheels: $(VENV)/.dev
+gpu-wheels: $(VENV)/.dev  ## Wheels for a GPU machine without network
 	$(VENV)/bin/pip download --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) -d .gpu-wheels $(GPU_PACKAGES) pluggy iniconfig
 
 .gpu-site:
 	$(GPU_PYTHON) -c "import msgspec, llguidance, psutil, pytest" || \
 	  $(GPU_PYTHON) -m pip install --no-index --no-deps --find-links .gpu-wheels --target .gpu-site $(GPU_PACKAGES) pluggy iniconfig
 
-test-gpu: .gpu-site
+test-gpu: .gpu-site  ## The engine's tests on a CUDA device
 	$(GPU_RUN) -m pytest -c /dev/null --rootdir . -p no:cacheprovider tests/gpu
 
-bench-gpu: .gpu-site
+bench-gpu: .gpu-site  ## The engine's speed on a CUDA device
 	$(GPU_RUN) -m scripts.bench_gpu
 
-setup: $(VENV)/.serve
+setup: $(VENV)/.serve  ## Install what serving needs
 
-setup-dev: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done
+setup-dev: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done  ## Install what tests need as well
 
 $(VENV)/.serve: requirements/serve.lock
 	$(PYTHON) scripts/install.py $(VENV) requirements/serve.lock --torch
@@ -71,15 +87,15 @@ $(PROTOCOL_CLIENTS)/.done: requirements/protocol-clients.lock
 	@touch $@
 
 # The messages of gRPC services, from their .proto files.
-protocol: $(VENV)/.dev
+protocol: $(VENV)/.dev  ## Messages of gRPC services from their .proto files
 	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. inference/dialects/triton/protocol/grpc_service.proto
 
 # Needs uv (pip install uv). torch is installed by its exact version, because its files differ by platform.
-lock:
+lock:  ## Resolve the dependencies anew
 	uv pip compile pyproject.toml --extra dev --python-version 3.11 --generate-hashes --no-emit-package torch -o requirements/dev.lock
 	uv pip compile pyproject.toml --python-version 3.11 --generate-hashes --no-emit-package torch -c requirements/dev.lock -o requirements/serve.lock
 	uv pip compile requirements/clients.in --python-version 3.11 --generate-hashes -o requirements/clients.lock
 	uv pip compile requirements/protocol-clients.in --python-version 3.11 --generate-hashes -o requirements/protocol-clients.lock
 
-clean:
+clean:  ## Remove what was installed and made
 	rm -rf $(VENV) $(CLIENTS) $(PROTOCOL_CLIENTS) var
