@@ -1,0 +1,95 @@
+"""Registries in a database of their own, and a launcher whose workers do as they are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from management import reconcile
+from management.launchers.base import WorkerStatus
+from management.reconcile import Reconciler
+from management.services.deployments import create_deployment
+from management.services.models import register_model
+from management.snapshot import SnapshotHolder
+
+
+@dataclass
+class FakeWorker:
+    config: object
+    process_id: int = 4711
+    reports: list[WorkerStatus] = field(default_factory=list)
+    code: int | None = None
+    drained: bool = False
+    killed: bool = False
+
+    def statuses(self):
+        reports, self.reports = self.reports, []
+        return reports
+
+    def exit_code(self):
+        return self.code
+
+    def drain(self):
+        self.drained = True
+
+    def kill(self):
+        self.killed, self.code = True, -9
+
+    def ready(self):
+        self.reports += [WorkerStatus("loading"), WorkerStatus("ready")]
+
+    def beat(self, **details):
+        self.reports.append(WorkerStatus("alive", **details))
+
+    def fail(self, code, reason=""):
+        self.reports.append(WorkerStatus("failed", reason))
+        self.code = code
+
+
+class FakeLauncher:
+    def __init__(self):
+        self.workers: list[FakeWorker] = []
+        self.error: OSError | None = None
+
+    def launch(self, config):
+        if self.error is not None:
+            raise self.error
+        self.workers.append(FakeWorker(config))
+        return self.workers[-1]
+
+    def socket_path(self, name):
+        return f"/nowhere/{name}.sock"
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def launcher():
+    return FakeLauncher()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The reconciler's clock, which only the test moves."""
+
+    class Clock:
+        now = 1000.0
+
+        def monotonic(self):
+            return self.now
+
+    moved = Clock()
+    monkeypatch.setattr(reconcile, "time", moved)
+    return moved
+
+
+@pytest.fixture
+def reconciler(db, launcher):
+    return Reconciler(launcher, SnapshotHolder(), "")
+
+
+@pytest.fixture
+def deployment(db):
+    return create_deployment("demo", register_model("demo", "/models/demo", "tester"), "tester")
