@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from config.installation import DEMO_MODEL, default_data_dir
 from engine.config import OPTIONS
 
-EngineSettings = create_model(
+EngineSettings: Any = create_model(
     "EngineSettings",
     __base__=BaseSettings,
     **{

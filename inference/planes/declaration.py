@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from inference.generation.generate import Observer
+    from inference.generation.generation import Observer
     from inference.http.exchange import Headers
     from inference.http.routing import RouteSet
     from inference.server.tls import TlsFiles

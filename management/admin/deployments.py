@@ -33,6 +33,8 @@ LABELS = {
 class DeploymentForm(EngineOptionsForm):
     """Together, the engine options are checked by the engine's own configuration."""
 
+    initial: dict[str, Any]
+
     class Meta:
         model = Deployment
         fields = ["name", "version"]

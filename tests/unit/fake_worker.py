@@ -146,18 +146,7 @@ def says(text: str, **fields: Any) -> Script:
 
 def failed(request_id: int, failure: Failure) -> RequestOutput:
     """The output that ends a request with a failure. The only place that knows how the wire carries one."""
-    return RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=_words(failure))
-
-
-def _words(failure: Failure) -> str:
-    """As `RequestOutput.error` has it as long as that is text."""
-    facts = failure.facts
-    if failure.code in (FailureCode.GRAMMAR, FailureCode.ADAPTER):
-        return f"{failure.code}: {facts.get('reason', '')}"
-    return {
-        FailureCode.STEP_FAILED: "the step that computed this request failed",
-        FailureCode.REQUEST_ID_IN_USE: "this request id is in use",
-    }.get(failure.code, str(failure.code))
+    return RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=failure)
 
 
 def logprob_of(token: int, value: float, asked: int, named: list[int] | None, vocabulary: int) -> TokenLogprob:

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from inference.dialects.mindie import routes
+from inference.dialects import declared_dialects
+from inference.dialects.mindie.routes import answer_headers, route_sets
 from inference.dialects.mindie.settings import MindieSettings
 from inference.dialects.mindie.state import MindieState
+from inference.dialects.triton.statistics import TritonStatistics
 from inference.errors import AdapterNotFound
-from inference.generation.beam_search import BeamSearch
 from inference.generation.embeddings import Embedder
-from inference.generation.generate import Generator
+from inference.generation.prepare import Generator
 from inference.http.admission import Admission
 from inference.http.auth import Authenticator
+from inference.http.routing import RouteTable
 from inference.http.sites import Sites
 from inference.metrics.requests import Metrics
 from inference.planes.front import front_plane
@@ -194,7 +196,7 @@ class Serving:
         self.services = Services(
             holder=self.holder,
             router=self.router,
-            generator=Generator(self.router, [metrics], request_timeout_s, BeamSearch),
+            generator=Generator(self.router, [metrics], request_timeout_s),
             embedder=Embedder(self.router, request_timeout_s),
             adapters=AdapterControl(self.registry, self.router, self.holder),
             registry=self.registry,
@@ -207,13 +209,11 @@ class Serving:
         )
         self.terminated: list[float | None] = []
         self.mindie = MindieState(mindie or MindieSettings(), self.router, self.terminated.append)
-        self.services.generator.observers += [self.mindie.latency, self.mindie.metrics]
-        self.planes: dict[str, Plane] = {
-            "front": front_plane(self.services),
-            "mindie": routes.service_plane(self.services, self.mindie, authenticator),
-            "management": routes.management_plane(self.services, self.mindie, authenticator),
-            "metrics": routes.metrics_plane(self.services, self.mindie, authenticator),
-        }
+        self.services.generator.observers += [self.mindie.latency, self.mindie.metrics, TritonStatistics()]
+        self.planes: dict[str, Plane] = {"front": front_plane(self.services, declared_dialects())}
+        for name, declared in route_sets(self.mindie).items():
+            plane = Plane(f"mindie-{name}", RouteTable([declared]), self.services, authenticator, answer_headers)
+            self.planes["mindie" if name == "service" else name] = plane
         self._calls: list[Call] = []
 
     @property
