@@ -67,7 +67,7 @@ class Server:
         metrics = Metrics(self.router, logs.dropped_lines)
         hosts = [options.host, *(host for setup in setups for host in setup.hosts)]
         registry = DjangoRegistry(self.reconciler, options.allowed_adapter_roots(hosts))
-        limit = max(options.max_concurrent_requests, *(setup.max_concurrent_requests for setup in setups))
+        limit = max([options.max_concurrent_requests, *(setup.max_concurrent_requests for setup in setups)])
         self.services = Services(
             holder=self.holder,
             router=self.router,
