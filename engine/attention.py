@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers.modeling_utils import AttentionInterface
 
-from engine.cpu.kernels import ops
-from engine.cpu.kernels.checks import check_slots, known
 from engine.process.progress import progress
 
 if TYPE_CHECKING:
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from engine.batch import ForwardBatch
-    from engine.cpu.kv_cache import KVCache
 
 NAME = "paged"
 
@@ -105,41 +101,3 @@ def attend(
 def install() -> None:
     """Make "paged" a known attention implementation. May be called twice."""
     AttentionInterface.register(NAME, _paged)
-
-
-class PagedAttention:
-    """One forward pass over the KV cache: writes the new keys and values, then attends."""
-
-    def __init__(self, cache: KVCache, batch: ForwardBatch) -> None:
-        self.cache, self.slots = cache, batch.slot_mapping
-        self.rows = sum(s.count for s in batch.sequences)
-        self._plan = ops.AttentionPlan(
-            [(s.row, s.count, s.length, s.blocks) for s in batch.sequences],
-            cache.block_size,
-            cache.lanes,
-            rows=len(self.slots),
-            num_blocks=cache.num_blocks,
-        )
-        check_slots(self.slots, cache.num_blocks * cache.block_size)
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: Options,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """As `Context`; raises ShapeError where the call is not the one that was recorded."""
-        spec = self.cache.spec(layer)
-        if not known():
-            spec.check(layer, query, key, value, len(self.slots))
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        ops.write_kv(key, value, self.slots, keys, values)
-        if out is None:
-            out = keys.new_empty(query.shape[1], query.shape[0], value.shape[2])
-        if self.rows < query.shape[1]:
-            out[self.rows :] = 0  # padding
-        ops.attend(self._plan, query, keys, values, out, options.scale, spec.window, options.softcap, options.sinks)
-        return out

@@ -11,9 +11,11 @@ from engine.block_pool import TRASH_BLOCK
 from engine.request import PENDING
 
 if TYPE_CHECKING:
-    from engine.cpu.lora import Runs
     from engine.request import Request
     from engine.scheduler import ScheduledBatch
+
+Runs = tuple[tuple[int, int, str], ...]
+"""(first row, rows, adapter digest) of a step's runs; rows without an adapter belong to none."""
 
 MIN_ROWS = 2
 """One-row steps are padded: what torch still multiplies itself (experts, say) is rounded otherwise for a single row."""

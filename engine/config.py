@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from engine import quantization as quantizations
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -56,8 +58,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal["none", "int8"], Option("int8 keeps the layers' weights in bytes, and takes no adapters.", setting=True)
-    ] = "none"
+        quantizations.Name,
+        Option("int8 keeps the layers' weights in bytes, and takes no adapters.", setting=True),
+    ] = quantizations.NONE
     max_model_len: Annotated[
         int, Option("Longest sequence in tokens; 0 is the model's own limit.", 0, 1 << 24, setting=True)
     ] = 0

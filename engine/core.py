@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
 from engine.adapters.failures import AdapterCode, AdapterFailure
 from engine.adapters.slots import AdapterSlots
-from engine.backend import backend_for
 from engine.block_pool import BlockPool
 from engine.cpu.kernels.threads import set_num_threads
+from engine.devices import backend_for
 from engine.failures import Failure, FailureCode, FinishReason
 from engine.grammar.patience import Patience
 from engine.grammar.processes import GrammarProcesses
@@ -29,7 +29,7 @@ from engine.messages import (
     TokenLogprob,
 )
 from engine.model_runner import LaunchedStep, ModelRunner, StepResult
-from engine.models.loader import load_model
+from engine.models.prepared import prepare
 from engine.process.cpus import usable_cpus
 from engine.process.progress import Pace, progress
 from engine.request import Request, RequestStatus
@@ -39,7 +39,6 @@ from engine.warm_up import warm_up
 if TYPE_CHECKING:
     from engine.backend import Backend
     from engine.config import EngineConfig
-    from engine.models.loader import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -61,31 +60,6 @@ class Step:
     begin: float
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A model that is ready to run: `limit` is the longest sequence that its cache can hold."""
-
-    loaded: LoadedModel
-    cache: Any
-    limit: int
-
-
-def prepare(config: EngineConfig, backend: Backend) -> Prepared:
-    """Load the model and make its cache, which every process that computes the model does alike; raises ModelError."""
-    loaded = load_model(config, backend)
-    progress.begin("making the KV cache")
-    most = config.max_num_seqs * -(-loaded.max_model_len // config.block_size)
-    num_blocks = backend.num_blocks(loaded.specs, loaded.dtype, most)
-    # A sequence that can never fit is refused on arrival, so the limit is what the cache can hold.
-    limit = min(loaded.max_model_len, (num_blocks - 1) * config.block_size)
-    cache = backend.new_cache(loaded.specs, num_blocks, config.block_size, loaded.dtype)
-    progress.begin("warming up")
-    with torch.inference_mode():
-        backend.warm_up(loaded.forward, loaded.specs, cache, limit)
-    backend.serve()
-    return Prepared(loaded, cache, limit)
-
-
 def refused(message: Submit | Embed, failure: Failure) -> RequestOutput:
     """The only output of a request that is not taken."""
     return RequestOutput(message.request_id, finish_reason=FinishReason.ERROR, error=failure)
@@ -104,10 +78,10 @@ class EngineCore:
         torch.set_num_threads(threads)
         set_num_threads(threads)
         backend = backend or backend_for(config)
-        if backend.device.type == "cuda":  # a guess there leaves the captured graphs, which costs more than it saves
+        if not backend.computes_drafts:
             config = msgspec.structs.replace(config, speculative_tokens=0)
         prepared = prepare(config, backend)
-        loaded, limit = prepared.loaded, prepared.limit
+        loaded, limit = prepared.loaded, prepared.longest
         if loaded.rounding is None:
             logger.info("a sequence's numbers are the same, to the bit, whatever is computed beside it")
         else:

@@ -22,8 +22,9 @@ from engine.cpu.layers import Gate, Linear, PanelLinear, TileGate, TileLinear, l
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from engine.cpu.kv_cache import AttentionSpec
     from engine.cpu.lora import LoraLayer
+    from engine.quantization.base import QuantizedLayers
+    from engine.shapes import AttentionSpec
 
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "rotary_fn"}
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -78,13 +79,15 @@ class _Workspace:
 class FusedDecoder:
     """embed → layers → norm → lm_head. Make it from a model before its linears are packed."""
 
-    def __init__(self, model: PreTrainedModel, specs: list[AttentionSpec], quantised: bool = False) -> None:
-        """Take the weights over, those of the layers in eight-bit numbers if `quantised`; raises ValueError when the model has another structure.
+    def __init__(
+        self, model: PreTrainedModel, specs: list[AttentionSpec], quantized: QuantizedLayers | None = None
+    ) -> None:
+        """Take the weights over, those of the layers as `quantized` keeps them; raises ValueError when the model has another structure.
 
         The scale of each layer is the one that its own code passed to the recorded attention call.
         """
         decoder: Any = model.model
-        self._quantised = quantised
+        self._quantized = quantized
         _require(decoder, MODEL_PARTS)
         _require(model, {"model", "lm_head"})
         _require_code(type(model).forward, _HEAD_NAMES)
@@ -99,9 +102,10 @@ class FusedDecoder:
             self._layer(layer, spec, i) for i, (layer, spec) in enumerate(zip(decoder.layers, specs, strict=True))
         ]
         self.embed = decoder.embed_tokens
-        self.head = make_linear(model.lm_head.weight, model.lm_head.bias, [])  # sees the sampled rows alone
-        if not isinstance(self.head, PanelLinear):
+        head = make_linear(model.lm_head.weight, model.lm_head.bias, [])  # sees the sampled rows alone
+        if not isinstance(head, PanelLinear):
             raise ValueError("an output layer of another kind")
+        self.head = head
         if len({(layer.qkv.width, layer.gate.width) for layer in self.layers}) > 1:
             raise ValueError("layers of several widths")
         self._space: _Workspace | None = None
@@ -193,25 +197,25 @@ class FusedDecoder:
                 torch.cat([q.weight, k.weight, v.weight]),
                 None if biases[0] is None else torch.cat(biases),
                 _parts(f"{path}.self_attn.", q_proj=q, k_proj=k, v_proj=v),
-                self._quantised,
+                self._quantized,
             ),
             out=make_linear(
                 attention.o_proj.weight,
                 attention.o_proj.bias,
                 _parts(f"{path}.self_attn.", o_proj=attention.o_proj),
-                self._quantised,
+                self._quantized,
             ),
             gate=make_gate(
                 mlp.gate_proj.weight,
                 mlp.up_proj.weight,
                 _parts(f"{path}.mlp.", gate_proj=mlp.gate_proj, up_proj=mlp.up_proj),
-                self._quantised,
+                self._quantized,
             ),
             down=make_linear(
                 mlp.down_proj.weight,
                 mlp.down_proj.bias,
                 _parts(f"{path}.mlp.", down_proj=mlp.down_proj),
-                self._quantised,
+                self._quantized,
             ),
             qk_norms=(*_norm(attention.q_norm)[:1], *_norm(attention.k_norm)) if has_norms else None,
             options=Options(spec.scale, None, None),

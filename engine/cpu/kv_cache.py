@@ -2,56 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import psutil
 import torch
 
-from engine.cpu.kernels.checks import ShapeError
 from engine.cpu.kernels.emit import LANES
+from engine.shapes import AttentionSpec, spec_of
 
 MIN_BYTES = 64 << 20
 MAX_DEFAULT_BYTES = 4 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """One attention layer as it was recorded: query and KV heads, widths of key and value, scale, the window that its mask
-    has, and whether its softmax is the plain one.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-    scale: float | None
-    window: int | None
-    plain: bool
-
-    def check(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: int) -> None:
-        """Raise ShapeError unless a call's query [H, T, D], key and value [HK, T, D] are this layer's of `rows` rows."""
-        if (
-            query.shape != (self.num_heads, rows, self.key_dim)
-            or key.shape != (self.num_kv_heads, rows, self.key_dim)
-            or value.shape != (self.num_kv_heads, rows, self.value_dim)
-        ):
-            raise ShapeError(
-                f"layer {layer} called attention with query, key and value of {_shapes(query, key, value)} in a step of "
-                f"{rows} rows; it was recorded with {self.num_heads} heads over {self.num_kv_heads}, of "
-                f"{self.key_dim} and {self.value_dim} numbers"
-            )
-
-
-def _shapes(*tensors: torch.Tensor) -> str:
-    return ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
-
-
-def spec_of(specs: Sequence[AttentionSpec], layer: int) -> AttentionSpec:
-    """A layer's; raises ShapeError for a layer that there is not."""
-    if not 0 <= layer < len(specs):
-        raise ShapeError(f"attention was called by layer {layer}, of {len(specs)}")
-    return specs[layer]
 
 
 def whole_vectors(count: int) -> int:
@@ -67,13 +25,13 @@ def block_bytes(specs: list[AttentionSpec], block_size: int, dtype: torch.dtype)
     )
 
 
-def default_num_blocks(bytes_per_block: int, requested_bytes: int, most_blocks: int) -> int:
+def default_num_blocks(bytes_per_block: int, requested_bytes: int, max_blocks: int) -> int:
     """How many blocks to make: `requested_bytes` worth, or by default 30 % of the free memory, 4 GiB at most.
 
-    Never more than `most_blocks`, what the largest batch of the longest sequences can fill.
+    Never more than `max_blocks`, what the largest batch of the longest sequences can fill.
     """
     budget = requested_bytes or min(int(psutil.virtual_memory().available * 0.3), MAX_DEFAULT_BYTES)
-    return max(2, min(max(budget, MIN_BYTES) // bytes_per_block, most_blocks + 1))
+    return max(2, min(max(budget, MIN_BYTES) // bytes_per_block, max_blocks + 1))
 
 
 class KVCache:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from transformers import PreTrainedModel
+
+    from engine.quantization.base import QuantizedLayers
 
 
 def has_amx() -> bool:
@@ -95,18 +97,16 @@ class TileLinear(PanelLinear):
         return out
 
     def rows(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """As `PanelLinear`."""
         return self._tiled(x) if many_rows(x) and not self.lora.active else super().rows(x, out)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
-        """As `PanelLinear`."""
         if many_rows(x) and not self.lora.active:
             residual[:, : self.out_features] += self._tiled(x)
         else:
             super().add_to(residual, x)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """As `PanelLinear`, but that oneDNN rounds."""
+        """Unlike those of a `PanelLinear`, rounded by oneDNN."""
         return self._tiled(x).float() if many_rows(x) and not self.lora.active else super().logits(x)
 
 
@@ -139,54 +139,9 @@ class TileGate(PanelGate):
         self.tiles = torch.ops.mkldnn._reorder_linear_weight(torch.cat([gate, up]).detach(), 256)
 
     def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """As `PanelGate`."""
         if self.lora.active or not many_rows(x):
             return super().rows(x, out)
         return ops.silu_mul(torch.ops.mkldnn._linear_pointwise(x, self.tiles, None, "none", [], ""))
-
-
-class ByteLinear(nn.Module):
-    """y = x W^T + b with weight and x in eight-bit numbers (engine/cpu/kernels/int8.py). It takes no adapters."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.width = ops.wide(self.out_features)
-        self.weight = ops.quantise(weight.detach())
-        self.bias: torch.Tensor | None = None
-        if bias is not None:
-            self.bias = torch.zeros(self.width)
-            self.bias[: self.out_features] = bias.detach()
-
-    def rows(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """As `PanelLinear`."""
-        if out is None:
-            out = x.new_empty(x.shape[0], self.width)
-        ops.linear_int8(x, self.weight, self.bias, out, STORE)
-        return out if self.width == self.out_features else out[:, : self.out_features]
-
-    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
-        """As `PanelLinear`."""
-        ops.linear_int8(x, self.weight, self.bias, residual, ADD)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out]."""
-        out = self.rows(x.reshape(-1, self.in_features).contiguous())
-        return out.contiguous().view(*x.shape[:-1], self.out_features)
-
-
-class ByteGate:
-    """As `PanelGate`, in eight-bit numbers."""
-
-    def __init__(self, gate: torch.Tensor, up: torch.Tensor) -> None:
-        self.out_features = gate.shape[0]
-        self.weight = ops.quantise(ops.interleave(gate.detach(), up.detach()))
-        self.width = self.weight.packed.shape[0] * LANES
-
-    def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """As `PanelGate`."""
-        ops.linear_int8(x, self.weight, None, out, GATE)
-        return out if self.width == self.out_features else out[:, : self.out_features]
 
 
 class DenseLinear(nn.Module):
@@ -201,27 +156,60 @@ class DenseLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-Linear = PanelLinear | ByteLinear
-Gate = PanelGate | ByteGate
+class Linear(Protocol):
+    """y = x W^T + b over rows, `width` columns of which the first `out_features` count."""
+
+    width: int
+
+    @property
+    def lora(self) -> LoraLayer | None:
+        """What adapters may be put into."""
+        ...
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, in] -> [T, out], a view of `out` [T, width], which is made where it is not given."""
+        ...
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        """Add y to residual [T, width] float32."""
+        ...
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts, quantised: bool = False) -> Linear:
-    """The fastest layer for this weight [out, in] on this CPU; raises ValueError for an odd bfloat16 `in`.
+class Gate(Protocol):
+    """silu(x G^T) * (x U^T) over rows."""
 
-    `quantised` asks for eight-bit numbers, which a weight gets whose `in` is a multiple of 16.
+    width: int
+
+    @property
+    def lora(self) -> LoraLayer | None:
+        """What adapters may be put into."""
+        ...
+
+    def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """[T, in] -> [T, out], a view of `out` [T, width]."""
+        ...
+
+
+def make_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts, quantized: QuantizedLayers | None = None
+) -> Linear:
+    """`quantized`'s layer where it makes one, else the fastest for this weight [out, in] on this CPU; raises ValueError for
+    an odd bfloat16 `in`.
     """
-    if quantised and weight.shape[1] % LANES == 0:
-        return ByteLinear(weight, bias)
+    made: Linear | None = None if quantized is None else quantized.linear(weight, bias)
+    if made is not None:
+        return made
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
         raise ValueError("an odd number of inputs cannot be paired")
     tiles = weight.dtype == torch.bfloat16 and has_amx()
     return TileLinear(weight, bias, parts) if tiles else PanelLinear(weight, bias, parts)
 
 
-def make_gate(gate: torch.Tensor, up: torch.Tensor, parts: Parts, quantised: bool = False) -> Gate:
-    """As `make_linear`, for the two weights [out, in] of a gated layer."""
-    if quantised and gate.shape[1] % LANES == 0:
-        return ByteGate(gate, up)
+def make_gate(gate: torch.Tensor, up: torch.Tensor, parts: Parts, quantized: QuantizedLayers | None = None) -> Gate:
+    """The same for the two weights [out, in] of a gated layer."""
+    made: Gate | None = None if quantized is None else quantized.gate(gate, up)
+    if made is not None:
+        return made
     if gate.dtype == torch.bfloat16 and (gate.shape[0] % 2 or gate.shape[1] % 2):
         raise ValueError("an odd number of inputs cannot be paired")
     tiles = gate.dtype == torch.bfloat16 and has_amx()
@@ -229,8 +217,8 @@ def make_gate(gate: torch.Tensor, up: torch.Tensor, parts: Parts, quantised: boo
 
 
 def lora_layers(layers: Iterable[Linear | Gate]) -> list[LoraLayer]:
-    """What adapters may be put into: nothing where weights are in eight-bit numbers."""
-    return [layer.lora for layer in layers if isinstance(layer, PanelLinear | PanelGate)]
+    """What adapters may be put into."""
+    return [layer.lora for layer in layers if layer.lora is not None]
 
 
 def _reads_weight(parent: nn.Module, name: str) -> bool:
@@ -246,9 +234,9 @@ def _reads_weight(parent: nn.Module, name: str) -> bool:
     return any(name in names and "weight" in names for names in used)
 
 
-def pack_linears(model: PreTrainedModel, quantised: bool = False) -> list[LoraLayer]:
+def pack_linears(model: PreTrainedModel, quantized: QuantizedLayers | None = None) -> list[LoraLayer]:
     """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer of its weight; the output layer is
-    never quantised.
+    never given to `quantized`.
 
     Returns what adapters may be put into, as far as the layers themselves go.
     """
@@ -263,7 +251,7 @@ def pack_linears(model: PreTrainedModel, quantised: bool = False) -> list[LoraLa
                 setattr(parent, name, DenseLinear(weight, child.bias))
                 continue
             parts = [(f"{path}.{name}" if path else name, weight.shape[0])]
-            packed = make_linear(weight, child.bias, parts, quantised and child is not head)
+            packed = make_linear(weight, child.bias, parts, None if child is head else quantized)
             setattr(parent, name, packed)
             layers.append(packed)
     return lora_layers(layers)

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.cpu.kernels import ops
-from engine.cpu.kernels.checks import require
 from engine.cpu.kernels.emit import LANES
 from engine.cpu.kernels.tiles import PANEL
+from engine.shapes import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from engine.adapters.peft import Adapter, LoraWeights
-
-Runs = tuple[tuple[int, int, str], ...]
-"""(first row, rows, adapter digest) of a step's runs; rows without an adapter belong to none."""
+    from engine.batch import Runs
 
 _runs: Runs = ()
 _rows = 0

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.cpu.kernels.checks import check_slots, check_tables
-from engine.cpu.kv_cache import spec_of
 from engine.gpu.paged_attention import SPLIT_KEYS, Plan, attend, tile_rows, tiles
+from engine.shapes import check_slots, check_tables, spec_of
 
 if TYPE_CHECKING:
     from engine.attention import Options
     from engine.batch import ForwardBatch
-    from engine.cpu.kv_cache import AttentionSpec
+    from engine.shapes import AttentionSpec
 
 
 FEW_QUERIES = 8
@@ -87,7 +86,7 @@ class DeviceAttention:
         options: Options,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `engine.attention.Context`; raises ShapeError where the call is not the one that was recorded."""
+        """Raises ShapeError where the call is not the one that was recorded."""
         spec = self.cache.spec(layer)
         spec.check(layer, query, key, value, len(self.slots))
         keys, values = self.cache.keys[layer], self.cache.values[layer]

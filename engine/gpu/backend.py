@@ -10,22 +10,23 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from engine.attention import attend_with
-from engine.backend import Candidate, Forward, plain_forward
 from engine.batch import fill_in
 from engine.gpu.attention import DeviceAttention, DeviceKVCache, block_bytes, to_device
 from engine.gpu.graphs import DecodeGraphs
-from engine.gpu.int8 import quantise
 from engine.gpu.lora import SlotLinear, Slots, add_slots
 from engine.gpu.ranks import Leader, Ranks
 from engine.gpu.sampling import DeviceSampler
+from engine.models.forward import plain_forward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from engine.adapters.slots import AdapterLayer
+    from engine.backend import Candidate, Forward
     from engine.batch import ForwardBatch
     from engine.config import EngineConfig
-    from engine.cpu.kv_cache import AttentionSpec
+    from engine.quantization.base import Quantization, QuantizedLayers
+    from engine.shapes import AttentionSpec
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +35,20 @@ MEMORY_SHARE = 0.9
 
 
 class DeviceBackend:
-    """As `engine.backend.Backend`. On a CPU device, for Triton's interpreter, it runs without graphs."""
+    """On a CPU device, for Triton's interpreter, it runs without graphs."""
 
-    def __init__(self, config: EngineConfig, device: torch.device, ranks: Ranks | None = None) -> None:
+    computes_drafts = False
+    """They leave the captured graphs, which costs more than they save."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        device: torch.device,
+        quantization: Quantization | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         """With several devices the other ranks are started here; `ranks` is given to those alone."""
+        self.quantization = quantization
         self._ranks = ranks or (Leader(config, device) if config.tensor_parallel_size > 1 else None)
         self._config, self.device = config, self._ranks.device if self._ranks else device
         self._slots = Slots(config.max_adapters, config.max_adapter_rank, device)
@@ -45,12 +56,21 @@ class DeviceBackend:
         self._widest = self._largest = 0
         self._graphs: DecodeGraphs | None = None
 
+    def default_dtype(self) -> torch.dtype:
+        """What devices are made for."""
+        return torch.bfloat16
+
+    def rounding(self, forward: Forward) -> str | None:
+        """Whatever the forward pass is."""
+        return "the device sums in an order that depends on the batch"
+
     def pretrained_options(self) -> dict[str, Any]:
-        """As `Backend`."""
         return {} if self._ranks is None else self._ranks.pretrained_options()
 
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
-        """Transformers' own forward pass: with slots for adapters around its linear layers, split, or in bytes."""
+        """Transformers' own forward pass: split, or with linear layers as the quantization keeps them, and slots for adapters
+        around the others.
+        """
         weights = [m.weight.shape for m in model.modules() if type(m) in (nn.Linear, Conv1D)]
         self._widest = max((sum(shape) for shape in weights), default=0)
         self._largest = max((shape.numel() for shape in weights), default=0)
@@ -58,48 +78,41 @@ class DeviceBackend:
         def split() -> tuple[Forward, list[AdapterLayer]]:
             return plain_forward(model), []
 
-        def in_bytes() -> tuple[Forward, list[AdapterLayer]]:
-            quantise(model, model.get_output_embeddings(), self.device)
-            model.to(self.device)
-            return plain_forward(model), []
-
         def slotted() -> tuple[Forward, list[AdapterLayer]]:
+            if self.quantization is not None:
+                quantize(model, self.quantization.layers("cuda", self.device), model.get_output_embeddings())
             model.to(self.device)
             self._layers = add_slots(model, self._slots, model.get_output_embeddings())
             return plain_forward(model), list(self._layers)
 
-        if self._ranks is not None:
-            return [split]
-        return [in_bytes if self._config.quantization == "int8" else slotted]
+        return [slotted if self._ranks is None else split]
 
-    def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, most: int) -> int:
-        """As `Backend`: of the bytes that were asked for, or of what the model left free."""
+    def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, limit: int) -> int:
+        """Of the bytes that were asked for, or of what the model left free."""
         budget = self._config.kv_cache_bytes
         if not budget:
             free, total = torch.cuda.mem_get_info(self.device)
             budget = max(0, int(free - total * (1 - MEMORY_SHARE)) - self._later_bytes(dtype))
-        count = max(2, min(budget // block_bytes(specs, self._config.block_size, dtype), most + 1))
+        count = max(2, min(budget // block_bytes(specs, self._config.block_size, dtype), limit + 1))
         return count if self._ranks is None else self._ranks.least(count)
 
     def _later_bytes(self, dtype: torch.dtype) -> int:
-        """What is allocated only when it is needed: slots for adapters, the activations of the largest step, and a layer
-        whose bytes are widened.
+        """What is allocated only when it is needed: slots for adapters, the activations of the largest step, and what the
+        quantization takes.
         """
         slots = self._slots.count * self._slots.rank
         adapters = sum((layer.in_features + layer.out_features) * slots for layer in self._layers)
         activations = 8 * self._config.max_num_batched_tokens * self._widest
-        widened = self._largest if self._config.quantization == "int8" else 0
-        later: int = (adapters + activations + widened) * dtype.itemsize
+        extra = 0 if self.quantization is None else self.quantization.extra_bytes(self._largest, dtype)
+        later: int = (adapters + activations) * dtype.itemsize + extra
         return later
 
     def new_cache(
         self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> DeviceKVCache:
-        """As `Backend`."""
         return DeviceKVCache(specs, num_blocks, block_size, dtype, self.device)
 
     def run(self, forward: Forward, cache: DeviceKVCache, batch: ForwardBatch) -> torch.Tensor:
-        """As `Backend`."""
         if self._ranks is None or not self._ranks.serving:
             return self._compute(forward, cache, batch)
         if not isinstance(self._ranks, Leader):
@@ -143,15 +156,25 @@ class DeviceBackend:
                 self._graphs = graphs
 
     def serve(self) -> None:
-        """As `Backend`."""
+        """Steps are told to the other ranks from now on."""
         if self._ranks is not None:
             self._ranks.serving = True
 
     def close(self) -> None:
-        """As `Backend`."""
         if isinstance(self._ranks, Leader):
             self._ranks.close()
 
     def sampler(self, eos_token_ids: list[int]) -> DeviceSampler:
-        """As `Backend`."""
         return DeviceSampler(eos_token_ids)
+
+
+def quantize(model: nn.Module, layers: QuantizedLayers, head: nn.Module | None) -> None:
+    """Replace every `nn.Linear` and `Conv1D` but the output layer where there is a layer for it, one by one, so that the
+    device never holds all of the weights at their full width.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) in (nn.Linear, Conv1D) and child is not head:
+                made = layers.linear(child.weight.t() if type(child) is Conv1D else child.weight, child.bias)
+                if made is not None:
+                    setattr(parent, name, made)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from engine.backend import Forward
     from engine.batch import ForwardBatch
-    from engine.cpu.kv_cache import AttentionSpec
+    from engine.shapes import AttentionSpec
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:

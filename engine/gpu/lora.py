@@ -17,7 +17,7 @@ from engine.gpu.attention import to_device
 
 if TYPE_CHECKING:
     from engine.adapters.peft import Adapter
-    from engine.cpu.lora import Runs
+    from engine.batch import Runs
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class SlotLinear(nn.Module):
         return weight
 
     def make(self, adapter: Adapter) -> SlotWeights | None:
-        """As `engine.cpu.lora.LoraLayer.make`; on the host, in pinned memory where there is a device."""
+        """The adapter's weights on the host, in pinned memory where there is a device."""
         found = adapter.modules.get(self.parts[0][0])
         if found is None:
             return None

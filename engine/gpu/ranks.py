@@ -1,7 +1,7 @@
 """Tensor parallelism: the processes of one worker, a device each, over weights that are split by transformers' own plan.
 
-Rank 0 is the worker itself: it schedules, and chooses the tokens. The others, `python -m engine.gpu.ranks`, are told
-each step through a pipe and compute their share of it. All of them load, probe and capture alike, so that their
+Rank 0 is the worker itself: it schedules, and chooses the tokens. The others (`engine.gpu.rank_process`) are told each
+step through a pipe and compute their share of it. All of them load, probe and capture alike, so that their
 collectives meet. When one ends, all do: threads watch the pipe's end and the other processes, because a main thread may
 be in a collective that nobody joins any more. For the same reason nobody leaves the group in good order: captured graphs
 hold its collectives, and waiting for those to end is how such programs hang.
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,20 +18,19 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-from engine.batch import ForwardBatch, SequenceSlice
+from engine.batch import ForwardBatch
 from engine.config import EngineConfig
 from engine.failures import ExitStatus
-from engine.messages import frame, frame_length
-from engine.process import log_writer
+from engine.messages import frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 
 logger = logging.getLogger("engine")
@@ -116,7 +113,7 @@ class Leader(Ranks):
         self._closing = False
         self._others: list[subprocess.Popen[bytes]] = []
         for rank in range(1, config.tensor_parallel_size):
-            other = subprocess.Popen([sys.executable, "-m", "engine.gpu.ranks"], stdin=subprocess.PIPE, stdout=2)
+            other = subprocess.Popen([sys.executable, "-m", "engine.gpu.rank_process"], stdin=subprocess.PIPE, stdout=2)
             self._others.append(other)
             self._write(other, frame(Membership(config, rank, rendezvous, device.type)))
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
@@ -168,72 +165,3 @@ class Leader(Ranks):
         assert other.stdin is not None
         other.stdin.write(body)
         other.stdin.flush()
-
-
-def received(pipe: BinaryIO) -> Iterator[bytes]:
-    """Message bodies until the pipe ends."""
-    while len(head := pipe.read(4)) == 4:
-        yield pipe.read(frame_length(head))
-
-
-def to_batch(message: StepMessage, device: torch.device) -> ForwardBatch:
-    """What the rank computes; the chosen tokens are yet to come."""
-    return ForwardBatch(
-        input_ids=torch.tensor([message.input_ids]),
-        positions=torch.tensor([message.positions]),
-        slot_mapping=torch.tensor(message.slot_mapping),
-        sequences=[SequenceSlice(*sequence) for sequence in message.sequences],
-        logits_rows=torch.tensor(message.logits_rows, dtype=torch.int64),
-        sampled=[],
-        drafts={},
-        prompt_rows=[],
-        chosen=torch.empty(message.chosen, dtype=torch.int64, device=device) if message.chosen else None,
-    )
-
-
-def read_steps(pipe: BinaryIO, steps: queue.SimpleQueue[bytes]) -> NoReturn:
-    """Hand messages on; with the pipe ends the process, whatever its main thread waits for."""
-    for body in received(pipe):
-        steps.put(body)
-    os._exit(ExitStatus.STOPPED)
-
-
-def main() -> NoReturn:
-    """Join, load, and compute what rank 0 says, until it ends."""
-    log_writer.configure()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 decides when to stop, and may have requests to finish
-    membership = msgspec.msgpack.decode(next(received(sys.stdin.buffer)), type=Membership)
-    steps: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=read_steps, args=(sys.stdin.buffer, steps), daemon=True).start()
-    from engine.models.files import ModelError
-
-    try:
-        compute(membership, steps)
-    except ModelError as error:
-        logger.error("rank %d: %s", membership.rank, error)
-        os._exit(ExitStatus.MODEL_REFUSED)
-    except BaseException:  # one of the edges, and the interpreter's own end could wait for collectives
-        logger.exception("rank %d failed", membership.rank)
-        os._exit(ExitStatus.FAULT)
-
-
-def compute(membership: Membership, steps: queue.SimpleQueue[bytes]) -> NoReturn:
-    """Load as rank 0 does, then take one step after the other."""
-    from engine.core import prepare
-    from engine.gpu.backend import DeviceBackend
-
-    ranks, config = Ranks(membership), membership.config
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    backend = DeviceBackend(config, ranks.device, ranks)
-    prepared = prepare(config, backend)
-    decoder = msgspec.msgpack.Decoder(StepMessage)
-    with torch.inference_mode():
-        while True:
-            message = decoder.decode(steps.get())
-            backend.run(prepared.loaded.forward, prepared.cache, to_batch(message, ranks.device))
-
-
-if __name__ == "__main__":
-    main()

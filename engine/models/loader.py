@@ -14,9 +14,6 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from engine import attention
-from engine.cpu.fused import FusedDecoder
-from engine.cpu.kernels.emit import has_bf16_dot
-from engine.cpu.layers import has_amx
 from engine.models.files import (
     ModelError,
     check_causal,
@@ -27,7 +24,7 @@ from engine.models.files import (
     sampling_defaults,
     tokenizer_file,
 )
-from engine.models.probe import QUANTISED_TOLERANCE, TOLERANCE, Proof
+from engine.models.probe import TOLERANCE, Proof
 from engine.models.record import ProbeError
 from engine.process.progress import progress
 
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
     from engine.adapters.slots import AdapterLayer
     from engine.backend import Backend, Forward
     from engine.config import EngineConfig
-    from engine.cpu.kv_cache import AttentionSpec
+    from engine.shapes import AttentionSpec
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +66,7 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
     check_causal(directory)
     hf_config = read_config(directory)
     check_weights(directory)
-    dtype = _dtype(config.dtype, backend.device)
+    dtype = backend.default_dtype() if config.dtype == "auto" else DTYPES[config.dtype]
     progress.begin("reading the weights")
     model = from_pretrained(AutoModelForCausalLM, directory, dtype, **backend.pretrained_options())
     limit = max_model_len(hf_config, config.max_model_len)
@@ -82,7 +79,7 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
         proof = Proof(model, int(text_config.num_hidden_layers), vocab_size, limit)
         attention.install()
         model.set_attn_implementation(attention.NAME)
-        tolerance = QUANTISED_TOLERANCE if config.quantization != "none" else TOLERANCE[dtype]
+        tolerance = TOLERANCE[dtype] if backend.quantization is None else backend.quantization.tolerance
         forward, lora_layers = _forward(backend, model, proof, dtype, tolerance)
     except ProbeError as error:
         raise ModelError(f"{type(model).__name__} cannot be served: {error}") from error
@@ -100,7 +97,7 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
         vocab_size=vocab_size,
         eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
         sampling_defaults=sampling_defaults(directory),
-        rounding=_rounding(backend, forward),
+        rounding=backend.rounding(forward),
     )
 
 
@@ -125,23 +122,6 @@ def _forward(
     proof.check(backend, forward, dtype, tolerance)
     # Not the output layer, which sees the rows that are sampled alone, nor experts, which see those routed to them.
     return forward, [layer for layer in layers if not layer.other_rows]
-
-
-def _rounding(backend: Backend, forward: Forward) -> str | None:
-    if backend.device.type != "cpu":
-        return "the device sums in an order that depends on the batch"
-    if not isinstance(forward, FusedDecoder):
-        return "layers of transformers run between our kernels, and torch rounds as it likes there"
-    return "products of many rows go to AMX, those of few do not" if forward.uses_tiles else None
-
-
-def _dtype(wanted: str, device: torch.device) -> torch.dtype:
-    if wanted != "auto":
-        return DTYPES[wanted]
-    if device.type != "cpu":
-        return torch.bfloat16
-    # Where the CPU has to widen bfloat16 first, float32 products are faster.
-    return torch.bfloat16 if has_bf16_dot() or has_amx() else torch.float32
 
 
 def from_pretrained(

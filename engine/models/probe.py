@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 
     from engine.backend import Backend, Forward
     from engine.batch import ForwardBatch
-    from engine.cpu.kv_cache import AttentionSpec
+    from engine.shapes import AttentionSpec
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-2}
-QUANTISED_TOLERANCE = 0.4
-"""Eight-bit weights move the logits; a wrong order of blocks or positions moves them by more than their own size."""
 BLOCK_SIZE = 4
 PLAIN_TOKENS = 23
 LOWERED_TOKENS = (38, 19)

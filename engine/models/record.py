@@ -14,8 +14,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
-from engine.cpu.kv_cache import AttentionSpec
 from engine.models.masks import MaskError, MaskFunction, window_of_function, window_of_tensor
+from engine.shapes import AttentionSpec
 
 NAME = "paged-recorded"
 ROWS = 24

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from engine.cpu.kernels import ops
 from engine.cpu.kernels.int8 import has_int8_dot
 from engine.cpu.kernels.threads import set_num_threads
-from engine.cpu.layers import ByteGate, ByteLinear
 from engine.messages import AdapterRef
+from engine.quantization.int8 import ByteGate, ByteLinear
 from scripts.random_models import make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.cpu.kernels import checks, ops
-from engine.cpu.kernels.checks import ShapeError, check_slots
 from engine.cpu.kernels.int8 import has_int8_dot
 from engine.cpu.kernels.tiles import ADD, GATE, WIDEN
+from engine.shapes import ShapeError, check_slots
 
 T, IN, OUT = 3, 16, 40
 X = torch.ones(T, IN)

@@ -8,9 +8,9 @@ import re
 import pytest
 from tokenizers import Tokenizer
 
-from engine.backend import CpuBackend
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.cpu.backend import CpuBackend
 from engine.gpu.sampling import DeviceSampler, DeviceTokens
 from engine.sampling.params import Grammar
 from scripts.random_models import make_model

@@ -9,17 +9,18 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from engine import attention
-from engine.attention import Options, PagedAttention
-from engine.backend import CpuBackend
+from engine.attention import Options
 from engine.batch import ForwardBatch, SequenceSlice
 from engine.config import EngineConfig
 from engine.cpu import fused
+from engine.cpu.attention import PagedAttention
+from engine.cpu.backend import CpuBackend
 from engine.cpu.fused import FusedDecoder
-from engine.cpu.kernels.checks import ShapeError
 from engine.models.limits import lowered
 from engine.models.loader import ModelError, load_model
 from engine.models.probe import TOLERANCE, Proof
 from engine.models.record import ProbeError
+from engine.shapes import ShapeError
 from scripts.random_models import make_model
 from scripts.tiny_families import tiny_config
 from tests.engine.engines import Driver, Reference, core, prompts

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine import quantization
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.gpu import attention, paged_attention
 from engine.gpu.backend import DeviceBackend
 from engine.gpu.graphs import DecodeGraphs, capture_sizes
-from engine.gpu.int8 import MANY_ROWS, ByteLinear
+from engine.gpu.int8 import MANY_ROWS
 from engine.gpu.sampling import choose
+from engine.quantization.int8 import DeviceByteLinear
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampler
 from scripts.random_models import make_model
@@ -29,7 +31,7 @@ OPTIONS = {
 
 def engine(model, device: torch.device, **options: object) -> EngineCore:
     config = EngineConfig(model=str(model), dtype="float32", kv_cache_bytes=1 << 24, max_model_len=128, **options)
-    return EngineCore(config, DeviceBackend(config, device))
+    return EngineCore(config, DeviceBackend(config, device, quantization.method(config.quantization)))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2", "gpt_oss", "mixtral"])
@@ -107,7 +109,7 @@ def test_weights_in_bytes(inner, columns, dtype, device):
     weight[3] = 0
     bias = torch.randn(columns, generator=generator).to(dtype)
     for bias_or_none in (bias, None):
-        layer = ByteLinear(weight.to(device), None if bias_or_none is None else bias.to(device))
+        layer = DeviceByteLinear(weight.to(device), None if bias_or_none is None else bias.to(device))
         scales = layer.scales.double().cpu()[:, None]
         rounded = layer.bytes.double().cpu() * scales
         assert ((rounded - weight.double()).abs() <= scales * 0.501).all()

@@ -7,9 +7,9 @@ import torch
 
 from engine.attention import Options
 from engine.batch import ForwardBatch, SequenceSlice
-from engine.cpu.kv_cache import AttentionSpec
 from engine.gpu import attention, paged_attention
 from engine.gpu.attention import DeviceAttention, DeviceKVCache
+from engine.shapes import AttentionSpec
 
 SHAPES = {  # heads, KV heads, key dim, value dim, context lengths, new tokens, block size
     "decode": (8, 2, 64, 64, (70, 17, 1), (1, 1, 1), 16),

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from engine.backend import backend_for
 from engine.config import EngineConfig
+from engine.devices import backend_for
 from engine.models.files import ModelError
 from scripts.random_models import make_model
 from tests.engine.engines import Reference, prompts

@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from engine.backend import CpuBackend
 from engine.config import EngineConfig
+from engine.cpu.backend import CpuBackend
 from engine.models.loader import ModelError, load_model
 from tests.conftest import DEMO
 from tests.live import LiveServer, wait_until

@@ -6,7 +6,7 @@ through once a step. A forward pass whose calls all follow from its number of ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -14,11 +14,7 @@ import torch
 from engine.cpu.kernels.emit import LANES
 from engine.cpu.kernels.lora import FIELDS
 from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
-
-
-class ShapeError(ValueError):
-    """Tensors do not fit together; nothing has been read or written."""
-
+from engine.shapes import require
 
 _known = False
 
@@ -39,38 +35,6 @@ def known_after_once(passed: set[tuple[int, int]] | None, signature: tuple[int, 
     finally:
         _known = False
     passed.add(signature)
-
-
-def require(holds: bool, what: str, *tensors: torch.Tensor | None) -> None:
-    """Raise ShapeError with `what` was wanted and the tensors as they are, unless it holds."""
-    if not holds:
-        given = ", ".join(
-            "none" if tensor is None else f"{list(tensor.shape)} {tensor.dtype} by {list(tensor.stride())}"
-            for tensor in tensors
-        )
-        raise ShapeError(f"{what}: {given}" if given else what)
-
-
-def check_slots(slots: torch.Tensor, count: int) -> None:
-    """Every slot [T] int64 is one of the cache's `count`."""
-    require(slots.dtype == torch.int64 and slots.dim() == 1 and slots.is_contiguous(), "slots must be [T] int64", slots)
-    if len(slots):
-        least, most = torch.aminmax(slots)
-        require(int(least) >= 0 and int(most) < count, f"a slot lies outside of the {count} that the cache has")
-
-
-def check_tables(
-    row: int, count: int, length: int, blocks: Sequence[int], rows: int, block_size: int, num_blocks: int
-) -> None:
-    """A sequence's new rows lie in the step's, its tokens in its blocks, and those in the cache."""
-    require(
-        row >= 0 and 0 < count <= length and row + count <= rows,
-        f"a sequence of {count} new tokens at row {row}, {length} in all, does not fit a step of {rows} rows",
-    )
-    require(
-        length <= len(blocks) * block_size and min(blocks) >= 0 and max(blocks) < num_blocks,
-        f"a sequence of {length} tokens does not fit its {len(blocks)} blocks, or one is not of the cache's {num_blocks}",
-    )
 
 
 def known() -> bool:

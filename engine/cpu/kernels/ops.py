@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine import shapes
 from engine.cpu.kernels import attention, checks, layers, matmul, sampling
 from engine.cpu.kernels.emit import BF16, F16, F32, LANES, has_bf16_dot
 from engine.cpu.kernels.int8 import int8_kernel, quantise_kernel
@@ -54,7 +55,7 @@ def rotate(
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[T, 2F], gate before up, contiguous -> silu(gate) * up [T, F]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    checks.require(gate_up.is_contiguous() and gate_up.shape[1] % 2 == 0, "gate and up must be [T, 2F]", gate_up)
+    shapes.require(gate_up.is_contiguous() and gate_up.shape[1] % 2 == 0, "gate and up must be [T, 2F]", gate_up)
     out = gate_up.new_empty(rows, width)
     run(
         layers.silu_mul_kernel(KINDS[out.dtype]),
@@ -196,7 +197,7 @@ def linear(
     panels, kind, paired = weight.shape[0], KINDS[x.dtype], int(_paired(x.dtype))
     checks.check_packed(weight, x.dtype, paired)
     checks.check_product(x, weight.shape[1] << paired, panels, bias, out, ending)
-    checks.require(lora is None or lora.rows == rows, "adapters of a step of other rows", x)
+    shapes.require(lora is None or lora.rows == rows, "adapters of a step of other rows", x)
     if lora is None:
         run(
             matmul.matmul_kernel(kind, paired, ending),
@@ -253,7 +254,7 @@ class AttentionPlan:
         num_blocks: int,
     ) -> None:
         for sequence in sequences:
-            checks.check_tables(*sequence, rows, block_size, num_blocks)
+            shapes.check_tables(*sequence, rows, block_size, num_blocks)
         self.block_size, self.lanes, self.rows, self.num_blocks = block_size, lanes, rows, num_blocks
         tables = [block for *_, blocks in sequences for block in blocks]
         starts = np.cumsum([0] + [len(blocks) for *_, blocks in sequences[:-1]])
@@ -303,7 +304,7 @@ def attend(
     """Query [H, T, D] over the cache's keys and values -> out [T, H, DV]; scale defaults to D ** -0.5, sinks are [H]."""
     heads, rows, dim = query.shape
     kv_heads, width = keys.shape[1], values.shape[3]
-    checks.require(rows == plan.rows, "queries of other rows than the step's", query)
+    shapes.require(rows == plan.rows, "queries of other rows than the step's", query)
     checks.check_attention(query, keys, values, out, sinks, (plan.num_blocks, plan.block_size, plan.lanes))
     if query.stride(2) != 1 or query.dtype != keys.dtype:
         query = query.to(keys.dtype).contiguous()
@@ -328,7 +329,7 @@ def choose(logits: torch.Tensor, temperatures: Sequence[float], uniforms: Sequen
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, columns = logits.shape
-    checks.require(
+    shapes.require(
         len(temperatures) == len(uniforms) == rows and columns > 0, "one temperature and number a row", logits
     )
     heat = torch.tensor(temperatures, dtype=torch.float32)
@@ -361,7 +362,7 @@ def select(logits: torch.Tensor, temperatures: Sequence[float], wanted: int) -> 
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, columns = logits.shape
-    checks.require(len(temperatures) == rows and columns > 0 < wanted, "one temperature a row, and some wanted", logits)
+    shapes.require(len(temperatures) == rows and columns > 0 < wanted, "one temperature a row, and some wanted", logits)
     room = min(columns, 4 * wanted)
     heat = torch.tensor(temperatures, dtype=torch.float32)
     values, ids = torch.empty(rows, room), torch.zeros(rows, room, dtype=torch.int64)

@@ -1,0 +1,106 @@
+"""The CPU as the engine's backend: our own kernels over packed weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine.attention import Context, attend_with
+from engine.batch import fill_in
+from engine.cpu.attention import PagedAttention
+from engine.cpu.fused import FusedDecoder
+from engine.cpu.kernels.checks import known_after_once
+from engine.cpu.kernels.emit import has_bf16_dot
+from engine.cpu.kernels.threads import crowded, num_threads
+from engine.cpu.kernels.tiles import MAX_ROWS
+from engine.cpu.kv_cache import KVCache, block_bytes, default_num_blocks
+from engine.cpu.layers import has_amx, pack_linears
+from engine.cpu.lora import adapters_of
+from engine.models.forward import plain_forward
+from engine.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from engine.adapters.slots import AdapterLayer
+    from engine.backend import Candidate, Forward
+    from engine.batch import ForwardBatch
+    from engine.config import EngineConfig
+    from engine.quantization.base import Quantization
+    from engine.shapes import AttentionSpec
+
+
+class CpuBackend:
+    """Our own kernels over packed weights."""
+
+    device = torch.device("cpu")
+    computes_drafts = True
+
+    def __init__(self, config: EngineConfig, quantization: Quantization | None = None) -> None:
+        self._config, self.quantization = config, quantization
+
+    def default_dtype(self) -> torch.dtype:
+        """bfloat16 where the CPU multiplies it: where it has to widen it first, float32 products are faster."""
+        return torch.bfloat16 if has_bf16_dot() or has_amx() else torch.float32
+
+    def rounding(self, forward: Forward) -> str | None:
+        """All of it decided by which kernels run."""
+        if not isinstance(forward, FusedDecoder):
+            return "layers of transformers run between our kernels, and torch rounds as it likes there"
+        return "products of many rows go to AMX, those of few do not" if forward.uses_tiles else None
+
+    def _share_torch(self, forward: Forward, rows: int) -> None:
+        """Choose torch's own threads for a step: one, but for many rows in operations that are not our kernels.
+
+        They wait for each other at the end of every operation, and while they do they keep our helpers' cores.
+        """
+        ours = isinstance(forward, FusedDecoder) and not has_amx()
+        torch.set_num_threads(1 if ours or rows <= MAX_ROWS or crowded() else num_threads())
+
+    def pretrained_options(self) -> dict[str, Any]:
+        return {}
+
+    def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
+        """The flat forward where the structure allows it, then transformers' own over packed layers."""
+        layers_of = None if self.quantization is None else self.quantization.layers("cpu", self.device)
+
+        def fused() -> tuple[Forward, list[AdapterLayer]]:
+            made = FusedDecoder(model, specs, layers_of)
+            return made, list(made.lora_layers)
+
+        def packed() -> tuple[Forward, list[AdapterLayer]]:
+            layers: list[AdapterLayer] = list(pack_linears(model, layers_of))
+            return plain_forward(model), layers
+
+        return [fused, packed]
+
+    def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, limit: int) -> int:
+        """Of the bytes that were asked for, or of the memory that is free."""
+        per_block = block_bytes(specs, self._config.block_size, dtype)
+        return default_num_blocks(per_block, self._config.kv_cache_bytes, limit)
+
+    def new_cache(self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
+        return KVCache(specs, num_blocks, block_size, dtype)
+
+    def run(self, forward: Forward, cache: KVCache, batch: ForwardBatch) -> torch.Tensor:
+        self._share_torch(forward, batch.input_ids.shape[1])
+        context: Context = PagedAttention(cache, batch)
+        # A step of partial chunks samples nothing; one row of logits is the least that the models compute.
+        rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
+        count = batch.input_ids.shape[1]
+        checked = cache.checked if isinstance(forward, FusedDecoder) else None
+        with attend_with(context), adapters_of(batch.runs, count), known_after_once(checked, (count, len(rows))):
+            return forward(fill_in(batch.input_ids, batch.chosen), batch.positions, rows)
+
+    def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: KVCache, max_model_len: int) -> None:
+        """The probe has run every kernel."""
+
+    def sampler(self, eos_token_ids: list[int]) -> Sampler:
+        return Sampler(eos_token_ids)
+
+    def serve(self) -> None:
+        """Nothing changes."""
+
+    def close(self) -> None:
+        """Nothing was started."""

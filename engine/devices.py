@@ -1,0 +1,54 @@
+"""The devices that a worker may compute on, by name. A device is a room of its own and one entry here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine import quantization
+from engine.models.files import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.backend import Backend
+    from engine.config import EngineConfig
+    from engine.quantization.base import Quantization
+
+
+def _cpu(config: EngineConfig, method: Quantization | None) -> Backend:
+    if config.tensor_parallel_size > 1:
+        raise ModelError("tensor_parallel_size is for CUDA devices; a CPU worker computes alone")
+    _check(method, config, "cpu")
+    from engine.cpu.backend import CpuBackend
+
+    return CpuBackend(config, method)
+
+
+def _cuda(config: EngineConfig, method: Quantization | None) -> Backend:
+    if not torch.cuda.is_available():
+        raise ModelError("device cuda: torch finds no CUDA device here")
+    _check(method, config, "cuda")
+    if config.tensor_parallel_size > torch.cuda.device_count():
+        raise ModelError(f"tensor_parallel_size must be at most {torch.cuda.device_count()}, the CUDA devices here")
+    from engine.gpu.backend import DeviceBackend  # Triton comes with torch's CUDA builds alone
+
+    return DeviceBackend(config, torch.device("cuda"), method)
+
+
+DEVICES: dict[str, Callable[[EngineConfig, Quantization | None], Backend]] = {"cuda": _cuda, "cpu": _cpu}
+
+
+def backend_for(config: EngineConfig) -> Backend:
+    """Where this worker computes; raises ModelError where that cannot be."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return DEVICES[device](config, quantization.method(config.quantization))
+
+
+def _check(method: Quantization | None, config: EngineConfig, device: str) -> None:
+    refusal = None if method is None else method.refusal(device, config.tensor_parallel_size)
+    if refusal is not None:
+        raise ModelError(refusal)

@@ -1,0 +1,96 @@
+"""A process of a worker of several devices, but for rank 0: `python -m engine.gpu.rank_process`. It loads as rank 0 does, then
+computes its share of each step that rank 0 tells through its standard input, and ends with that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
+
+import msgspec
+import torch
+
+from engine.batch import ForwardBatch, SequenceSlice
+from engine.failures import ExitStatus
+from engine.gpu.ranks import Membership, Ranks, StepMessage
+from engine.messages import frame_length
+from engine.process import log_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logger = logging.getLogger("engine")
+
+
+def received(pipe: BinaryIO) -> Iterator[bytes]:
+    """Message bodies until the pipe ends."""
+    while len(head := pipe.read(4)) == 4:
+        yield pipe.read(frame_length(head))
+
+
+def to_batch(message: StepMessage, device: torch.device) -> ForwardBatch:
+    """What the rank computes; the chosen tokens are yet to come."""
+    return ForwardBatch(
+        input_ids=torch.tensor([message.input_ids]),
+        positions=torch.tensor([message.positions]),
+        slot_mapping=torch.tensor(message.slot_mapping),
+        sequences=[SequenceSlice(*sequence) for sequence in message.sequences],
+        logits_rows=torch.tensor(message.logits_rows, dtype=torch.int64),
+        sampled=[],
+        drafts={},
+        prompt_rows=[],
+        chosen=torch.empty(message.chosen, dtype=torch.int64, device=device) if message.chosen else None,
+    )
+
+
+def read_steps(pipe: BinaryIO, steps: queue.SimpleQueue[bytes]) -> NoReturn:
+    """Hand messages on; with the pipe ends the process, whatever its main thread waits for."""
+    for body in received(pipe):
+        steps.put(body)
+    os._exit(ExitStatus.STOPPED)
+
+
+def main() -> NoReturn:
+    """Join, load, and compute what rank 0 says, until it ends."""
+    log_writer.configure()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 decides when to stop, and may have requests to finish
+    membership = msgspec.msgpack.decode(next(received(sys.stdin.buffer)), type=Membership)
+    steps: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=read_steps, args=(sys.stdin.buffer, steps), daemon=True).start()
+    from engine.models.files import ModelError
+
+    try:
+        compute(membership, steps)
+    except ModelError as error:
+        logger.error("rank %d: %s", membership.rank, error)
+        os._exit(ExitStatus.MODEL_REFUSED)
+    except BaseException:  # one of the edges, and the interpreter's own end could wait for collectives
+        logger.exception("rank %d failed", membership.rank)
+        os._exit(ExitStatus.FAULT)
+
+
+def compute(membership: Membership, steps: queue.SimpleQueue[bytes]) -> NoReturn:
+    """Load as rank 0 does, then take one step after the other."""
+    from engine.gpu.backend import DeviceBackend
+    from engine.models.prepared import prepare
+
+    ranks, config = Ranks(membership), membership.config
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    backend = DeviceBackend(config, ranks.device, ranks=ranks)
+    prepared = prepare(config, backend)
+    decoder = msgspec.msgpack.Decoder(StepMessage)
+    with torch.inference_mode():
+        while True:
+            message = decoder.decode(steps.get())
+            backend.run(prepared.loaded.forward, prepared.cache, to_batch(message, ranks.device))
+
+
+if __name__ == "__main__":
+    main()
