@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from config.installation import DEMO_MODEL, default_data_dir
 from engine.config import OPTIONS
+from management.launchers import LAUNCHERS
 
 EngineSettings: Any = create_model(
     "EngineSettings",
@@ -43,6 +44,7 @@ class Options(EngineSettings):
     )
     database_url: str = Field("", description="postgresql://user:password@host/name; empty is SQLite in data_dir.")
     model: str = Field(str(DEMO_MODEL), description="Directory or hub id that `serve` deploys.")
+    launcher: str = Field("local", description="What starts engine workers: " + ", ".join(LAUNCHERS) + ".")
     require_api_key: bool | None = Field(None, description="Ask for API keys; unset asks unless bound to loopback.")
     allowed_hosts: list[str] = Field([], description="Further host names under which the server answers; * is any.")
     allowed_origins: list[str] = Field(
@@ -77,6 +79,13 @@ class Options(EngineSettings):
     @classmethod
     def _lower_case(cls, values: list[str]) -> list[str]:
         return [value.lower().rstrip("/") for value in values]
+
+    @field_validator("launcher")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if value not in LAUNCHERS:
+            raise ValueError(f"{value!r} is no launcher; known: {', '.join(LAUNCHERS)}")
+        return value
 
     @field_validator("allowed_origins")
     @classmethod

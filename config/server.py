@@ -36,7 +36,7 @@ from inference.services import Limits, Services
 from inference.workers.adapters import AdapterControl
 from inference.workers.router import EngineRouter
 from management import live
-from management.launchers.local import LocalLauncher
+from management.launchers import LAUNCHERS
 from management.reconcile import Reconciler
 from management.snapshot import SnapshotHolder
 
@@ -61,7 +61,7 @@ class Server:
         """`setups` are the dialects under their settings. Raises SetupError, TlsError or ValueError, and binds nothing."""
         self.options, self.dialects = options, dialects
         self.holder = SnapshotHolder()
-        self.launcher = LocalLauncher()
+        self.launcher = LAUNCHERS[options.launcher]()
         self.reconciler = Reconciler(self.launcher, self.holder, str(options.data_dir))
         self.router = EngineRouter(self.holder, options.parse_special_tokens)
         metrics = Metrics(self.router, logs.dropped_lines)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from engine import messages
+from engine.address import AddressError, parse
 from engine.casualties import Casualties
 from engine.failures import Failure, FailureCode, FinishReason
 from engine.messages import (
@@ -118,11 +119,11 @@ def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
 
 
 class EngineClient:
-    """Talks to the worker `worker_id` in `epoch` at the Unix socket `path`."""
+    """Talks to the worker `worker_id` in `epoch` at its `address` (`engine.address`)."""
 
-    def __init__(self, path: str, worker_id: str, epoch: int, casualties: Casualties | None = None) -> None:
+    def __init__(self, address: str, worker_id: str, epoch: int, casualties: Casualties | None = None) -> None:
         """`casualties` remembers what was in flight at deaths, of this and of other workers."""
-        self.path, self.worker_id, self.epoch = path, worker_id, epoch
+        self.address, self.worker_id, self.epoch = address, worker_id, epoch
         self._casualties = casualties or Casualties()
         self.stats = Stats()
         self.histograms = StepHistograms()
@@ -142,12 +143,12 @@ class EngineClient:
         """Greet the worker; raises EngineDead when it is not there, or is another one than expected."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                reader, self._writer = await asyncio.open_unix_connection(self.path)
+                reader, self._writer = await parse(self.address).connect()
                 self._writer.write(frame(Hello(PROTOCOL_VERSION, self.worker_id, self.epoch)))
                 answer = messages.to_client.decode(await _read_frame(reader))
-        except (OSError, asyncio.IncompleteReadError, ProtocolError, msgspec.MsgspecError) as error:
+        except (OSError, AddressError, asyncio.IncompleteReadError, ProtocolError, msgspec.MsgspecError) as error:
             await self.close()
-            raise EngineDead(f"the worker at {self.path} cannot be reached: {type(error).__name__}") from error
+            raise EngineDead(f"the worker at {self.address} cannot be reached: {type(error).__name__}") from error
         if not isinstance(answer, Ready):
             await self.close()
             raise EngineDead(answer.reason if isinstance(answer, Refused) else "the worker did not greet")
@@ -281,7 +282,7 @@ class EngineClient:
         try:
             while True:
                 self._dispatch(messages.to_client.decode(await _read_frame(reader)))
-        except (OSError, asyncio.IncompleteReadError, ProtocolError, msgspec.MsgspecError):
+        except (OSError, AddressError, asyncio.IncompleteReadError, ProtocolError, msgspec.MsgspecError):
             self._fail("the worker closed the connection")
 
     async def _count_silence(self) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from engine import quantization as quantizations
+from engine.address import parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,12 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     model: Annotated[str, Option("Directory or hub id.", reserved=True)]
     worker_id: Annotated[str, Option("The worker's name on the wire.", reserved=True)] = "worker"
     epoch: Annotated[int, Option("Sets the worker apart from earlier ones of its name.", reserved=True)] = 0
-    socket: Annotated[str, Option("Path of the Unix socket on which it listens.", reserved=True)] = ""
+    address: Annotated[
+        str,
+        Option(
+            "Where the worker listens (engine.address); empty: nowhere, the engine is used in place.", reserved=True
+        ),
+    ] = ""
     cache_dir: Annotated[
         str,
         Option(
@@ -107,6 +113,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 raise ValueError(f"{name} must be between {least} and {most}, got {value}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs: a decode step feeds one each")
+        if self.address:
+            parse(self.address)  # raises where it is none
         if not self.model:
             raise ValueError("model must not be empty")
 

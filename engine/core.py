@@ -92,7 +92,7 @@ class EngineCore:
             loaded.lora_layers, config.max_adapters, config.max_cached_adapters, config.max_adapter_rank
         )
         self.grammars = GrammarProcesses(loaded.tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
-        if config.socket:  # a worker: its first grammar shall not wait for an interpreter to start
+        if config.address:  # a worker: its first grammar shall not wait for an interpreter to start
             self.grammars.start()
         self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, self.adapters)
         self.runner = ModelRunner(backend, loaded, prepared.cache)

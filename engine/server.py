@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine import messages
+from engine import address, messages
 from engine.core import MAX_FAILED_STEPS, EngineBroken, refused
 from engine.failures import Failure, FailureCode
 from engine.messages import (
@@ -68,7 +68,7 @@ class Connection:
 
 
 class EngineServer:
-    """Serves one engine, of text or of embeddings, on a Unix socket until it is drained, told to stop, or broken."""
+    """Serves one engine, of text or of embeddings, at its address until it is drained, told to stop, or broken."""
 
     def __init__(self, core: EngineCore | EmbeddingCore, config: EngineConfig) -> None:
         self.core, self.config = core, config
@@ -81,7 +81,9 @@ class EngineServer:
         self._last_heartbeat = 0.0
         self._at_clients = threading.Lock()
         """Held by the loop but while a step is computed, and then by who sends a heartbeat meanwhile."""
-        self.listener = self._listen(config.socket)
+        self._address = address.parse(config.address)
+        self.listener = self._address.listen()
+        self.selector.register(self.listener, selectors.EVENT_READ, None)
 
     def watch(self, file: Any) -> None:
         """Stop when `file` reaches EOF: the parent that holds its other end is gone."""
@@ -271,22 +273,10 @@ class EngineServer:
     def _unsent(self) -> bool:
         return any(connection.unsent for connection in self.connections.values())
 
-    def _listen(self, path: str) -> socket.socket:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(path)
-        os.chmod(path, 0o600)
-        listener.listen(128)
-        listener.setblocking(False)
-        self.selector.register(listener, selectors.EVENT_READ, None)
-        return listener
-
     def _close(self) -> None:
         for connection in list(self.connections.values()):
             self._drop(connection, None)
         self.listener.close()
         self.core.close()
-        with suppress(FileNotFoundError):
-            os.unlink(self.config.socket)
+        self._address.release()
         self.selector.close()

@@ -255,14 +255,14 @@ class Reconciler:
             epoch=self.ledger.next_epoch(deployment.pk, index),
             started_at=timezone.now(),
         )
-        worker.socket = self.launcher.socket_path(f"{deployment.pk}-{index}-{worker.epoch}")
+        worker.address = self.launcher.address(f"{deployment.pk}-{index}-{worker.epoch}")
         options = {
             "task": "embed" if deployment.version.model.kind == Model.Kind.EMBEDDING else "auto",
             **deployment.engine_options,
             "model": deployment.version.source,
             "worker_id": worker.worker_id,
             "epoch": worker.epoch,
-            "socket": worker.socket,
+            "address": worker.address,
             "cache_dir": self.cache_dir,
         }
         try:

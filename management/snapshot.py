@@ -19,7 +19,7 @@ class WorkerEntry(msgspec.Struct, frozen=True):
 
     worker_id: str
     epoch: int
-    socket: str
+    address: str
 
 
 class AdapterEntry(msgspec.Struct, frozen=True):

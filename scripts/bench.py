@@ -82,7 +82,7 @@ def engine_worker(model: Path, dtype: str, threads: int = 0) -> Iterator[EngineC
         model=str(model),
         dtype=dtype,
         worker_id="bench",
-        socket=launcher.socket_path("bench"),
+        address=launcher.address("bench"),
         speculative_tokens=0,
         threads=threads,
     )
@@ -149,7 +149,7 @@ async def measure(model: Path, options: argparse.Namespace) -> list[dict[str, An
         engine_worker(model, options.dtype) as config,
     ):
         port = urlsplit(url).port or 0
-        client = EngineClient(config.socket, config.worker_id, config.epoch)
+        client = EngineClient(config.address, config.worker_id, config.epoch)
         info = await client.connect()
         for streams in options.streams:
             engine, server = [], []

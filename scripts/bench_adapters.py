@@ -80,7 +80,7 @@ async def measure(model: Path, folder: Path, options: argparse.Namespace) -> Non
         f"{len(refs)} adapters": [*refs],
     }
     with engine_worker(model, options.dtype) as config:
-        client = EngineClient(config.socket, config.worker_id, config.epoch)
+        client = EngineClient(config.address, config.worker_id, config.epoch)
         await client.connect()
         await run(client, prompts(len(refs), 16, 0), 4, [*refs])  # loads them
         print("| streams | case | tok/s | ratio to the base model |\n| --- | --- | --- | --- |", flush=True)

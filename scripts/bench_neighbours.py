@@ -93,7 +93,7 @@ async def beside(client: EngineClient, options: argparse.Namespace, grammar: Gra
 async def measure(model: Path, name: str, options: argparse.Namespace) -> str:
     """A row of the table, from a worker of its own."""
     with engine_worker(model, options.dtype, options.threads) as config:
-        client = EngineClient(config.socket, config.worker_id, config.epoch)
+        client = EngineClient(config.address, config.worker_id, config.epoch)
         await client.connect()
         await beside(client, options, None)
         alone, _ = await beside(client, options, None)

@@ -48,7 +48,7 @@ async def speed(client: EngineClient, work: list[list[int]], grammar: Grammar | 
 async def measure(model: Path, options: argparse.Namespace) -> None:
     """In turn; medians of the rounds."""
     with engine_worker(model, options.dtype, options.threads) as config:
-        client = EngineClient(config.socket, config.worker_id, config.epoch)
+        client = EngineClient(config.address, config.worker_id, config.epoch)
         await client.connect()
         found: dict[str, list[float]] = {name: [] for name in CASES}
         for number in range(options.rounds + 1):

@@ -220,7 +220,7 @@ class EngineRouter:
         return await asyncio.to_thread(ModelTokenizer.load, info, self._parse_special_tokens)
 
     async def _connect(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
-        client = EngineClient(worker.socket, worker.worker_id, worker.epoch, self._casualties)
+        client = EngineClient(worker.address, worker.worker_id, worker.epoch, self._casualties)
         try:
             info = await client.connect()
             target = self._targets.get(deployment.name)

@@ -41,7 +41,8 @@ class DeploymentForm(EngineOptionsForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.initial = {**self.instance.engine_options, **self.initial}
+        for name, value in self.instance.engine_options.items():
+            self.initial.setdefault(name, value)
 
     def clean_name(self) -> str:
         """Refuse reserved names at their field."""

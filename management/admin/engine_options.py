@@ -40,7 +40,7 @@ def form_field(option: OptionField) -> forms.Field:
 
 
 FIELDS = {name: form_field(option) for name, option in OPTIONS.items()}
-EngineOptionsForm = type(forms.ModelForm)("EngineOptionsForm", (forms.ModelForm,), dict(FIELDS))
+EngineOptionsForm: Any = type(forms.ModelForm)("EngineOptionsForm", (forms.ModelForm,), dict(FIELDS))
 """The base of a form for whatever has engine options."""
 
 

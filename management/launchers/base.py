@@ -1,4 +1,9 @@
-"""What every launcher can do."""
+"""What every launcher can do: the contract between the reconciler and a way to place workers.
+
+The reconciler decides how many workers a deployment has and when one is taken for dead; a launcher starts them, hands on
+what they say, and ends them. Methods are called one at a time; while one runs, no other
+worker is looked after.
+"""
 
 from __future__ import annotations
 
@@ -30,31 +35,38 @@ class WorkerStatus(msgspec.Struct):
 
 
 class WorkerHandle(Protocol):
-    """A launched worker."""
+    """A launched worker.
+
+    It must end when the server is gone, however that went, and its process must run `engine.__main__`, or speak its
+    protocol: the EngineConfig in, lines of status out.
+    """
 
     process_id: int | None
+    """On this host; None where the worker runs elsewhere."""
 
     def statuses(self) -> list[WorkerStatus]:
-        """What it reported since the last call."""
+        """What it reported since the last call, in order; a worker that runs reports about once a second."""
 
     def exit_code(self) -> int | None:
-        """None while it runs; negative when a signal ended it."""
+        """None while it runs; else as subprocess.Popen.returncode: 3 for a refused model, negative when a signal ended it."""
 
     def drain(self) -> None:
-        """Ask it to finish its requests and exit."""
+        """Ask it to finish its requests and exit (SIGTERM to the process); it may take as long as it needs."""
 
     def kill(self) -> None:
-        """End it now."""
+        """End it now; `exit_code` is no longer None when this returns."""
 
 
 class Launcher(Protocol):
-    """A place where workers run."""
+    """A place where workers run; registered by name in `management.launchers.LAUNCHERS`."""
 
     def launch(self, config: EngineConfig) -> WorkerHandle:
         """Start a worker; raises OSError, and leaves nothing behind, where none can be started now."""
 
-    def socket_path(self, name: str) -> str:
-        """Where a worker of that name should listen."""
+    def address(self, name: str) -> str:
+        """Where a worker of that name should listen (`engine.address`): reached from this process, by no other user, and
+        free: `name` is unique among the workers of this server, dead ones included.
+        """
 
     def close(self) -> None:
         """End every worker that still runs."""

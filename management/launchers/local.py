@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+"""Where `python -m engine` finds the engine: beside this package, in a source tree and in a wheel."""
 EXIT_PATIENCE_S = 5.0
 
 
@@ -96,9 +97,9 @@ class LocalLauncher:
         self._workers.append(LocalWorker(config))
         return self._workers[-1]
 
-    def socket_path(self, name: str) -> str:
+    def address(self, name: str) -> str:
         """In the private folder."""
-        return str(self._directory / f"{name}.sock")
+        return f"unix:{self._directory / name}.sock"
 
     def close(self) -> None:
         """End all children and remove the folder."""

@@ -37,7 +37,7 @@ async def connected(tmp_path, on_submit=None, casualties=None, epoch=1):
 
     path = str(tmp_path / f"{epoch}.sock")
     server = await asyncio.start_unix_server(serve, path)
-    client = EngineClient(path, "w", epoch, casualties)
+    client = EngineClient(f"unix:{path}", "w", epoch, casualties)
     await client.connect()
     try:
         yield client

@@ -101,7 +101,7 @@ class OneStep:
 
 def test_clients_hear_of_a_worker_in_a_long_step(tmp_path):
     core = OneStep()
-    server = EngineServer(core, EngineConfig(model="x", socket=str(tmp_path / "w.sock")))
+    server = EngineServer(core, EngineConfig(model="x", address=f"unix:{tmp_path / 'w.sock'}"))
     loop = threading.Thread(target=server.run)
     loop.start()
     with socket.socket(socket.AF_UNIX) as client:

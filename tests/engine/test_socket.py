@@ -29,7 +29,9 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 @pytest.fixture
 def worker(tmp_path):
     path = str(tmp_path / "w.sock")
-    config = EngineConfig(model=str(DEMO), socket=path, worker_id="w", epoch=3, threads=1, client_timeout_s=1.0)
+    config = EngineConfig(
+        model=str(DEMO), address=f"unix:{path}", worker_id="w", epoch=3, threads=1, client_timeout_s=1.0
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "engine"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -47,7 +49,7 @@ def worker(tmp_path):
 
 
 async def connect(worker) -> EngineClient:
-    client = EngineClient(worker.socket_path, "w", 3)
+    client = EngineClient(f"unix:{worker.socket_path}", "w", 3)
     await client.connect()
     return client
 
@@ -70,7 +72,7 @@ async def test_many_clients_at_once(worker):
 async def test_a_stale_epoch_is_refused(worker):
     for worker_id, epoch in (("w", 2), ("other", 3)):
         with pytest.raises(EngineDead, match="protocol, worker, epoch"):
-            await EngineClient(worker.socket_path, worker_id, epoch).connect()
+            await EngineClient(f"unix:{worker.socket_path}", worker_id, epoch).connect()
 
 
 async def test_leaving_a_stream_aborts_it(worker):

@@ -55,7 +55,7 @@ def test_an_operator_sees_state_and_reason(browser, deployment):
         epoch=1,
         state="failed",
         reason="killed by signal 9",
-        socket="x",
+        address="x",
     )
     page = browser.get(url("deployment")).content.decode()
     assert "config.json is missing" in page

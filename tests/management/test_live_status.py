@@ -29,7 +29,7 @@ async def test_staff_sees_workers_with_their_load(monkeypatch):
     def rows():
         deployment = create_deployment("demo", register_model("demo", "/models/demo", "tester"), "tester")
         Worker.objects.create(
-            deployment=deployment, version=deployment.version, index=0, epoch=3, state="ready", socket="x"
+            deployment=deployment, version=deployment.version, index=0, epoch=3, state="ready", address="x"
         )
         return User.objects.create_user("staff", is_staff=True)
 

@@ -161,12 +161,12 @@ def test_the_registry_decides_what_is_read_ahead_and_pinned(tmp_path):
     refs = {
         name: AdapterRef(d, source) for name, d, source in column("select name, digest, source from management_adapter")
     }
-    ready = "select socket, epoch from management_worker where state = 'ready'"
+    ready = "select address, epoch from management_worker where state = 'ready'"
     wait_until(lambda: column(ready), 60, lambda: live.log)  # rows are written behind what happens
-    ((path, epoch),) = column(ready)
+    ((address, epoch),) = column(ready)
 
     async def ask(name: str, action: str) -> str | None:
-        client = EngineClient(path, "demo/0", epoch)
+        client = EngineClient(address, "demo/0", epoch)
         await client.connect()
         try:
             return await client.command(action, refs[name])

@@ -398,7 +398,7 @@ async def settle() -> None:
 
 async def _serve_process(config: EngineConfig, report: object) -> None:
     """The main loop of a worker process: heartbeats, and an end by SIGTERM or by EOF on stdin."""
-    worker = await FakeWorker(config.socket, config.worker_id, config.epoch).start()
+    worker = await FakeWorker(config.address.removeprefix("unix:"), config.worker_id, config.epoch).start()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, ended.set)

@@ -223,7 +223,7 @@ class Serving:
 
     def publish(self, workers: list[FakeWorker] | None = None) -> None:
         """What the registries say now."""
-        entries = tuple(WorkerEntry(w.worker_id, w.epoch, w.path) for w in workers or self.workers)
+        entries = tuple(WorkerEntry(w.worker_id, w.epoch, f"unix:{w.path}") for w in workers or self.workers)
         deployment = DeploymentEntry("demo", "demo", 1, 1700000000, True, entries, self.adapters)
         self.holder.publish(Snapshot((deployment,), self.keys))
 

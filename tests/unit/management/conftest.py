@@ -58,8 +58,8 @@ class FakeLauncher:
         self.workers.append(FakeWorker(config))
         return self.workers[-1]
 
-    def socket_path(self, name):
-        return f"/nowhere/{name}.sock"
+    def address(self, name):
+        return f"unix:/nowhere/{name}.sock"
 
     def close(self):
         pass

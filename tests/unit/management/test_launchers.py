@@ -7,10 +7,16 @@ import sys
 
 import psutil
 import pytest
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+from pydantic import ValidationError
 
+from config.options import Options
+from engine.address import parse
 from engine.config import EngineConfig
-from management.launchers import environment, local
+from management.launchers import LAUNCHERS, environment, local
 from management.launchers.environment import worker_environment
+from management.models import Worker
 
 GIVEN = {
     "PATH": "/bin", "HOME": "/home/me", "LC_ALL": "C", "LD_LIBRARY_PATH": "/lib", "XDG_CACHE_HOME": "/cache",
@@ -56,3 +62,28 @@ def test_a_worker_that_ends_before_it_was_told_anything_leaves_no_process(monkey
     assert not psutil.pid_exists(started[0].pid)
     for pipe in (started[0].stdin, started[0].stdout):
         assert pipe.closed
+
+
+def test_a_launcher_is_chosen_by_name(monkeypatch):
+    monkeypatch.setenv("DRAGOMAN_LAUNCHER", "local")
+    launcher = LAUNCHERS[Options().launcher]()
+    assert isinstance(launcher, local.LocalLauncher)
+    assert parse(launcher.address("1-0-1")).path.endswith("/1-0-1.sock")
+    launcher.close()
+    monkeypatch.setenv("DRAGOMAN_LAUNCHER", "nowhere")
+    with pytest.raises(ValidationError, match="'nowhere' is no launcher; known: local"):
+        Options()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_paths_of_sockets_become_addresses():
+    executor = MigrationExecutor(connection)
+    before = executor.migrate([("management", "0003_manage_scope")]).apps
+    model = before.get_model("management", "Model").objects.create(name="m")
+    version = before.get_model("management", "ModelVersion").objects.create(model=model, number=1, source="/m")
+    deployment = before.get_model("management", "Deployment").objects.create(name="d", version=version)
+    before.get_model("management", "Worker").objects.create(
+        deployment=deployment, version=version, index=0, epoch=1, socket="/tmp/w.sock"
+    )
+    MigrationExecutor(connection).migrate([("management", "0004_worker_address")])
+    assert Worker.objects.get().address == "unix:/tmp/w.sock"

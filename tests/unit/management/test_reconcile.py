@@ -354,7 +354,7 @@ def test_scaling_keeps_the_first_workers(reconciler, launcher, deployment):
 
 def test_workers_of_an_earlier_process_are_gone(reconciler, launcher, deployment):
     Worker.objects.create(
-        deployment=deployment, version=deployment.version, index=0, epoch=7, state="ready", socket="x"
+        deployment=deployment, version=deployment.version, index=0, epoch=7, state="ready", address="x"
     )
     reconciler.forget_earlier_workers()
     start_deployment(deployment, "tester")

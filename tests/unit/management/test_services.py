@@ -65,7 +65,7 @@ def test_a_used_model_stays(deployment):
         ({"max_num_seqs": 0}, "max_num_seqs must be between 1 and 4096"),
         ({"dtype": "int3"}, "Invalid enum value"),
         ({"nonsense": 1}, "nonsense"),
-        ({"socket": "/tmp/x"}, "socket: is set by the launcher"),
+        ({"address": "unix:/tmp/x"}, "address: is set by the launcher"),
         ({"max_num_batched_tokens": 8}, "at least max_num_seqs"),
         (["x"], "must be an object"),
     ],
