@@ -229,7 +229,7 @@ class FakeWorker:
     """Serves at `path` from `start` to `close`.
 
     Requests take the `scripts` in the order in which they come, and then `default`. What came in can be read from
-    `submits`, `embeds`, `commands` and `aborted`.
+    `hellos`, `submits`, `embeds`, `commands` and `aborted`.
     """
 
     def __init__(
@@ -246,6 +246,7 @@ class FakeWorker:
         self.silent = False
         """Takes everything in and says nothing."""
         self.draining = False
+        self.hellos: list[Hello] = []
         self.submits: list[Submit] = []
         self.embeds: list[Embed] = []
         self.commands: list[AdapterCommand] = []
@@ -337,6 +338,7 @@ class FakeWorker:
                 self._running.pop((connection, request_id), None)
 
     def _greet(self, connection: _Connection, hello: Hello) -> None:
+        self.hellos.append(hello)
         mine = (PROTOCOL_VERSION, self.worker_id, self.epoch)
         if self.refuse is None and (hello.protocol, hello.worker_id, hello.epoch) == mine:
             connection.greeted = True
