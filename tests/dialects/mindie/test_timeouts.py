@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from tests.dialects.mindie.config_file import write
 from tests.live import LiveServer, free_port, wait_until
-from tests.server.mindie_config import write
 
 LONG = {"model": "llama_65b", "prompt": "Once", "ignore_eos": True}
 

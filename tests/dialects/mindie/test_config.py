@@ -7,7 +7,7 @@ import pytest
 from inference.dialects.mindie.config_file import MindieConfigError, read_config, wire_settings
 from inference.dialects.mindie.environment import MindieEnvironment
 from inference.dialects.mindie.listeners import plane_addresses
-from tests.server.mindie_config import write
+from tests.dialects.mindie.config_file import write
 
 
 def test_the_shipped_form_is_read(tmp_path):

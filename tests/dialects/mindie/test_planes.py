@@ -11,8 +11,8 @@ import httpx
 import pytest
 import trustme
 
+from tests.dialects.mindie.config_file import write
 from tests.live import LiveServer, free_port, wait_until
-from tests.server.mindie_config import write
 
 PROMPT = "Question: What is the capital of Spain?\nAnswer:"
 
