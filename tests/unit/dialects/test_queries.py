@@ -1,0 +1,180 @@
+"""What every dialect tells without inferring: models, health, metadata, load, documentation; byte for byte."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from inference.dialects.mindie.settings import MindieSettings
+from tests.unit import golden
+from tests.unit.fake_worker import EMBEDDING, says
+from tests.unit.serving import eventually
+
+FRONT = {
+    "openai-models": "/v1/models",
+    "openai-model": "/v1/models/demo",
+    "openai-model-unknown": "/v1/models/none",
+    "openai-response-unknown": "/v1/responses/resp_1",
+    "openai-method": "/v1/completions",
+    "vllm-version": "/version",
+    "vllm-load": "/load",
+    "tgi-info": "/info",
+    "tgi-health": "/health",
+    "tgi-ping": "/ping",
+    "triton-server": "/v2",
+    "triton-live": "/v2/health/live",
+    "triton-ready": "/v2/health/ready",
+    "triton-model": "/v2/models/demo",
+    "triton-model-ready": "/v2/models/demo/ready",
+    "triton-model-unknown": "/v2/models/none",
+    "triton-config": "/v2/models/demo/config",
+    "triton-shared-memory": "/v2/systemsharedmemory/status",
+    "docs": "/docs",
+    "docs-unknown-asset": "/docs/nothing.js",
+}
+MINDIE = {
+    "models": "/v1/models",
+    "model": "/v1/models/demo",
+    "model-unknown": "/v1/models/none",
+    "server": "/v2",
+    "metadata": "/v2/models/demo",
+    "config": "/v2/models/demo/config",
+    "model-of-version": "/v2/models/demo/versions/1",
+    "dresult": "/dresult",
+}
+MANAGEMENT = {
+    "live": "/v2/health/live",
+    "ready": "/v2/health/ready",
+    "model-ready": "/v2/models/demo/ready",
+    "model-ready-unknown": "/v2/models/none/ready",
+    "health": "/health",
+    "health-timed": "/health/timed",
+    "health-timed-seconds": "/health/timed-5",
+    "health-timed-0": "/health/timed-0",
+    "health-timed-1000": "/health/timed-1000",
+    "health-timed-x": "/health/timedx",
+    "info": "/info",
+    "slots": "/v2/models/demo/getSlotCount",
+    "service-config": "/v1/config",
+    "status": "/v1/status",
+    "status-v2": "/v2/status",
+    "metrics-json": "/metrics-json",
+}
+NODE = {"id": 1, "server_ip": "1.2.3.4", "host_ip": "1.2.3.4",
+        "device": [{"device_id": "0", "device_ip": "1.2.3.4", "device_logical_id": "0"}]}  # fmt: skip
+NODE_V2 = {"server_ip": "1.2.3.4", "dp_inst_list": [{"dp_inst_id": 0, "device": NODE["device"]}]}
+ROLES = {
+    "role": ("/v1/role/prefill", {"local": NODE}),
+    "role-of-peers": ("/v1/role/decode", {"local": NODE, "peers": [NODE]}),
+    "role-of-nobody": ("/v1/role/flex", {"local": {}}),
+    "role-without-host": ("/v1/role/prefill", {"local": {k: v for k, v in NODE.items() if k != "host_ip"}}),
+    "role-of-no-address": ("/v1/role/prefill", {"local": {**NODE, "server_ip": "x"}}),
+    "role-of-a-list": ("/v1/role/prefill", []),
+    "role-v2": ("/v2/role/prefill", {"local": [NODE_V2]}),
+    "role-v2-percentage": ("/v2/role/prefill", {"local": [{**NODE_V2, "p_percentage": 101}]}),
+    "role-v2-of-an-object": ("/v2/role/decode", {"local": NODE_V2}),
+}
+
+
+@pytest.mark.parametrize("name", FRONT)
+async def test_front(serving, name):
+    golden.check(await serving.get(FRONT[name]), f"queries/{name}")
+
+
+@pytest.mark.parametrize("name", MINDIE)
+async def test_mindie(serving, name):
+    golden.check(await serving.get(MINDIE[name], plane="mindie"), f"queries/mindie-{name}")
+
+
+@pytest.mark.parametrize("name", MANAGEMENT)
+async def test_mindie_management(serving, name):
+    golden.check(await serving.get(MANAGEMENT[name], plane="management"), f"queries/mindie-{name}")
+
+
+@pytest.mark.parametrize("name", ["live", "health", "health-timed", "info", "status", "model-ready"])
+async def test_mindie_management_without_a_worker(serving, name):
+    serving.worker.die()
+    await eventually(lambda: not any(t.clients for t in serving.router.targets))
+    golden.check(await serving.get(MANAGEMENT[name], plane="management"), f"queries/mindie-gone-{name}")
+
+
+@pytest.mark.parametrize("name", ROLES)
+async def test_mindie_roles(serving, name):
+    path, body = ROLES[name]
+    golden.check(await serving.post(path, body, plane="management"), f"queries/mindie-{name}")
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/info", "/v2/models/demo", "/v2/models/demo/config"])
+async def test_embedding_models(start, path):
+    name = path.strip("/").replace("/", "-")
+    golden.check(await (await start(info=EMBEDDING)).get(path), f"queries/embedding-{name}")
+
+
+async def test_head_has_no_body(serving):
+    whole = await serving.get("/v1/models")
+    head = await serving.begin("/v1/models", method="HEAD").end()
+    assert (head.status, head.body) == (200, b"")
+    assert head.header("content-length") == whole.header("content-length")
+
+
+async def test_the_documentation_lists_every_route(serving):
+    document = (await serving.get("/openapi.json")).json()
+    assert document["openapi"] == "3.1.0"
+    for route in serving.planes["front"].table.routes:
+        operation = document["paths"][route.plain_path][route.method.lower()]
+        assert operation["summary"]
+        assert [p["name"] for p in operation.get("parameters", [])] == route.parameters
+        assert bool(operation.get("security")) == (route.scope is not None)
+    assert "anyOf" in str(document["paths"]["/invocations"])
+
+
+async def test_metrics_count_what_happened(serving):
+    serving.worker.scripts.append(says(" Rome."))
+    await serving.post("/v1/completions", {"prompt": "The capital", "model": "demo"})
+    serving.worker.scripts.append(says(" Rome."))
+    await serving.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stream": True})
+    serving.worker.beat()
+    await eventually(lambda: serving.router.targets[0].clients and _stats(serving).generation_tokens == 6)
+    answer = await serving.get("/metrics")
+    found = dict(re.findall(r"(?m)^(vllm:[a-z_]+)\{[^}]*\} ([\d.e+-]+)$", answer.text))
+    assert float(found["vllm:generation_tokens_total"]) == 6
+    assert float(found["vllm:num_requests_running"]) == 0
+    successes = re.findall(r'vllm:request_success_total\{[^}]*finished_reason="stop"[^}]*\} ([\d.]+)', answer.text)
+    assert sum(map(float, successes)) == 2
+    assert "tgi_request_count" in answer.text
+
+
+async def test_mindies_metrics(start):
+    off = await start()
+    assert (await off.get("/metrics", plane="metrics")).status == 500
+
+
+async def test_mindies_metrics_where_they_are_on(start):
+    serving = await start(mindie=MindieSettings(metrics_enabled=True))
+    await serving.post("/infer", {"inputs": "The capital"}, plane="mindie")
+    await serving.post("/infer", {}, plane="mindie")
+    text = (await serving.get("/metrics", plane="metrics")).text
+    found = dict(re.findall(r"(?m)^(\w+)(?:\{[^}]*\})? ([\d.e+-]+)$", text))
+    assert float(found["request_received_total"]) == 2
+    assert float(found["request_success_total"]) == 1
+    assert float(found["request_failed_total"]) == 1
+
+
+async def test_stop_service_drains(serving):
+    answer = await serving.get("/stopService", plane="management")
+    assert (answer.status, answer.body, serving.terminated) == (200, b"", [None])
+    assert (await serving.get("/stopService", plane="management")).status == 500
+    assert (await serving.post("/infer", {"inputs": "a"}, plane="mindie")).status == 503
+    assert (await serving.get("/health/timed", plane="management")).body == b'{"status":"healthy"}'
+
+
+async def test_stop_service_by_force(serving):
+    assert (await serving.get("/stopService?mode=Force", plane="management")).status == 200
+    assert serving.terminated == [5.0]
+
+
+def _stats(serving):
+    (target,) = serving.router.targets
+    (client,) = target.clients.values()
+    return client.stats

@@ -1,0 +1,132 @@
+"""Triton's gRPC service over a Unix socket, with a fake worker behind it."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from engine.failures import Failure, FailureCode, FinishReason
+from inference.dialects.triton.grpc_calls import Timeouts
+from inference.dialects.triton.grpc_service import GrpcInferenceService
+from inference.dialects.triton.protocol import grpc_service_pb2 as pb
+from tests.unit.fake_worker import Script, ids, says
+
+SERVICE = "/inference.GRPCInferenceService/"
+
+
+class Client:
+    """Calls by name."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+
+    async def ask(self, method: str, request: object, answer: object, **metadata: str) -> object:
+        call = self.channel.unary_unary(SERVICE + method, lambda m: m.SerializeToString(), answer.FromString)
+        return await call(request, metadata=tuple(metadata.items()), timeout=10)
+
+    async def stream(self, *requests: object) -> list[object]:
+        call = self.channel.stream_stream(
+            SERVICE + "ModelStreamInfer", lambda m: m.SerializeToString(), pb.ModelStreamInferResponse.FromString
+        )(iter(requests), timeout=10)
+        return [answer async for answer in call]
+
+
+@pytest.fixture
+async def client(serving, sockets):
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers([GrpcInferenceService(serving.services, Timeouts(5, 5)).handler()])
+    server.add_insecure_port(f"unix:{sockets}/grpc.sock")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"unix:{sockets}/grpc.sock") as channel:
+        yield Client(channel)
+    await server.stop(0)
+
+
+def request(text: str = "The capital", model: str = "demo", stream: bool = False, **parameters: object):
+    message = pb.ModelInferRequest(model_name=model, id="a")
+    message.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(text.encode())
+    if stream:
+        message.inputs.add(name="stream", datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
+    for name, value in {"temperature": 0, **parameters}.items():
+        message.parameters[name].int64_param = value
+    return message
+
+
+async def test_what_it_tells(client):
+    assert (await client.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)).live
+    assert (await client.ask("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse)).ready
+    assert (await client.ask("ModelReady", pb.ModelReadyRequest(name="demo"), pb.ModelReadyResponse)).ready
+    assert not (await client.ask("ModelReady", pb.ModelReadyRequest(name="none"), pb.ModelReadyResponse)).ready
+    server = await client.ask("ServerMetadata", pb.ServerMetadataRequest(), pb.ServerMetadataResponse)
+    assert server.version == "0.1.0"
+    model = await client.ask("ModelMetadata", pb.ModelMetadataRequest(name="demo"), pb.ModelMetadataResponse)
+    assert model.name == "demo"
+    config = await client.ask("ModelConfig", pb.ModelConfigRequest(name="demo"), pb.ModelConfigResponse)
+    assert config.config.name == "demo"
+    index = await client.ask("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
+    assert [m.name for m in index.models] == ["demo"]
+
+
+async def test_infer(client, serving):
+    serving.worker.scripts.append(says(" of Spain"))
+    answer = await client.ask("ModelInfer", request(), pb.ModelInferResponse)
+    assert (answer.model_name, answer.id, answer.outputs[0].name) == ("demo", "a", "text_output")
+    text = (
+        answer.raw_output_contents[0]
+        if answer.raw_output_contents
+        else b"".join(answer.outputs[0].contents.bytes_contents)
+    )
+    assert text.endswith(b" of Spain")
+    assert serving.services.admission.inside == 0
+
+
+async def test_stream(client, serving):
+    serving.worker.scripts.append(says(" of Spain"))
+    answers = await client.stream(request(stream=True))
+    assert all(not a.error_message for a in answers)
+    texts = [a.infer_response.raw_output_contents[0][4:] for a in answers if a.infer_response.raw_output_contents]
+    assert b"".join(texts) == b" of Spain"
+
+
+@pytest.mark.parametrize(("script", "code"), [
+    (Script(fail_after=0), "INTERNAL"),
+    (Script(fail_after=0, failure=Failure(FailureCode.OVERLOADED)), "UNAVAILABLE"),
+    (Script(tokens=ids(" of"), finish=FinishReason.TIMEOUT), "DEADLINE_EXCEEDED"),
+    (Script(die_after=0), "UNAVAILABLE"),
+])  # fmt: skip
+async def test_failures(client, serving, script, code):
+    serving.worker.default = script
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.ask("ModelInfer", request(), pb.ModelInferResponse)
+    assert caught.value.code() is grpc.StatusCode[code]
+
+
+@pytest.mark.parametrize(("message", "code"), [
+    (request(model="none"), "NOT_FOUND"),
+    (request(temperature=-1), "INVALID_ARGUMENT"),
+    (pb.ModelInferRequest(model_name="demo"), "INVALID_ARGUMENT"),
+])  # fmt: skip
+async def test_refused(client, message, code):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.ask("ModelInfer", message, pb.ModelInferResponse)
+    assert caught.value.code() is grpc.StatusCode[code]
+
+
+async def test_errors_of_a_stream_are_messages(client):
+    (answer,) = await client.stream(request(model="none", stream=True))
+    assert "none" in answer.error_message
+
+
+async def test_keys(client, serving):
+    serving.services.authenticator.required = True
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.ask("ModelInfer", request(), pb.ModelInferResponse)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert (await client.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)).live
+
+
+async def test_a_drain_refuses(client, serving):
+    serving.services.admission.draining = True
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.ask("ModelInfer", request(), pb.ModelInferResponse)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

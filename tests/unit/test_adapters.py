@@ -1,0 +1,157 @@
+"""Adapters: named by clients, loaded and unloaded while serving, kept by workers as the registry wishes."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.dialects.mindie.settings import MindieSettings
+from management.snapshot import AdapterEntry
+from tests.unit.fake_worker import EMBEDDING
+from tests.unit.serving import eventually
+
+PIRATE = AdapterEntry("pirate", "d1", "/adapters/pirate", 1)
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+NAMED = {"lora_name": "pirate", "lora_path": "/adapters/pirate"}
+ASK = {"prompt": "The capital", "max_tokens": 2}
+
+
+@pytest.fixture
+async def known(serving):
+    """The files of one adapter lie where a client says."""
+    serving.registry.files["/adapters/pirate"] = PIRATE
+    return serving
+
+
+def told(serving):
+    return [(command.action, command.adapter.digest) for command in serving.worker.commands]
+
+
+async def test_a_loaded_adapter_answers_by_its_name(known):
+    assert (await known.post("/v1/completions", {**ASK, "model": "pirate"})).status == 404
+    answer = await known.post(LOAD, NAMED)
+    assert (answer.status, answer.text) == (200, "Success: LoRA adapter 'pirate' added successfully.")
+    assert told(known) == [("load", "d1")]
+    for model in ("pirate", "demo:pirate"):
+        answer = await known.post("/v1/completions", {**ASK, "model": model})
+        assert (answer.status, answer.json()["model"]) == (200, model)
+        assert known.worker.submits[-1].adapter.digest == "d1"
+    assert (await known.post("/v1/completions", {**ASK, "model": "demo"})).status == 200
+    assert known.worker.submits[-1].adapter is None
+
+
+async def test_an_unloaded_adapter_is_forgotten_by_the_worker(known):
+    await known.post(LOAD, NAMED)
+    await known.post("/v1/completions", {**ASK, "model": "pirate"})
+    assert (await known.post(UNLOAD, {"lora_name": "pirate"})).status == 200
+    assert (await known.post("/v1/completions", {**ASK, "model": "pirate"})).status == 404
+    await eventually(lambda: ("unload", "d1") in told(known))
+    assert (await known.post(UNLOAD, {"lora_name": "pirate"})).status == 404
+
+
+async def test_the_same_name_again(known):
+    await known.post(LOAD, NAMED)
+    assert (await known.post(LOAD, NAMED)).status == 400
+    assert (await known.post(LOAD, {**NAMED, "load_inplace": True})).status == 200
+
+
+@pytest.mark.parametrize("name", ["demo", "", None])
+async def test_names_that_cannot_be(known, name):
+    assert (await known.post(LOAD, {**NAMED, "lora_name": name})).status == 400
+    assert told(known) == []
+
+
+async def test_what_a_worker_refuses_is_not_registered(known):
+    known.worker.replies["load"] = "it has rank 512"
+    answer = await known.post(LOAD, NAMED)
+    assert answer.status == 500
+    assert "rank 512" in answer.text
+    assert known.adapters == ()
+
+
+async def test_every_worker_reads_it_first(start):
+    serving = await start(2)
+    serving.registry.files["/adapters/pirate"] = PIRATE
+    serving.workers[1].replies["load"] = "no room"
+    assert (await serving.post(LOAD, NAMED)).status == 500
+    assert [len(w.commands) for w in serving.workers] == [1, 1]
+    assert serving.adapters == ()
+
+
+async def test_without_a_worker_nothing_is_loaded(known):
+    known.worker.die()
+    await eventually(lambda: not known.router.ready)
+    assert (await known.post(LOAD, NAMED)).status == 503
+
+
+MINDIES = [
+    (NAMED, 200, "Success: LoRA adapter 'pirate' added successfully."),
+    ({"lora_name": "a b", "lora_path": "/x"}, 503, "Input invalid lora name"),
+    ({"lora_name": "a", "lora_path": "/x/../y"}, 503, "Input invalid lora path"),
+    ({"lora_name": "a", "lora_path": "/x"}, 200, "Call to load LoRA method failed: Loading LoRA 'a' failed: "
+     "No adapter found for '/x'."),
+    (b"{", 200, "Req body converts to json fail."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "status", "text"), MINDIES)
+async def test_mindie_loads(known, body, status, text):
+    answer = await known.post(LOAD, body, plane="management")
+    assert (answer.status, answer.text) == (status, text)
+
+
+async def test_mindie_knows_what_is_there_and_how_much_may_be(start):
+    serving = await start(mindie=MindieSettings(max_loras=1))
+    serving.registry.files["/adapters/pirate"] = PIRATE
+    assert (await serving.post(LOAD, NAMED, plane="management")).text.startswith("Success")
+    again = await serving.post(LOAD, NAMED, plane="management")
+    assert again.text == "The LoRA adapter 'pirate' has already been added."
+    more = await serving.post(LOAD, {**NAMED, "lora_name": "other"}, plane="management")
+    assert "exceeds 'max_loras'" in more.text
+    gone = await serving.post(UNLOAD, {"lora_name": "pirate"}, plane="management")
+    assert gone.text == "Success: LoRA adapter 'pirate' removed successfully."
+    unknown = await serving.post(UNLOAD, {"lora_name": "pirate"}, plane="management")
+    assert unknown.text == "The LoRA adapter 'pirate' cannot be found."
+
+
+@pytest.mark.parametrize(("reason", "text"), [
+    ("the rank must be between 1 and 64", "LoRA rank is greater than max_lora_rank."),
+    ("its files are none", "The LoRA adapter 'pirate' is invalid."),
+])  # fmt: skip
+async def test_mindie_tells_refusals_in_its_own_words(known, reason, text):
+    known.worker.replies["load"] = reason
+    answer = await known.post(LOAD, NAMED, plane="management")
+    assert answer.text == f"Call to load LoRA method failed: {text}"
+
+
+def wish(serving, **wishes):
+    serving.adapters = (AdapterEntry("pirate", "d1", "/adapters/pirate", 1, **wishes),) if wishes else ()
+    serving.publish()
+
+
+async def test_wishes_of_the_registry_reach_the_worker(serving):
+    wish(serving, preload=True)
+    await eventually(lambda: told(serving) == [("load", "d1")])
+    wish(serving, pinned=True)
+    await eventually(lambda: told(serving)[1:] == [("pin", "d1")])
+    wish(serving, preload=True)
+    await eventually(lambda: told(serving)[2:] == [("unpin", "d1")])
+    wish(serving)
+    await eventually(lambda: told(serving)[3:] == [("unload", "d1")])
+
+
+async def test_a_wish_that_a_worker_cannot_follow_is_told_again(serving, monkeypatch):
+    monkeypatch.setattr("inference.workers.router.TELL_AGAIN_S", 0.01)
+    serving.worker.replies["load"] = "every adapter in the cache is in use"
+    wish(serving, preload=True)
+    await eventually(lambda: len(told(serving)) >= 2)
+    del serving.worker.replies["load"]
+    wish(serving, pinned=True)
+    await eventually(lambda: ("pin", "d1") in told(serving))
+
+
+async def test_a_worker_without_adapters_is_told_of_none(start):
+    serving = await start(info=EMBEDDING)
+    wish(serving, pinned=True)
+    assert (await serving.post("/v1/embeddings", {"input": "a"})).status == 200
+    await eventually(lambda: serving.router.targets[0].entry.adapters)
+    assert told(serving) == []
