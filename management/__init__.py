@@ -1,1 +1,1 @@
-"""The control plane: registries, their services, the admin, and the reconciler that makes them true."""
+"""The control plane: the registries, the services that change them, the admin, and the reconciler."""

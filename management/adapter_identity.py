@@ -1,7 +1,7 @@
-"""What an adapter's files are, without serving them: their digest, which takes a while, and the rank they declare.
+"""Reads the identity of an adapter: the digest of its content and its declared rank. It loads no tensors.
 
-A digest is remembered with what the file system says of the files, so registering after checking reads nothing twice. It
-may be wrong only for files that changed without a trace there, and a worker, which hashes what it reads, refuses those.
+Hashing large files takes seconds, so digests are cached under the file's device, inode, size and times. A cached digest
+is wrong only if a file changed without changing any of these; a worker hashes what it reads and refuses such an adapter.
 """
 
 from __future__ import annotations
@@ -33,29 +33,33 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger(__name__)
 
-TELL_EVERY_S = 5.0
-MAX_REMEMBERED = 256
+PROGRESS_INTERVAL_S = 5.0
+"""Between two log lines while a large file is hashed."""
+MAX_CACHED_DIGESTS = 256
 SETTLED_S = 2.0
-"""Times in a file system are as coarse as that: what changed later than this ago may change again unseen."""
+"""The resolution of file times: a file that changed more recently may change again without a new time."""
 MAX_RANK = 256
 
-Trace = tuple[int, int, int, int, int]
+CacheKey = tuple[int, int, int, int, int]
+"""Device, inode, size, mtime and ctime (ns) of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`digest` is that of the content (see `engine.adapters.files`)."""
+    """`digest` identifies the content (see `engine.adapters.files`); `rank` is `r` of adapter_config.json."""
 
     digest: str
     rank: int
 
 
-_remembered: OrderedDict[Trace, bytes] = OrderedDict()
+_digests: OrderedDict[CacheKey, bytes] = OrderedDict()
 _lock = threading.Lock()
 
 
 def identify(directory: Path) -> Identity:
-    """Reads both files; raises AdapterError where they are missing, too large, no regular files or no LoRA of PEFT's."""
+    """Read and check both files. Raises AdapterError if one is missing, too large or not a regular file, or if the adapter
+    is not a LoRA in PEFT's format.
+    """
     with open_file(directory, CONFIG, MAX_CONFIG_BYTES) as (file, status):
         data = b"".join(parts(file, CONFIG, status.st_size))
     config = parse_config(data)
@@ -69,27 +73,27 @@ def identify(directory: Path) -> Identity:
 
 def _weights_digest(directory: Path) -> bytes:
     with open_file(directory, WEIGHTS, settings.MAX_ADAPTER_BYTES) as (file, status):
-        trace = _trace(status)
+        key = _cache_key(status)
         with _lock:
-            if trace in _remembered:
-                _remembered.move_to_end(trace)
-                return _remembered[trace]
+            if key in _digests:
+                _digests.move_to_end(key)
+                return _digests[key]
         settled = max(status.st_mtime, status.st_ctime) + SETTLED_S < time.time()
-        own, done, told = hashlib.sha256(), 0, time.monotonic()
+        digest, done, logged_at = hashlib.sha256(), 0, time.monotonic()
         for part in parts(file, WEIGHTS, status.st_size):
-            own.update(part)
+            digest.update(part)
             done += len(part)
-            if time.monotonic() - told > TELL_EVERY_S:
-                told = time.monotonic()
+            if time.monotonic() - logged_at > PROGRESS_INTERVAL_S:
+                logged_at = time.monotonic()
                 percent = 100 * done // status.st_size
-                logger.info("reading an adapter", directory=str(directory), percent=percent, bytes=status.st_size)
+                logger.info("hashing adapter", directory=str(directory), percent=percent, bytes=status.st_size)
     if settled:
         with _lock:
-            _remembered[trace] = own.digest()
-            while len(_remembered) > MAX_REMEMBERED:
-                _remembered.popitem(last=False)
-    return own.digest()
+            _digests[key] = digest.digest()
+            while len(_digests) > MAX_CACHED_DIGESTS:
+                _digests.popitem(last=False)
+    return digest.digest()
 
 
-def _trace(status: os.stat_result) -> Trace:
+def _cache_key(status: os.stat_result) -> CacheKey:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class ManagementConfig(AppConfig):
-    """Registries and their admin."""
+    """The registries and their admin."""
 
     name = "management"
     verbose_name = "Serving"

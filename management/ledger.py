@@ -1,7 +1,7 @@
-"""What the reconciler knows of the database and has to tell it: nothing in here makes the reconciler wait.
+"""The reconciler's cache of the database: the desired state as last read, and observed state that is not yet written.
 
-The registries stay as they were last read, and what was observed stays here until it is written, while the database is
-away, full, read-only or paused. Rows are for people and for the next start: what runs never depends on a write.
+The reconciler never waits for the database. While that is unreachable, full, read-only or paused, the ledger keeps the
+last registries and buffers observed state. Rows serve people and the next start; no running worker depends on a write.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ logger = structlog.get_logger(__name__)
 
 INTERVAL_S = 0.25
 LONGEST_PAUSE_S = 2.0
-"""Between two attempts while the database is away: it is noticed that soon that it is back."""
+"""The longest pause between two attempts while the database is unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A deployment's observed state, of one generation."""
+    """The observed state of a deployment in one generation (one start)."""
 
     generation: int
     state: str
@@ -39,21 +39,21 @@ class Observed:
 
 @dataclass(slots=True)
 class Ledger:
-    """The registries as last read, and what waits to be written. Any thread may call it."""
+    """The registries as last read, and observed state that waits to be written. Thread-safe."""
 
     registries: Registries | None = None
-    """None until they were read for the first time."""
+    """None until the first successful read."""
     observed: dict[int, Observed] = field(default_factory=dict)
-    """By deployment; written down where the row says something else."""
+    """By deployment id; written if the row differs."""
     _epochs: dict[tuple[int, int], int] = field(default_factory=dict)
     _unwritten: dict[tuple[int, int, int], tuple[Worker, set[str]]] = field(default_factory=dict)
-    """By deployment, index and epoch: workers without a row, or with fields that are newer than it; oldest first."""
+    """By (deployment id, index, epoch): workers with unwritten fields, or without a row; oldest first."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _reading: threading.Lock = field(default_factory=threading.Lock)
     _reachable: bool = True
 
     def forget_earlier_workers(self) -> None:
-        """Workers of an earlier process of ours died with it; those to come have later epochs. Raises `Error`."""
+        """Mark workers of an earlier server process as exited, and continue their epochs. Raises `django.db.Error`."""
         rows = Worker.objects.filter(state__in=Worker.LIVE)
         rows.update(state=Worker.State.EXITED, reason="the server stopped", ended_at=timezone.now())
         latest = Worker.objects.order_by().values_list("deployment_id", "index").annotate(Max("epoch"))
@@ -61,24 +61,24 @@ class Ledger:
             self._epochs[deployment, index] = max(epoch, self._epochs.get((deployment, index), 0))
 
     def next_epoch(self, deployment_id: int, index: int) -> int:
-        """Later than all earlier ones in this place, whether they have a row or not."""
+        """An epoch greater than all earlier ones of this deployment and index, written or not."""
         epoch = self._epochs.get((deployment_id, index), 0) + 1
         self._epochs[deployment_id, index] = epoch
         return epoch
 
     def note(self, worker: Worker, *fields: str) -> None:
-        """These fields of a worker are to be written down; a worker without a row gets one."""
+        """Queue these fields of a worker to be written; a worker without a row gets one."""
         with self._lock:
             _merge(self._unwritten, worker, set(fields))
 
     def read(self) -> Registries:
-        """The registries as they are now, which are the last read from now on; raises `Error`."""
-        with self._reading:  # one at a time, so that what is older never comes after what is newer
+        """Read the registries from the database and cache them. Raises `django.db.Error`."""
+        with self._reading:  # one reader at a time, so that an older result never replaces a newer one
             self.registries = read_registries()
             return self.registries
 
     def write(self) -> None:
-        """Bring the rows up to date; raises `Error`, and what is not written then is written later."""
+        """Write queued fields and observed states. Raises `django.db.Error`; what was not written stays queued."""
         with self._lock:
             unwritten, self._unwritten = self._unwritten, {}
         try:
@@ -99,25 +99,25 @@ class Ledger:
                 rows.update(state=seen.state, reason=seen.reason, observed_generation=seen.generation)
 
     def follow(self, stop: threading.Event, publish: Callable[[], None]) -> None:
-        """Read and write until `stop`; `publish` is called after each reading. A database that is away is waited for."""
+        """Read, publish and write in a loop until `stop` is set; retries with pauses while the database is unreachable."""
         pause = INTERVAL_S
         while not stop.wait(pause):
             done = self._attempt(self.read) and self._attempt(publish) and self._attempt(self.write)
             pause = INTERVAL_S if done else min(pause * 2, LONGEST_PAUSE_S)
             if done != self._reachable:
                 self._reachable = done
-                logger.warning("registry up to date again" if done else "registry out of reach; workers go on without")
+                logger.warning("registry reachable again" if done else "registry unreachable; workers keep running")
 
     def _attempt(self, step: Callable[[], object]) -> bool:
         try:
             step()
         except Error as error:
             if self._reachable:
-                logger.warning("registry not reachable", error=str(error))
+                logger.warning("registry unreachable", error=str(error))
             close_old_connections()
             return False
-        except Exception:  # one of the edges: whatever one attempt met, the next may go well
-            logger.exception("registry not followed")
+        except Exception:  # the loop must survive any error of one attempt
+            logger.exception("registry update failed")
             close_old_connections()
             return False
         return True
@@ -136,13 +136,13 @@ def _write_worker(worker: Worker, fields: set[str]) -> None:
     try:
         with transaction.atomic():
             worker.save()
-            # It may have run for a while before the row could be made.
+            # The worker may have started long before its row could be written.
             Worker.objects.filter(pk=worker.pk).update(started_at=started_at)
     except Error as error:
         worker.pk = None
         if not isinstance(error, IntegrityError):
             raise
-        # Its deployment is gone, and with it all that a row could be good for.
-        logger.warning("worker without a row", worker=worker.worker_id, error=str(error))
+        # The deployment was deleted meanwhile; its workers need no rows.
+        logger.warning("worker row not written", worker=worker.worker_id, error=str(error))
     finally:
         worker.started_at = started_at

@@ -1,4 +1,4 @@
-"""What the workers' engines say of themselves right now. Filled by whoever is connected to them; no database."""
+"""The workers' latest engine statistics, from the process that is connected to them. No database."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _source: Callable[[], dict[str, Stats]] = dict
 
 
 def set_source(source: Callable[[], dict[str, Stats]]) -> None:
-    """`source` gives the last heartbeat's Stats by worker id."""
+    """Set the function that returns the Stats of each worker's last heartbeat, by worker id."""
     global _source
     _source = source
 
 
 def stats() -> dict[str, Stats]:
-    """Empty in a process that has no connection to workers."""
+    """The latest Stats by worker id; empty in a process without connections to workers."""
     return _source()

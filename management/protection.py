@@ -1,4 +1,4 @@
-"""What stands between a browser and the admin: what its pages may load, and how often somebody may try to log in."""
+"""Middlewares that protect the admin: a Content-Security-Policy and a limit on login attempts."""
 
 from __future__ import annotations
 
@@ -35,14 +35,13 @@ CONTENT_SECURITY_POLICY = "; ".join(
     )
 )
 WINDOW_S = 300
-TRIES_OF_ONE = 5
-"""In the window, of one address as one user."""
-TRIES = 50
-"""In the window, of one address as anybody, and of anybody as one user."""
+ATTEMPTS_PER_ADDRESS_AND_USER = 5
+ATTEMPTS_PER_ADDRESS = ATTEMPTS_PER_USER = 50
+"""Login attempts within the window."""
 
 
 def content_security_policy(get_response: Next) -> Next:
-    """A middleware: scripts and forms of our own alone, in nobody's frame."""
+    """Middleware: allow the server's own scripts and forms only, and no framing."""
 
     def answer(request: HttpRequest) -> Any:
         response = get_response(request)
@@ -53,7 +52,7 @@ def content_security_policy(get_response: Next) -> Next:
 
 
 def login_throttle(get_response: Next) -> Next:
-    """A middleware: tries are counted before a password is looked at, so that many at once are no way around."""
+    """Middleware: limit login attempts. Attempts are counted before the password check, so concurrent attempts count too."""
 
     def answer(request: HttpRequest) -> Any:
         if request.method == "POST" and request.path == reverse("admin:login"):
@@ -67,28 +66,32 @@ def login_throttle(get_response: Next) -> Next:
 
 
 @receiver(user_logged_in)
-def _forget(request: HttpRequest | None, user: Any, **_: Any) -> None:
-    """Who got in starts anew."""
+def _reset_attempts(request: HttpRequest | None, user: Any, **_: Any) -> None:
+    """Reset the counter of this user and address after a successful login."""
     if request is not None:
         cache.delete(next(iter(_limits(request, user.get_username()))))
 
 
 def _limits(request: HttpRequest, username: str) -> dict[str, int]:
-    """How many tries each counter allows; the first is that of this user from this address."""
+    """The limit of each counter by cache key; the first key counts this user from this address."""
     address, name = _address(request), sha256(username.strip().encode()).hexdigest()
-    return {f"login-{address}-{name}": TRIES_OF_ONE, f"login-{address}": TRIES, f"login-{name}": TRIES}
+    return {
+        f"login-{address}-{name}": ATTEMPTS_PER_ADDRESS_AND_USER,
+        f"login-{address}": ATTEMPTS_PER_ADDRESS,
+        f"login-{name}": ATTEMPTS_PER_USER,
+    }
 
 
 def _count(key: str) -> int:
     cache.add(key, 0, WINDOW_S)
     try:
         return int(cache.incr(key))
-    except ValueError:  # it ran out between the two
+    except ValueError:  # the counter expired between the two calls
         return 1
 
 
 def _address(request: HttpRequest) -> str:
-    """The client's address; what our own proxy says of it, and of IPv6 the network, since hosts change the rest."""
+    """The client's address, from `X-Forwarded-For` behind a proxy; for IPv6 its /64 network, since hosts rotate the rest."""
     text = request.META.get("REMOTE_ADDR", "")
     if settings.BEHIND_TLS:
         text = request.META.get("HTTP_X_FORWARDED_FOR", text).rpartition(",")[2].strip()

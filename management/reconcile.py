@@ -1,13 +1,13 @@
-"""Makes desired state true: launches, watches, restarts and drains workers, and writes what it observes.
+"""The reconciler: brings the running workers into line with the desired state, and records the observed state.
 
-One pass: (1) observe every launched worker, (2) bring each deployment nearer to its desired number of workers,
-(3) note each deployment's observed state, (4) publish the snapshot. A pass needs no database: the wishes are those that
-`management.ledger` read last, and what was observed is written down by it when that is possible.
+One pass: (1) observe every launched worker, (2) converge each deployment to its desired number of workers, (3) record
+each deployment's observed state, (4) publish the snapshot. A pass needs no database: `management.ledger` holds the
+desired state as last read, and writes the observed state when it can.
 
-A model that cannot be served, or that ends its process before it was ready, fails its deployment at once, with the
-reason; a worker that crashes is restarted with growing pauses, and its deployment fails after too many crashes in a row.
-Starting the deployment again gives it a fresh chance. A worker that could not even be launched is no fault of the
-model's: that is tried again for as long as the deployment is wished for.
+A model that cannot be served, or whose process crashes before it is ready, fails its deployment at once, with the reason.
+A worker that crashes later is restarted after growing pauses; too many crashes in a row fail the deployment. Starting the
+deployment again resets the count. A launch that fails (no memory, no processes) is not the model's fault: it is retried
+for as long as the deployment should run.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ logger = structlog.get_logger(__name__)
 
 INTERVAL_S = 0.25
 HUNG_AFTER_S = 20.0
-"""After so many seconds without a report."""
+"""Seconds without a status report after which a worker counts as hung."""
 AWAKE_S = 1.0
-"""The most that one pass counts: what lies between two passes beyond that is this process's own sleep, or its machine's."""
+"""The most seconds that one pass counts as silence: beyond that this process, or its machine, was suspended."""
 DRAIN_PATIENCE_S = 60.0
 MAX_CRASHES = 5
 STABLE_AFTER_S = 60.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP)
-"""Signals that code brings upon its own process: before a worker was ready they would come again."""
-MAX_KILLED_UNREADY = 2
-"""Nobody's own fault, but where memory is short a model that is loaded again and again takes it from everybody."""
+"""Signals that a process raises by its own fault. Before a worker is ready they would recur."""
+MAX_KILLED_WHILE_LOADING = 2
+"""SIGKILL usually comes from the out-of-memory killer; loading again and again would hurt every other process."""
 
 
 @dataclass(slots=True)
 class _Crashes:
-    """A deployment's crashes in a row, of one generation."""
+    """The consecutive crashes of a deployment in one generation."""
 
     generation: int = 0
     count: int = 0
-    killed_unready: int = 0
+    killed_while_loading: int = 0
     failed_launches: int = 0
     next_launch: float = 0.0
     failed: str | None = None
-    """Why this generation is given up; the row may not say so yet."""
+    """Why this generation has failed; the row may not be written yet."""
     reason: str = ""
-    """What keeps it from starting at the moment."""
+    """Why it cannot launch a worker at the moment."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class _Watched:
     reason: str = ""
     ready_since: float | None = None
     silent_s: float = 0.0
-    """Since its last report, in time that this process was awake."""
+    """Seconds since its last report, without time in which this process was suspended."""
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -85,7 +85,7 @@ class _Watched:
         return self.worker.deployment_id, self.worker.index, self.worker.epoch
 
     def write(self, **fields: object) -> None:
-        """Note what was observed."""
+        """Set observed fields of the worker and queue them to be written."""
         for name, value in fields.items():
             setattr(self.worker, name, value)
         self.ledger.note(self.worker, *fields)
@@ -93,7 +93,7 @@ class _Watched:
 
 @dataclass(slots=True)
 class Reconciler:
-    """The loop's state between passes."""
+    """The reconciliation loop and its state between passes."""
 
     launcher: Launcher
     holder: SnapshotHolder
@@ -101,21 +101,21 @@ class Reconciler:
     _last_pass: float = field(default_factory=time.monotonic)
     ledger: Ledger = field(default_factory=Ledger)
     watched: dict[tuple[int, int, int], _Watched] = field(default_factory=dict)
-    """By deployment, index and epoch, in the order of launch."""
+    """By (deployment id, index, epoch), in launch order."""
     _crashes: dict[int, _Crashes] = field(default_factory=lambda: defaultdict(_Crashes))
 
     def forget_earlier_workers(self) -> None:
-        """Workers of an earlier process of ours died with it."""
+        """Mark workers of an earlier server process as exited. Raises `django.db.Error`."""
         self.ledger.forget_earlier_workers()
 
     def reconcile_once(self) -> None:
-        """One pass with what the database says now, written down at its end."""
+        """Read the registries, run one pass, write the observed state. Raises `django.db.Error`."""
         self.ledger.read()
         self.step()
         self.ledger.write()
 
     def step(self) -> None:
-        """One pass, as described at the top of this file."""
+        """Run one pass, as described at the top of this file."""
         now = time.monotonic()
         awake_s, self._last_pass = min(now - self._last_pass, AWAKE_S), now
         for key in list(self.watched):
@@ -132,23 +132,23 @@ class Reconciler:
         self.holder.refresh(self.snapshot)
 
     def snapshot(self) -> Snapshot:
-        """The registries as they were last read, with the workers that are ready now."""
+        """A snapshot of the registries as last read and of the workers that are ready now."""
         workers = [watched.worker for watched in list(self.watched.values())]
         ready = [worker for worker in workers if worker.state == Worker.State.READY]
         return build_snapshot(self.ledger.registries or Registries(), ready)
 
     def refresh(self) -> None:
-        """Read the registries and publish; any thread may call this. Raises `django.db.Error`."""
+        """Read the registries and publish a snapshot. Thread-safe; raises `django.db.Error`."""
         self.ledger.read()
         self.holder.refresh(self.snapshot)
 
     def observed(self, row: Deployment) -> Observed:
-        """A deployment's state, which the row may not say yet; any thread may call this."""
+        """A deployment's observed state, which may be newer than its row. Thread-safe."""
         seen = self.ledger.observed.get(row.pk)
         return seen or Observed(row.observed_generation, row.state, row.reason)
 
     def failure(self) -> tuple[str, str] | None:
-        """A deployment that should serve and is given up: its name, and why."""
+        """Name and reason of a deployment that should run and has failed, or None."""
         for row in self.ledger.registries.deployments if self.ledger.registries else ():
             seen = self.observed(row)
             if row.replicas and (seen.generation, seen.state) == (row.generation, str(Deployment.State.FAILED)):
@@ -156,7 +156,7 @@ class Reconciler:
         return None
 
     def run(self, stop: threading.Event) -> None:
-        """Pass after pass until `stop`; a thread beside it follows the database, so that none waits for it."""
+        """Run passes until `stop` is set. A second thread reads and writes the database, so that no pass waits for it."""
         follower = threading.Thread(
             target=self.ledger.follow, args=(stop, lambda: self.holder.refresh(self.snapshot)), name="ledger"
         )
@@ -166,19 +166,19 @@ class Reconciler:
             try:
                 self.step()
                 pause = INTERVAL_S
-            except Exception:  # one of the edges: whatever one pass met, the next may go well
+            except Exception:  # the loop must survive any error of one pass
                 pause = min(pause * 2, 5.0)
-                logger.exception("reconciling failed")
+                logger.exception("reconcile pass failed")
         follower.join()
 
     def _observe(self, key: tuple[int, int, int], awake_s: float) -> None:
-        """`awake_s` have passed since the last time."""
+        """Read a worker's reports and exit code. `awake_s`: seconds since the last call, suspended time excluded."""
         watched = self.watched[key]
         worker, handle = watched.worker, watched.handle
-        code = handle.exit_code()  # before its last words are read, so that none are missed
-        heard = handle.statuses()
-        watched.silent_s = 0.0 if heard else watched.silent_s + awake_s
-        for status in heard:
+        code = handle.exit_code()  # before the reports, so that the last ones are not missed
+        reports = handle.statuses()
+        watched.silent_s = 0.0 if reports else watched.silent_s + awake_s
+        for status in reports:
             if status.state == "loading":
                 if (worker.state, worker.reason) != (Worker.State.LOADING, status.doing):
                     logger.info("worker loading", worker=worker.worker_id, doing=status.doing)
@@ -193,9 +193,9 @@ class Reconciler:
             self._ended(watched, code)
         elif watched.draining_since is not None and time.monotonic() - watched.draining_since > DRAIN_PATIENCE_S:
             handle.kill()
-        elif worker.state == Worker.State.READY and (hang := _hang(watched.silent_s, heard)):
+        elif worker.state == Worker.State.READY and (hang := _hang_reason(watched.silent_s, reports)):
             watched.reason = hang
-            logger.error("worker hung; killed", worker=worker.worker_id, reason=hang)
+            logger.error("worker hung, killing it", worker=worker.worker_id, reason=hang)
             handle.kill()
 
     def _ended(self, watched: _Watched, code: int) -> None:
@@ -214,10 +214,10 @@ class Reconciler:
         crashes.count += 1
         crashes.next_launch = time.monotonic() + _pause(crashes.count)
         if watched.ready_since is not None:
-            crashes.killed_unready = 0
+            crashes.killed_while_loading = 0
         elif code == -signal.SIGKILL:
-            crashes.killed_unready += 1
-        text = _hopeless(crashes, code, watched.ready_since is not None, reason)
+            crashes.killed_while_loading += 1
+        text = _failure_reason(crashes, code, watched.ready_since is not None, reason)
         if text is not None:
             crashes.failed = text
             logger.error("deployment failed", deployment=worker.deployment.name, reason=text)
@@ -229,22 +229,22 @@ class Reconciler:
         mine = [w for w in self.watched.values() if w.worker.deployment_id == deployment.pk]
         serving = sorted((w for w in mine if w.draining_since is None), key=lambda w: w.worker.index)
         failed = crashes.failed is not None or _failed(deployment)
-        wanted = 0 if failed else deployment.replicas
-        if self.observed(deployment).generation != deployment.generation:  # started anew: workers of other wishes go
-            for stale in [w for w in serving if not _as_wished(w.worker, deployment)]:
+        desired = 0 if failed else deployment.replicas
+        if self.observed(deployment).generation != deployment.generation:  # started again: replace outdated workers
+            for stale in [w for w in serving if not _is_current(w.worker, deployment)]:
                 self._drain(stale)
                 serving.remove(stale)
-        for extra in serving[wanted:]:
+        for extra in serving[desired:]:
             self._drain(extra)
-        if len(serving) < wanted and time.monotonic() >= crashes.next_launch:
+        if len(serving) < desired and time.monotonic() >= crashes.next_launch:
             taken = {w.worker.index for w in serving}
-            free = [index for index in range(wanted) if index not in taken]
-            for index in free[: wanted - len(serving)]:
+            free = [index for index in range(desired) if index not in taken]
+            for index in free[: desired - len(serving)]:
                 launched = self._launch(deployment, index, crashes)
                 if launched is None:
                     break
                 mine.append(launched)
-        self._note_state(deployment, mine, wanted, crashes)
+        self._note_state(deployment, mine, desired, crashes)
 
     def _launch(self, deployment: Deployment, index: int, crashes: _Crashes) -> _Watched | None:
         worker = Worker(
@@ -267,7 +267,7 @@ class Reconciler:
         }
         try:
             handle = self.launcher.launch(msgspec.convert(options, EngineConfig))
-        except msgspec.ValidationError as error:  # options of an earlier release
+        except msgspec.ValidationError as error:  # options that an earlier release stored
             crashes.failed = f"engine_options: {error}"
             logger.error("deployment failed", deployment=deployment.name, reason=crashes.failed)
             return None
@@ -289,53 +289,51 @@ class Reconciler:
         watched.handle.drain()
         watched.write(state=Worker.State.DRAINING)
 
-    def _note_state(self, deployment: Deployment, mine: list[_Watched], wanted: int, crashes: _Crashes) -> None:
+    def _note_state(self, deployment: Deployment, mine: list[_Watched], desired: int, crashes: _Crashes) -> None:
         ready = sum(w.worker.state == Worker.State.READY for w in mine)
         reason = ""
-        if deployment.replicas and not wanted:
+        if deployment.replicas and not desired:
             state, reason = str(Deployment.State.FAILED), crashes.failed or deployment.reason
-        elif wanted:
-            state = str(Deployment.State.READY if ready >= wanted else Deployment.State.STARTING)
+        elif desired:
+            state = str(Deployment.State.READY if ready >= desired else Deployment.State.STARTING)
             doing = next((w.worker.reason for w in mine if w.worker.state == Worker.State.LOADING), "")
-            reason = "" if ready >= wanted else doing or crashes.reason
+            reason = "" if ready >= desired else doing or crashes.reason
         else:
             state = str(Deployment.State.STOPPING if mine else Deployment.State.STOPPED)
         self.ledger.observed[deployment.pk] = Observed(deployment.generation, state, reason)
 
 
 def _failed(deployment: Deployment) -> bool:
-    """Whether the row says that this generation is given up, as an earlier process of ours may have written."""
+    """Whether the row says that this generation has failed, as an earlier server process may have written."""
     current = deployment.observed_generation == deployment.generation
     return current and deployment.state == Deployment.State.FAILED
 
 
 def _pause(failures: int) -> float:
-    """Seconds before the next launch."""
+    """Seconds before the next launch: exponential backoff."""
     return min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S)
 
 
-def _hopeless(crashes: _Crashes, code: int, was_ready: bool, reason: str) -> str | None:
-    """Why the deployment is given up, after a worker of it ended with this exit code; None: another worker may do better."""
+def _failure_reason(crashes: _Crashes, code: int, was_ready: bool, reason: str) -> str | None:
+    """Why the deployment fails after one of its workers ended with this exit code; None: launch another worker."""
     if code == ExitStatus.MODEL_REFUSED:
         return reason
     if not was_ready and -code in FAULTS:
-        return f"the worker was ended by {signal.Signals(-code).name} while it loaded and proved the model"
-    if crashes.killed_unready >= MAX_KILLED_UNREADY:
-        return (
-            f"{crashes.killed_unready} workers were killed while they loaded the model; is there enough memory for it?"
-        )
+        return f"the worker was killed by {signal.Signals(-code).name} while loading and verifying the model"
+    if crashes.killed_while_loading >= MAX_KILLED_WHILE_LOADING:
+        return f"{crashes.killed_while_loading} workers were killed while loading the model; is there enough memory for it?"
     return f"{crashes.count} crashes in a row, the last: {reason}" if crashes.count >= MAX_CRASHES else None
 
 
-def _hang(silent_s: float, heard: list[WorkerStatus]) -> str | None:
-    """Why the worker is taken for hung: no report for so many seconds, or one that it does not move on."""
+def _hang_reason(silent_s: float, reports: list[WorkerStatus]) -> str | None:
+    """Why the worker counts as hung: it sends no reports, or reports no progress. None if it does not."""
     if silent_s > HUNG_AFTER_S:
         return f"no heartbeat for {HUNG_AFTER_S:.0f} s"
-    if heard and heard[-1].hangs:
-        return f"hung while {heard[-1].doing}, for {heard[-1].quiet_s:.0f} s"
+    if reports and reports[-1].hangs:
+        return f"hung while {reports[-1].doing}, for {reports[-1].quiet_s:.0f} s"
     return None
 
 
-def _as_wished(worker: Worker, deployment: Deployment) -> bool:
-    """Whether it was launched with what the deployment wants now."""
+def _is_current(worker: Worker, deployment: Deployment) -> bool:
+    """Whether the worker was launched with the deployment's desired version and options."""
     return worker.version_id == deployment.version_id and worker.engine_options == deployment.engine_options

@@ -1,4 +1,4 @@
-"""The registries as the request path reads them: immutable, in memory, built elsewhere. No ORM is imported here."""
+"""The snapshot: an immutable in-memory copy of the registries for the request path. It imports no ORM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class WorkerEntry(msgspec.Struct, frozen=True):
-    """A worker that can be connected to."""
+    """A ready worker and the socket on which it listens."""
 
     worker_id: str
     epoch: int
@@ -23,8 +23,8 @@ class WorkerEntry(msgspec.Struct, frozen=True):
 
 
 class AdapterEntry(msgspec.Struct, frozen=True):
-    """An adapter of a deployment's model. `created` is Unix seconds. Workers read it ahead if `preload` or `pinned`, and
-    keep it in its slot if `pinned`.
+    """An adapter of a deployment's model. `created` is in Unix seconds. Workers load it before the first request if
+    `preload` or `pinned`, and never evict it from its slot if `pinned`.
     """
 
     name: str
@@ -36,7 +36,7 @@ class AdapterEntry(msgspec.Struct, frozen=True):
 
 
 class DeploymentEntry(msgspec.Struct, frozen=True):
-    """A deployment that should be serving. `created` is Unix seconds."""
+    """A deployment that should serve (desired number of workers > 0). `created` is in Unix seconds."""
 
     name: str
     model: str
@@ -47,19 +47,19 @@ class DeploymentEntry(msgspec.Struct, frozen=True):
     adapters: tuple[AdapterEntry, ...] = ()
 
     def adapter(self, name: str) -> AdapterEntry | None:
-        """The adapter of that name."""
+        """The adapter of this name, or None."""
         return next((adapter for adapter in self.adapters if adapter.name == name), None)
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """What a client's model name means."""
+    """The deployment, and the adapter if any, for a client's model name."""
 
     deployment: DeploymentEntry
     adapter: AdapterEntry | None = None
 
 
 class ApiKeyEntry(msgspec.Struct, frozen=True):
-    """One usable key: its public prefix, the hash of the whole key, and what it may do. `expires` is Unix seconds."""
+    """A valid API key: its public prefix, the hash of the whole key, and its scopes. `expires` is in Unix seconds."""
 
     prefix: str
     name: str
@@ -69,13 +69,13 @@ class ApiKeyEntry(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """All that the request path knows of the registries, as of one moment."""
+    """The registries at one moment, as the request path needs them. `keys` are by prefix."""
 
     deployments: tuple[DeploymentEntry, ...] = ()
     keys: dict[str, ApiKeyEntry] = {}
 
     def find_key(self, key: str) -> ApiKeyEntry | None:
-        """The entry of a key, if it is known and not expired. Takes as long for an unknown prefix."""
+        """The entry of a key, or None if it is unknown or expired. Constant time, also for an unknown prefix."""
         entry = self.keys.get(key.partition(".")[0])
         stored = entry.hashed_key if entry else hash_key("")
         same = hmac.compare_digest(hash_key(key), stored)
@@ -84,8 +84,9 @@ class Snapshot(msgspec.Struct, frozen=True):
         return entry
 
     def resolve(self, name: str | None) -> Resolved | None:
-        """What a client means: the default for "tgi", "dummy" and "", else a deployment's name, a model's name, an
-        adapter's name if only one deployment has it, or `deployment:adapter`, in this order.
+        """Resolve a client's model name, or return None. "tgi", "dummy" and "" mean the default deployment; otherwise the
+        name of a deployment, of a model, of an adapter that only one deployment has, or `deployment:adapter`, in this
+        order.
         """
         if not name or name in ("tgi", "dummy"):
             defaults = [d for d in self.deployments if d.is_default] or list(self.deployments)
@@ -93,20 +94,20 @@ class Snapshot(msgspec.Struct, frozen=True):
         found = [d for d in self.deployments if d.name == name] or [d for d in self.deployments if d.model == name]
         if found:
             return Resolved(found[0])
-        having = [(d, adapter) for d in self.deployments if (adapter := d.adapter(name)) is not None]
-        if not having:
+        matches = [(d, adapter) for d in self.deployments if (adapter := d.adapter(name)) is not None]
+        if not matches:
             first, _, second = name.rpartition(":")
-            having = [(d, a) for d in self.deployments if d.name == first and (a := d.adapter(second)) is not None]
-        return Resolved(*having[0]) if len(having) == 1 else None
+            matches = [(d, a) for d in self.deployments if d.name == first and (a := d.adapter(second)) is not None]
+        return Resolved(*matches[0]) if len(matches) == 1 else None
 
 
 def hash_key(key: str) -> str:
-    """As djangorestframework-api-key stores it. Keys are random, so a fast hash is safe."""
+    """The hash that djangorestframework-api-key stores. Keys are random, so a fast hash is safe."""
     return "sha512$$" + hashlib.sha512(key.encode()).hexdigest()
 
 
 class SnapshotHolder:
-    """The current snapshot, and who wants to hear of the next one."""
+    """Holds the current snapshot and notifies listeners of a new one."""
 
     def __init__(self) -> None:
         self.current = Snapshot()
@@ -118,12 +119,12 @@ class SnapshotHolder:
         self._listeners.append(listener)
 
     def refresh(self, build: Callable[[], Snapshot]) -> None:
-        """Build and publish, one at a time, so that what is older never comes after what is newer."""
+        """Build and publish a snapshot. One caller at a time, so that an older snapshot never replaces a newer one."""
         with self._building:
             self.publish(build())
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Replace the snapshot; tells the listeners only when something changed."""
+        """Replace the snapshot and call the listeners, if it differs from the current one."""
         if snapshot != self.current:
             self.current = snapshot
             for listener in self._listeners:

@@ -1,4 +1,4 @@
-"""The admin's live status: a WebSocket that sends the state of deployments and workers once a second to staff."""
+"""The live status of the admin: a WebSocket that sends deployments and workers once a second, for staff users."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NOT_STAFF = 4403
 
 
 class StatusConsumer(AsyncJsonWebsocketConsumer):
-    """One open admin page."""
+    """The connection of one open admin page."""
 
     sending: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
-        """Staff only."""
+        """Accept staff users; close the others with code 4403."""
         user = self.scope["user"]
         if not (user.is_authenticated and user.is_staff):
             await self.close(NOT_STAFF)
@@ -34,7 +34,7 @@ class StatusConsumer(AsyncJsonWebsocketConsumer):
         self.sending = asyncio.create_task(self._send_forever())
 
     async def disconnect(self, code: int) -> None:
-        """The page was closed."""
+        """Stop sending."""
         if self.sending is not None:
             self.sending.cancel()
             await asyncio.gather(self.sending, return_exceptions=True)
@@ -44,12 +44,12 @@ class StatusConsumer(AsyncJsonWebsocketConsumer):
             try:
                 await self.send_json(await database_sync_to_async(status)())
             except Error as error:
-                logger.warning("status not readable", error=str(error))
+                logger.warning("live status not readable", error=str(error))
             await asyncio.sleep(INTERVAL_S)
 
 
 def status() -> dict[str, Any]:
-    """Deployments and live workers with their engines' gauges."""
+    """Deployments, and live workers with their engines' gauges, as JSON values."""
     stats = live.stats()
     workers = [
         {

@@ -1,4 +1,4 @@
-"""The admin: what an operator sees and does. Every change goes through `management.services`."""
+"""The admin site for operators. Every change goes through `management.services`."""
 
 from management.admin import access, deployments, registry, users
 

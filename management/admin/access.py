@@ -1,4 +1,4 @@
-"""API keys and audit events."""
+"""Admin pages of API keys and audit events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ApiKeyForm(forms.ModelForm):
-    """Scopes as check boxes."""
+    """The form of a new key, with scopes as check boxes."""
 
     scopes = forms.MultipleChoiceField(
         choices=[(scope, scope) for scope in SCOPES], initial=["infer"], widget=forms.CheckboxSelectMultiple
@@ -32,33 +32,33 @@ class ApiKeyForm(forms.ModelForm):
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(ServiceAdmin):
-    """A key is shown once, when it is made."""
+    """API keys. A key is shown once, when it is created."""
 
     form = ApiKeyForm
     list_display = ["name", "prefix", "scopes", "created", "expiry_date", "revoked"]
     actions_row = ["revoke"]
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Made and revoked, never changed."""
+        """Keys are created and revoked, never changed."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Revoked keys stay, so that it can be told who had them."""
+        """Revoked keys stay in the list as a record."""
         return False
 
     def has_revoke_permission(self, request: HttpRequest, object_id: Any = None) -> bool:
-        """Who may make a key may revoke one."""
+        """Whoever may create keys may revoke them."""
         return bool(self.has_add_permission(request))
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Through the service."""
+        """Create the key and show its text."""
         key, text = keys.create_key(obj.name, form.cleaned_data["scopes"], actor(request), obj.expiry_date)
         obj.pk, obj._state.adding = key.pk, False
         messages.warning(request, f"The key, shown only now: {text}")
 
     @action(description="Revoke", permissions=["revoke"], icon="block")
     def revoke(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """For good."""
+        """Revoke the key; this cannot be undone."""
         key = get_object_or_404(ApiKey, pk=object_id)
         question, done = f"Revoke the key {key.name}?", f"{key.name} is revoked."
         return self.confirmed(request, question, lambda: keys.revoke_key(key, actor(request)), done)
@@ -66,7 +66,7 @@ class ApiKeyAdmin(ServiceAdmin):
 
 @admin.register(AuditEvent)
 class AuditEventAdmin(ReadOnlyAdmin):
-    """Who did what."""
+    """Audit events: who changed what, and when."""
 
     list_display = ["at", "actor", "action", "target", "details"]
     list_filter = ["action"]

@@ -1,4 +1,4 @@
-"""What the registries' admin pages share."""
+"""Base classes of the registries' admin pages."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """Rows are looked at, never changed by hand."""
+    """A read-only page."""
 
     def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """No."""
+        """Never."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """No."""
+        """Never."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """No."""
+        """Never."""
         return False
 
 
 class ServiceAdmin(ModelAdmin):
-    """Deletes through a service, so that its rules and its audit event apply."""
+    """A page whose changes go through services, so that their rules and audit events apply."""
 
     def remove(self, obj: Any, actor: str) -> None:
-        """The service that removes `obj`."""
+        """Remove `obj` through its service; raises RegistryError."""
         raise RegistryError(f"{obj} cannot be removed")
 
     def confirmed(self, request: HttpRequest, question: str, change: Callable[[], object], done: str) -> HttpResponse:
-        """A button that changes something. Buttons are links: following one asks, and the form that it shows does it."""
+        """The response of a row button. A button is a link: GET asks for confirmation, the POST of that form runs `change`."""
         back = reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
         if request.method == "POST":
             run(request, change, done)
@@ -52,22 +52,22 @@ class ServiceAdmin(ModelAdmin):
         return TemplateResponse(request, "admin/confirm_action.html", {**context, "back": back})
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        """One row."""
+        """Remove one row."""
         run(request, lambda: self.remove(obj, actor(request)))
 
     def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
-        """Several rows."""
+        """Remove the selected rows."""
         for obj in queryset:
             self.delete_model(request, obj)
 
 
 def actor(request: HttpRequest) -> str:
-    """Who acts, for the audit event."""
+    """The user's name for audit events."""
     return f"admin:{request.user.get_username()}"
 
 
 def run(request: HttpRequest, change: Callable[[], object], done: str = "") -> bool:
-    """Make a change and tell how it went."""
+    """Run a change and show its result as a message; returns whether it succeeded."""
     try:
         change()
     except RegistryError as error:

@@ -1,4 +1,4 @@
-"""Deployments and workers: state, and the buttons that start and stop."""
+"""Admin pages of deployments and workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LABELS = {
 
 
 class DeploymentForm(EngineOptionsForm):
-    """Together, the engine options are checked by the engine's own configuration."""
+    """The form of a deployment. The engine's configuration class validates its options together."""
 
     initial: dict[str, Any]
 
@@ -45,7 +45,7 @@ class DeploymentForm(EngineOptionsForm):
             self.initial.setdefault(name, value)
 
     def clean_name(self) -> str:
-        """Refuse reserved names at their field."""
+        """Refuse reserved names."""
         name: str = self.cleaned_data["name"]
         if name in deployments.RESERVED_NAMES:
             raise forms.ValidationError(f"{name} always means the default deployment.")
@@ -63,7 +63,7 @@ class DeploymentForm(EngineOptionsForm):
 
 @admin.register(Deployment)
 class DeploymentAdmin(ServiceAdmin):
-    """Deployments with their live state."""
+    """Deployments with their live state and buttons to start and stop them."""
 
     form = DeploymentForm
     list_display = ["name", "version", "shown_state", "reason", "replicas", "load", "is_default"]
@@ -75,12 +75,12 @@ class DeploymentAdmin(ServiceAdmin):
 
     @display(description="State", label=LABELS)
     def shown_state(self, obj: Deployment) -> str:
-        """With a colour."""
+        """The state as a coloured label."""
         return obj.get_state_display()
 
     @display(description="Load")
     def load(self, obj: Deployment) -> str:
-        """Requests inside the engines of this deployment."""
+        """Running and waiting requests in the deployment's engines."""
         mine = [s for worker, s in live.stats().items() if worker.rpartition("/")[0] == obj.name]
         if not mine:
             return ""
@@ -96,11 +96,11 @@ class DeploymentAdmin(ServiceAdmin):
         ]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
-        """A name is for ever."""
+        """Names cannot be changed."""
         return [*self.readonly_fields, "name"] if obj else self.readonly_fields
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Through the services."""
+        """Create or change through the services."""
         if change:
             deployments.change_deployment(obj, obj.version, obj.engine_options, actor(request))
             return
@@ -108,26 +108,26 @@ class DeploymentAdmin(ServiceAdmin):
         obj.pk, obj._state.adding = saved.pk, False
 
     def remove(self, obj: Deployment, actor: str) -> None:
-        """Through the service."""
+        """Remove through the service."""
         deployments.remove_deployment(obj, actor)
 
     def has_operate_permission(self, request: HttpRequest, object_id: Any = None) -> bool:
-        """Starting and stopping has a permission of its own."""
+        """Whether the user may start and stop deployments."""
         return request.user.has_perm("management.operate_deployment")
 
     @action(description="Start", permissions=["operate"], icon="play_arrow")
     def start(self, request: HttpRequest, object_id: int) -> HttpResponse:
-        """One worker."""
+        """Start the deployment with one worker."""
         return self._operate(request, object_id, "Start", deployments.start_deployment, "is starting")
 
     @action(description="Stop", permissions=["operate"], icon="stop")
     def stop(self, request: HttpRequest, object_id: int) -> HttpResponse:
-        """Running requests are finished first."""
+        """Stop the deployment; running requests finish first."""
         return self._operate(request, object_id, "Stop", deployments.stop_deployment, "is stopping")
 
     @action(description="Make default", permissions=["operate"], icon="star")
     def make_default(self, request: HttpRequest, object_id: int) -> HttpResponse:
-        """For requests that name no model."""
+        """Make the deployment the default for requests without a model name."""
         return self._operate(request, object_id, "Make default:", deployments.make_default, "is the default now")
 
     def _operate(self, request: HttpRequest, object_id: int, verb: str, service: Any, done: str) -> HttpResponse:
@@ -140,7 +140,7 @@ class DeploymentAdmin(ServiceAdmin):
 
 @admin.register(Worker)
 class WorkerAdmin(ReadOnlyAdmin):
-    """Engine processes, past and present."""
+    """Workers, running and ended ones."""
 
     list_display = ["worker_id", "epoch", "shown_state", "reason", "process_id", "started_at", "ready_at", "ended_at"]
     list_filter = ["state"]
@@ -149,5 +149,5 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     @display(description="State", label=LABELS)
     def shown_state(self, obj: Worker) -> str:
-        """With a colour."""
+        """The state as a coloured label."""
         return obj.get_state_display()

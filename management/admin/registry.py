@@ -1,4 +1,4 @@
-"""Models and adapters."""
+"""Admin pages of models and adapters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ModelForm(forms.ModelForm):
-    """Name and source; a new source makes a new version."""
+    """The form of a model. A new source makes a new version."""
 
     source = forms.CharField(max_length=512, help_text="A directory on the worker's host, or a hub id.",
                              widget=UnfoldAdminTextInputWidget)  # fmt: skip
@@ -32,7 +32,7 @@ class ModelForm(forms.ModelForm):
 
 
 class VersionInline(TabularInline):
-    """A model's versions."""
+    """The versions of a model, read-only."""
 
     model = ModelVersion
     fields = readonly_fields = ["number", "source", "is_default", "created_at"]
@@ -40,13 +40,13 @@ class VersionInline(TabularInline):
     can_delete = False
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Versions come from the model's source."""
+        """Versions are created by a new source."""
         return False
 
 
 @admin.register(Model)
 class ModelAdmin(ServiceAdmin):
-    """Registered models."""
+    """Models."""
 
     form = ModelForm
     list_display = ["name", "kind", "default_source", "created_at"]
@@ -60,22 +60,22 @@ class ModelAdmin(ServiceAdmin):
         return "" if version is None else f"{version.number}: {version.source}"
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
-        """A name is for ever."""
+        """Name and kind cannot be changed."""
         return ["name", "kind"] if obj else []
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Through the service."""
+        """Register the source through the service."""
         name = obj.name
         version = models.register_model(name, form.cleaned_data["source"], actor(request), obj.kind)
         obj.pk, obj._state.adding = version.model_id, False
 
     def remove(self, obj: Model, actor: str) -> None:
-        """Through the service."""
+        """Remove through the service."""
         models.remove_model(obj, actor)
 
 
 class AdapterForm(forms.ModelForm):
-    """The adapter's files are read while the form is checked."""
+    """The form of an adapter. Validation reads and hashes the adapter's files."""
 
     class Meta:
         model = Adapter
@@ -83,7 +83,7 @@ class AdapterForm(forms.ModelForm):
         widgets = {"model": UnfoldAdminSelectWidget}
 
     def clean(self) -> dict[str, object] | None:
-        """Refuse a name that belongs to another model's adapter."""
+        """Refuse a name that an adapter of another model has."""
         cleaned = super().clean()
         model = self.cleaned_data.get("model")
         known = Adapter.objects.filter(name=self.cleaned_data.get("name")).first()
@@ -92,7 +92,7 @@ class AdapterForm(forms.ModelForm):
         return cleaned
 
     def clean_source(self) -> str:
-        """Refuse what is no adapter, at its field."""
+        """Refuse a directory without a valid adapter."""
         source: str = self.cleaned_data["source"]
         try:
             adapters.read_identity(Path(source))
@@ -103,7 +103,7 @@ class AdapterForm(forms.ModelForm):
 
 @admin.register(Adapter)
 class AdapterAdmin(ServiceAdmin):
-    """Registered adapters."""
+    """Adapters."""
 
     form = AdapterForm
     list_display = ["name", "model", "rank", "short_digest", "preload", "pinned", "in_slots", "source", "created_at"]
@@ -113,21 +113,21 @@ class AdapterAdmin(ServiceAdmin):
 
     @admin.display(description="Digest")
     def short_digest(self, obj: Adapter) -> str:
-        """Enough of it to compare."""
+        """The first 12 hexadecimal digits of the digest."""
         return obj.digest[:12]
 
-    @admin.display(description="In a slot of")
+    @admin.display(description="In slots of")
     def in_slots(self, obj: Adapter) -> str:
-        """The workers that compute with it, as their last heartbeats said."""
+        """The workers that have the adapter in a slot, by their last heartbeats."""
         return ", ".join(sorted(worker for worker, stats in live.stats().items() if obj.digest in stats.adapters))
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Through the service."""
+        """Register through the service."""
         saved = adapters.register_adapter(
             obj.name, obj.model, obj.source, actor(request), preload=obj.preload, pinned=obj.pinned
         )
         obj.pk, obj._state.adding = saved.pk, False
 
     def remove(self, obj: Adapter, actor: str) -> None:
-        """Through the service."""
+        """Remove through the service."""
         adapters.remove_adapter(obj, actor)

@@ -1,4 +1,4 @@
-"""Users and groups in the admin's own look."""
+"""Admin pages of users and groups, in the theme of the admin."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 
 admin.site.unregister(User)
 admin.site.unregister(Group)
-# Our own ApiKey has scopes; the library's plain table is not used.
+# ApiKey replaces the library's table, which has no scopes.
 admin.site.unregister(APIKey)
 
 
 @admin.register(User)
 class UserAdmin(DjangoUserAdmin, ModelAdmin):
-    """People who may use the admin."""
+    """Users of the admin."""
 
     form = UserChangeForm
     add_form = UserCreationForm
@@ -27,4 +27,4 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):
 
 @admin.register(Group)
 class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
-    """Sets of permissions."""
+    """Groups of permissions."""

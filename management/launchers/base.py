@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class WorkerStatus(msgspec.Struct):
-    """One line of a worker's status: "loading", "ready", "alive", "failed" or "exited".
+    """A status report of a worker. `state` is "loading", "ready", "alive", "failed" or "exited".
 
-    A worker that loads or is alive says about once a second what it is doing, for how many seconds that has not moved on,
-    and how many of them are no cause for alarm (`engine.process.progress`).
+    About once a second a loading or alive worker reports `doing`, its current activity; `quiet_s`, the seconds without
+    progress; and `patience_s`, the seconds without progress that are normal (`engine.process.progress`).
     """
 
     state: str
@@ -30,7 +30,7 @@ class WorkerStatus(msgspec.Struct):
 
     @property
     def hangs(self) -> bool:
-        """Whether what it is doing has not moved on for too long."""
+        """Whether the activity has made no progress for longer than is normal."""
         return self.quiet_s > self.patience_s
 
 
@@ -61,7 +61,7 @@ class Launcher(Protocol):
     """A place where workers run; registered by name in `management.launchers.LAUNCHERS`."""
 
     def launch(self, config: EngineConfig) -> WorkerHandle:
-        """Start a worker; raises OSError, and leaves nothing behind, where none can be started now."""
+        """Start a worker. Raises OSError, with nothing left behind, if none can be started at the moment."""
 
     def address(self, name: str) -> str:
         """Where a worker of that name should listen (`engine.address`): reached from this process, by no other user, and
@@ -69,4 +69,4 @@ class Launcher(Protocol):
         """
 
     def close(self) -> None:
-        """End every worker that still runs."""
+        """End all running workers."""

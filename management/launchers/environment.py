@@ -1,7 +1,7 @@
-"""What a worker may know of the server's environment: variables of libraries, never the server's own secrets.
+"""Filters the environment of a worker: an allow-list of variables that libraries read.
 
-A worker computes what clients send, so it is told nothing that it has no use for: the database's password, the keys of
-clouds and whatever else stands in the environment of the server stay there.
+A worker processes clients' input, so it gets no secrets that it does not need: database passwords, cloud keys and all
+other variables of the server are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMES = frozenset(
     {
         "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "TEMP", "TMP",
         "VIRTUAL_ENV", "NO_COLOR", "TERM", "CC", "CXX",
-        # how the hub is reached
+        # access to the hub
         "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
         "CURL_CA_BUNDLE",
         "GLIBC_TUNABLES",
@@ -32,14 +32,14 @@ PREFIXES = (
     # models
     "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "SAFETENSORS_",
 )  # fmt: skip
-"""HF_TOKEN is a secret, and the one that a worker needs: it fetches gated models."""
+"""HF_TOKEN is the one secret among them: gated models are fetched with it."""
 
 
 MEMORY = "/dev/shm"
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a worker is started with; proxies' names count in lower case too."""
+    """The variables that a worker is started with. Proxy variables are also accepted in lower case."""
     chosen = {
         name: value
         for name, value in environment.items()
@@ -48,7 +48,7 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
         or (name.islower() and name.endswith("_proxy") and name.upper() in NAMES)
     }
     if not _can_write_temporary_files() and os.access(MEMORY, os.W_OK):
-        chosen["TMPDIR"] = MEMORY  # the disk is full; libraries refuse to be imported without a place for files
+        chosen["TMPDIR"] = MEMORY  # the disk is full, and some libraries need a temporary folder at import
     return chosen
 
 

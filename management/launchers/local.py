@@ -1,4 +1,4 @@
-"""Workers as child processes of this one. When this process dies, however it dies, they see EOF and exit."""
+"""The local launcher: workers are child processes. If this process dies, they read EOF on stdin and exit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXIT_PATIENCE_S = 5.0
 
 
 class LocalWorker:
-    """One child process; the pipes are described in `engine.__main__`."""
+    """A worker as a child process; `engine.__main__` describes its pipes."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._process = subprocess.Popen(
@@ -45,15 +45,15 @@ class LocalWorker:
         try:
             stdin.write(msgspec.json.encode(config) + b"\n")
             stdin.flush()
-        except OSError:  # it ended at once, and nobody else would know of it
+        except OSError:  # it ended at once; without a handle the reconciler cannot reap it
             self.kill()
             stdout.close()
-            with suppress(OSError):  # what it was not told is told to nobody
+            with suppress(OSError):  # flushes the rest of the configuration, which the child cannot read
                 stdin.close()
             raise
 
     def statuses(self) -> list[WorkerStatus]:
-        """The lines that are complete by now."""
+        """Decode the complete lines on stdout."""
         data = self._status.read()
         if not data:
             return []
@@ -61,20 +61,20 @@ class LocalWorker:
         return [msgspec.json.decode(line, type=WorkerStatus) for line in lines]
 
     def exit_code(self) -> int | None:
-        """As Popen.poll."""
+        """The result of Popen.poll()."""
         return self._process.poll()
 
     def drain(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL, and no zombie."""
+        """Send SIGKILL and reap the process."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """Let go of the lifeline, and of patience after a while."""
+        """Close stdin, wait EXIT_PATIENCE_S, then kill."""
         self._lifeline.close()
         try:
             self._process.wait(EXIT_PATIENCE_S)
@@ -84,15 +84,15 @@ class LocalWorker:
 
 
 class LocalLauncher:
-    """Child processes with sockets in a private folder."""
+    """Launches workers as child processes, with sockets in a private folder."""
 
     def __init__(self) -> None:
-        # The path of a Unix socket has at most 107 bytes, so it cannot lie in any data folder.
+        # The path of a Unix socket has at most 107 bytes, so the folder is not below the data folder.
         self._directory = Path(tempfile.mkdtemp(prefix="dragoman-"))
         self._workers: list[LocalWorker] = []
 
     def launch(self, config: EngineConfig) -> LocalWorker:
-        """Start a child."""
+        """Start a child process; raises OSError."""
         self._workers = [worker for worker in self._workers if worker.exit_code() is None]
         self._workers.append(LocalWorker(config))
         return self._workers[-1]

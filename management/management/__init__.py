@@ -1,1 +1,1 @@
-"""Commands of manage.py."""
+"""The package of management commands, as Django expects it."""

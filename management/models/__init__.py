@@ -1,4 +1,4 @@
-"""The registries. Rows are written by `management.services` alone."""
+"""The registries. `management.services` writes desired state, `management.ledger` observed state."""
 
 from management.models.access import ApiKey, AuditEvent
 from management.models.deployment import Deployment, Worker

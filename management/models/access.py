@@ -1,4 +1,4 @@
-"""Who may call, and what was done."""
+"""API keys and audit events."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ SCOPES = ("infer", "metrics", "manage")
 
 
 def default_scopes() -> list[str]:
-    """What a new key may do."""
+    """The scopes of a new key."""
     return ["infer"]
 
 
 class ApiKey(AbstractAPIKey):
-    """A key for the planes: only its hash is stored, and it is shown once."""
+    """An API key of the planes. Only its hash is stored; the key is shown once."""
 
-    scopes = models.JSONField(default=default_scopes, help_text=f"Some of {', '.join(SCOPES)}.")
+    scopes = models.JSONField(default=default_scopes, help_text=f"What the key allows: any of {', '.join(SCOPES)}.")
 
     class Meta(AbstractAPIKey.Meta):
         verbose_name = "API key"
@@ -26,7 +26,7 @@ class ApiKey(AbstractAPIKey):
 
 
 class AuditEvent(models.Model):
-    """One thing that somebody did to a registry. Rows are added and never changed."""
+    """A change to a registry. Rows are append-only."""
 
     at = models.DateTimeField(auto_now_add=True)
     actor = models.CharField(max_length=150)
@@ -41,11 +41,11 @@ class AuditEvent(models.Model):
         return f"{self.actor} {self.action} {self.target}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Add only."""
+        """Insert; raises TypeError for an existing row."""
         if self.pk is not None:
             raise TypeError("audit events are never changed")
         super().save(*args, **kwargs)
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
-        """Never."""
+        """Raise TypeError: events are kept."""
         raise TypeError("audit events are never deleted")

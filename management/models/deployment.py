@@ -1,4 +1,4 @@
-"""What should run and what does: desired state is written by people and APIs, observed state by the reconciler."""
+"""Deployments and workers. People and APIs write the desired state, the reconciler the observed state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from management.models.model import ModelVersion, valid_name
 
 
 class Deployment(models.Model):
-    """A model version with engine options and a wish for so many workers."""
+    """A model version with engine options and a desired number of workers."""
 
     class State(models.TextChoices):
         STOPPED = "stopped", "Stopped"
@@ -19,15 +19,19 @@ class Deployment(models.Model):
 
     name = models.CharField(max_length=128, unique=True, validators=[valid_name])
     version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
-    is_default = models.BooleanField(default=False, help_text="Answers requests that name no model.")
-    engine_options = models.JSONField(default=dict, blank=True, help_text="Fields of the engine's configuration.")
+    is_default = models.BooleanField(default=False, help_text="Serves requests that name no model.")
+    engine_options = models.JSONField(
+        default=dict, blank=True, help_text="Engine options as a JSON object; an absent option has its default."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
-    replicas = models.PositiveIntegerField(default=0, help_text="How many workers should run; 0 stops it.")
-    generation = models.PositiveIntegerField(default=1, editable=False, help_text="Raised by every start.")
+    replicas = models.PositiveIntegerField(default=0, help_text="Desired number of workers; 0 stops the deployment.")
+    generation = models.PositiveIntegerField(
+        default=1, editable=False, help_text="Counts the starts of the deployment."
+    )
 
     state = models.CharField(max_length=16, choices=State, default=State.STOPPED, editable=False)
-    reason = models.TextField(blank=True, editable=False, help_text="Why it failed.")
+    reason = models.TextField(blank=True, editable=False, help_text="Why the deployment failed or is not ready.")
     observed_generation = models.PositiveIntegerField(default=0, editable=False)
 
     class Meta:
@@ -44,7 +48,7 @@ class Deployment(models.Model):
 
 
 class Worker(models.Model):
-    """One engine process, as the reconciler sees it. Its epoch sets it apart from earlier ones in its place."""
+    """An engine process as the reconciler observes it. The epoch tells it from earlier workers of the same index."""
 
     class State(models.TextChoices):
         STARTING = "starting", "Starting"
@@ -58,7 +62,10 @@ class Worker(models.Model):
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="workers")
     version = models.ForeignKey(
-        ModelVersion, on_delete=models.CASCADE, related_name="+", help_text="What it was launched with."
+        ModelVersion,
+        on_delete=models.CASCADE,
+        related_name="+",
+        help_text="The version that the worker was launched with.",
     )
     engine_options = models.JSONField(default=dict)
     index = models.PositiveIntegerField()
@@ -80,5 +87,5 @@ class Worker(models.Model):
 
     @property
     def worker_id(self) -> str:
-        """Its name on the wire."""
+        """The worker's name in messages and logs: `deployment/index`."""
         return f"{self.deployment.name}/{self.index}"

@@ -1,4 +1,4 @@
-"""What can be served: models with their versions, and adapters of them."""
+"""Models, model versions and adapters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ valid_name = RegexValidator(
 
 
 class Model(models.Model):
-    """A registry entry; what exactly it stands for is its versions' business."""
+    """A named model. Its versions hold the sources."""
 
     class Kind(models.TextChoices):
         LLM = "llm", "Language model"
@@ -30,7 +30,7 @@ class Model(models.Model):
 
 
 class ModelVersion(models.Model):
-    """One source of a model's weights: a directory or a hub id. One version of each model is the default."""
+    """A source of a model's weights: a directory or a hub id. One version of each model is the default."""
 
     model = models.ForeignKey(Model, on_delete=models.CASCADE, related_name="versions")
     number = models.PositiveIntegerField()
@@ -52,16 +52,18 @@ class ModelVersion(models.Model):
 
 
 class Adapter(models.Model):
-    """A LoRA of one model. `digest` identifies its content; the same name with other content is another version."""
+    """A LoRA adapter of one model. `digest` identifies the content; registering other content replaces it."""
 
     name = models.CharField(max_length=128, unique=True, validators=[valid_name])
     model = models.ForeignKey(Model, on_delete=models.CASCADE, related_name="adapters")
-    source = models.CharField(max_length=512, help_text="A directory with adapter_config.json and safetensors.")
+    source = models.CharField(
+        max_length=512, help_text="A directory with adapter_config.json and adapter_model.safetensors."
+    )
     digest = models.CharField(max_length=64, editable=False)
     rank = models.PositiveIntegerField(editable=False)
-    preload = models.BooleanField(default=False, help_text="Workers read it before anyone asks for it.")
+    preload = models.BooleanField(default=False, help_text="Load the adapter before the first request.")
     pinned = models.BooleanField(
-        default=False, help_text="Workers read it before anyone asks for it, and never take its slot away."
+        default=False, help_text="Load the adapter before the first request and never evict it from its slot."
     )
     created_at = models.DateTimeField(auto_now_add=True)
 

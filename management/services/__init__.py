@@ -1,1 +1,1 @@
-"""The only writers of the registries: plain functions, each in one transaction with its audit event."""
+"""The only code that writes desired state: functions that run one transaction each, with an audit event."""

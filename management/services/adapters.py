@@ -1,4 +1,4 @@
-"""Register and remove adapters. An adapter is read here only as far as its identity goes."""
+"""Registers and removes adapters. It reads an adapter's digest and rank, no tensors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from management.services.errors import RegistryError
 def register_adapter(
     name: str, model: Model, source: str, actor: str, preload: bool | None = None, pinned: bool | None = None
 ) -> Adapter:
-    """Give a PEFT directory a name; the same name with other content replaces it. None leaves a wish as it is."""
-    # Before the transaction: nobody waits for a lock while an adapter is read.
+    """Register a PEFT directory under a name; other content under the same name replaces it. `preload` and `pinned` None
+    keep their present values. Raises RegistryError.
+    """
+    # Hash the files before the transaction, so that no lock is held meanwhile.
     return register_read_adapter(name, model, source, actor, read_identity(Path(source)), preload, pinned)
 
 
@@ -32,21 +34,21 @@ def register_read_adapter(
     preload: bool | None = None,
     pinned: bool | None = None,
 ) -> Adapter:
-    """The same for a directory whose `identity` was read already."""
+    """Register a directory whose `identity` (digest and rank) is known. Raises RegistryError."""
     digest, rank = identity
     adapter = Adapter.objects.filter(name=name).first()
     if adapter is None:
         adapter = Adapter(name=name)
     elif adapter.model_id != model.pk:
         raise RegistryError(f"name: {name} is an adapter of {adapter.model.name}")
-    wishes = (
+    flags = (
         adapter.preload if preload is None else preload,
         adapter.pinned if pinned is None else pinned,
     )  # fmt: skip
-    if (adapter.digest, adapter.source, adapter.preload, adapter.pinned) == (digest, source, *wishes):
+    if (adapter.digest, adapter.source, adapter.preload, adapter.pinned) == (digest, source, *flags):
         return adapter
     adapter.model, adapter.source, adapter.digest, adapter.rank = model, source, digest, rank
-    adapter.preload, adapter.pinned = wishes
+    adapter.preload, adapter.pinned = flags
     try:
         adapter.full_clean()
     except ValidationError as error:
@@ -59,13 +61,13 @@ def register_read_adapter(
 
 @transaction.atomic
 def remove_adapter(adapter: Adapter, actor: str) -> None:
-    """Forget an adapter."""
+    """Remove an adapter from the registry."""
     audit.record(actor, "adapter.remove", adapter.name)
     adapter.delete()
 
 
 def read_identity(directory: Path) -> tuple[str, int]:
-    """What identifies the adapter's content, and its rank; raises RegistryError when it cannot be served."""
+    """The digest and rank of an adapter. Raises RegistryError if it cannot be served."""
     try:
         identity = identify(directory)
     except AdapterError as error:

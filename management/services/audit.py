@@ -8,5 +8,5 @@ from management.models import AuditEvent
 
 
 def record(actor: str, action: str, target: str, **details: Any) -> None:
-    """Call inside the transaction of the change itself. Details must hold no secrets."""
+    """Write an audit event. Call it inside the transaction of the change. `details` must hold no secrets."""
     AuditEvent.objects.create(actor=actor, action=action, target=target, details=details)

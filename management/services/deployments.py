@@ -1,4 +1,4 @@
-"""Create, start, stop and remove deployments: desired state only. What becomes of it is the reconciler's business."""
+"""Writes the desired state of deployments: create, start, stop, change, remove. The reconciler acts on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_REPLICAS = 64
 def create_deployment(
     name: str, version: ModelVersion, actor: str, engine_options: dict[str, Any] | None = None
 ) -> Deployment:
-    """A stopped deployment. The first one is the default."""
+    """Create a stopped deployment; the first one becomes the default. Raises RegistryError."""
     options = check_engine_options(engine_options or {})
     if name in RESERVED_NAMES:
         raise RegistryError(f"name: {name} always means the default deployment")
@@ -39,7 +39,7 @@ def create_deployment(
 
 @transaction.atomic
 def start_deployment(deployment: Deployment, actor: str, replicas: int = 1) -> None:
-    """Ask for so many workers; one that failed gets a fresh chance."""
+    """Set the desired number of workers and raise the generation, which resets a failed deployment."""
     if not 1 <= replicas <= MAX_REPLICAS:
         raise RegistryError(f"replicas: must be between 1 and {MAX_REPLICAS}, got {replicas}")
     changed = Deployment.objects.filter(pk=deployment.pk)
@@ -49,14 +49,14 @@ def start_deployment(deployment: Deployment, actor: str, replicas: int = 1) -> N
 
 @transaction.atomic
 def stop_deployment(deployment: Deployment, actor: str) -> None:
-    """Ask for no workers; those that run finish their requests first."""
+    """Set the desired number of workers to 0; running workers finish their requests first."""
     Deployment.objects.filter(pk=deployment.pk).update(replicas=0)
     audit.record(actor, "deployment.stop", deployment.name)
 
 
 @transaction.atomic
 def make_default(deployment: Deployment, actor: str) -> None:
-    """Let this deployment answer requests that name no model."""
+    """Make this deployment the one that answers requests without a model name."""
     Deployment.objects.filter(is_default=True).update(is_default=False)
     Deployment.objects.filter(pk=deployment.pk).update(is_default=True)
     audit.record(actor, "deployment.make_default", deployment.name)
@@ -66,7 +66,7 @@ def make_default(deployment: Deployment, actor: str) -> None:
 def change_deployment(
     deployment: Deployment, version: ModelVersion, engine_options: dict[str, Any], actor: str
 ) -> None:
-    """Another version or other options; workers that run keep theirs until the next start."""
+    """Set the version and engine options; they take effect at the next start."""
     options = check_engine_options(engine_options)
     Deployment.objects.filter(pk=deployment.pk).update(version=version, engine_options=options)
     audit.record(actor, "deployment.change", deployment.name, version=str(version), engine_options=options)
@@ -74,7 +74,7 @@ def change_deployment(
 
 @transaction.atomic
 def remove_deployment(deployment: Deployment, actor: str) -> None:
-    """Remove a deployment that is stopped."""
+    """Remove a stopped or failed deployment. Raises RegistryError for others."""
     current = Deployment.objects.select_for_update().get(pk=deployment.pk)
     if current.replicas or current.state not in (Deployment.State.STOPPED, Deployment.State.FAILED):
         raise RegistryError(f"{deployment.name} is {current.state}; stop it first")
@@ -83,7 +83,7 @@ def remove_deployment(deployment: Deployment, actor: str) -> None:
 
 
 def check_engine_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options if an engine would accept them; raises RegistryError that names the field."""
+    """Validate engine options and return them. Raises RegistryError that names the field."""
     if not isinstance(options, dict):
         raise RegistryError("engine_options: must be an object")
     reserved = sorted(RESERVED & set(options))

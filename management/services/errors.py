@@ -1,4 +1,4 @@
-"""Why a change to a registry was refused."""
+"""The error of the services."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class RegistryError(Exception):
-    """The change is not possible; the text says why and names the field, `failure` what is wrong with an adapter's files."""
+    """A change was refused; the message names the field and the reason, `failure` what is wrong with an adapter's files."""
 
     def __init__(self, text: str, failure: AdapterFailure | None = None) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""Make and revoke API keys."""
+"""Creates and revokes API keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from management.services.errors import RegistryError
 
 @transaction.atomic
 def create_key(name: str, scopes: list[str], actor: str, expires: datetime | None = None) -> tuple[ApiKey, str]:
-    """A new key and its text, which is stored nowhere."""
+    """Create a key. Returns its row and its text; the text is not stored. Raises RegistryError."""
     unknown = sorted(set(scopes) - set(SCOPES))
     if unknown or not scopes:
         raise RegistryError(f"scopes: must be some of {', '.join(SCOPES)}")
@@ -25,7 +25,7 @@ def create_key(name: str, scopes: list[str], actor: str, expires: datetime | Non
 
 @transaction.atomic
 def revoke_key(key: ApiKey, actor: str) -> None:
-    """The key stops working within a second."""
+    """Revoke a key; it stops working within a second."""
     if not key.revoked:
         key.revoked = True
         key.save(update_fields=["revoked"])

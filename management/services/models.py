@@ -1,4 +1,4 @@
-"""Register and remove models."""
+"""Registers and removes models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from management.services.errors import RegistryError
 
 @transaction.atomic
 def register_model(name: str, source: str, actor: str, kind: str = "llm") -> ModelVersion:
-    """Give `source` a name. A new source of a known name becomes its next version and its default."""
+    """Register `source` under a name. A new source for a known name becomes its next version, and its default one. Raises
+    RegistryError.
+    """
     model, created = Model.objects.get_or_create(name=name, defaults={"kind": kind})
     if created:
         try:
@@ -31,7 +33,7 @@ def register_model(name: str, source: str, actor: str, kind: str = "llm") -> Mod
 
 @transaction.atomic
 def remove_model(model: Model, actor: str) -> None:
-    """Remove a model that no deployment uses."""
+    """Remove a model that no deployment uses. Raises RegistryError for others."""
     if ModelVersion.objects.filter(model=model, deployments__isnull=False).exists():
         raise RegistryError(f"{model.name} has deployments; remove them first")
     audit.record(actor, "model.remove", model.name)

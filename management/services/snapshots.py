@@ -1,4 +1,4 @@
-"""Reads the registries, and composes of them and of the workers that run the snapshot that the request path reads."""
+"""Reads the registries from the database, and builds the snapshot from them and the ready workers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Registries:
-    """The rows that serving depends on, as of one moment."""
+    """The rows that serving depends on, read at one moment."""
 
     deployments: tuple[Deployment, ...] = ()
-    """All, stopped ones too, oldest first, with their versions and models."""
+    """All deployments, stopped ones included, oldest first, with their versions and models."""
     adapters: tuple[Adapter, ...] = ()
     keys: tuple[ApiKey, ...] = ()
 
 
 def read_registries() -> Registries:
-    """What the database has now; raises `django.db.Error` when it cannot be read."""
+    """Read the registries. Raises `django.db.Error`."""
     return Registries(
         deployments=tuple(Deployment.objects.select_related("version__model").order_by("created_at")),
         adapters=tuple(Adapter.objects.order_by("name")),
@@ -34,8 +34,8 @@ def read_registries() -> Registries:
 
 
 def build_snapshot(registries: Registries, ready: Iterable[Worker] = ()) -> Snapshot:
-    """Deployments with the workers that are `ready`, in the order of their launch, their models' adapters, and the keys
-    that are good. It needs no database.
+    """Build the snapshot: deployments that should run, with their `ready` workers (in launch order) and adapters, and the
+    valid API keys. It needs no database.
     """
     serving: dict[int, list[Worker]] = {}
     for worker in ready:
@@ -56,9 +56,9 @@ def build_snapshot(registries: Registries, ready: Iterable[Worker] = ()) -> Snap
         if not row.replicas:
             continue
         workers = serving.get(row.pk, [])
-        # What runs is what is told, not what is wished for.
+        # Publish the version that runs: it may differ from the desired one until the workers are replaced.
         version = workers[-1].version if workers else row.version
-        told = sorted((w for w in workers if w.version == version), key=lambda w: (w.index, -w.epoch))
+        current = sorted((w for w in workers if w.version == version), key=lambda w: (w.index, -w.epoch))
         deployments.append(
             DeploymentEntry(
                 name=row.name,
@@ -66,7 +66,7 @@ def build_snapshot(registries: Registries, ready: Iterable[Worker] = ()) -> Snap
                 version=version.number,
                 created=int(row.created_at.timestamp()),
                 is_default=row.is_default,
-                workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.address) for w in told),
+                workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.address) for w in current),
                 adapters=tuple(adapters.get(version.model_id, ())),
             )
         )

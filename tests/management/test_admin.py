@@ -17,7 +17,7 @@ from django.utils.html import escape
 
 from engine.config import OPTIONS
 from management.models import ApiKey, AuditEvent, Deployment, Model, Worker
-from management.protection import TRIES, TRIES_OF_ONE
+from management.protection import ATTEMPTS_PER_ADDRESS, ATTEMPTS_PER_ADDRESS_AND_USER
 from management.services.deployments import start_deployment
 from management.services.keys import create_key
 from tests.conftest import ROOT
@@ -221,7 +221,7 @@ def no_tries():
 
 
 def test_passwords_cannot_be_guessed_for_long(client, admin_user, no_tries):
-    for _ in range(TRIES_OF_ONE):
+    for _ in range(ATTEMPTS_PER_ADDRESS_AND_USER):
         assert log_in(client, "wrong").status_code == 200  # the form again
     refused = log_in(client, "password")
     assert refused.status_code == 429
@@ -233,20 +233,20 @@ def test_passwords_cannot_be_guessed_for_long(client, admin_user, no_tries):
 
 
 def test_one_address_cannot_try_many_users(client, admin_user, no_tries):
-    statuses = [log_in(client, "wrong", f"user{number}").status_code for number in range(TRIES + 1)]
-    assert statuses == [200] * TRIES + [429]
+    statuses = [log_in(client, "wrong", f"user{number}").status_code for number in range(ATTEMPTS_PER_ADDRESS + 1)]
+    assert statuses == [200] * ATTEMPTS_PER_ADDRESS + [429]
 
 
 def test_who_gets_in_starts_anew(client, admin_user, no_tries):
     for _ in range(2):
-        for _ in range(TRIES_OF_ONE - 1):
+        for _ in range(ATTEMPTS_PER_ADDRESS_AND_USER - 1):
             log_in(client, "wrong")
         assert log_in(client, "password").status_code == 302
 
 
 def test_addresses_behind_a_proxy_are_told_apart(client, admin_user, no_tries, settings):
     settings.BEHIND_TLS = True
-    for _ in range(TRIES_OF_ONE + 1):
+    for _ in range(ATTEMPTS_PER_ADDRESS_AND_USER + 1):
         last = log_in(client, "wrong", HTTP_X_FORWARDED_FOR="1.1.1.1, 10.0.0.3")
     assert last.status_code == 429
     assert log_in(client, "password", HTTP_X_FORWARDED_FOR="10.0.0.3, 10.0.0.4").status_code == 302

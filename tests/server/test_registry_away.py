@@ -205,7 +205,7 @@ def test_a_model_that_ends_its_process_fails_at_once(tmp_path):
     wait_until(lambda: "Starting" in live.log, PATIENCE_S)
     (worker,) = live.workers()
     worker.send_signal(signal.SIGBUS)
-    reason = "the worker was ended by SIGBUS while it loaded and proved the model"
+    reason = "the worker was killed by SIGBUS while loading and verifying the model"
     wait_until(lambda: f"The deployment demo failed: {reason}" in live.log, PATIENCE_S, lambda: live.log)
     rows = live.post("/v2/repository/index", {}).json()
     assert [(row["state"], row["reason"]) for row in rows] == [("UNAVAILABLE", reason)]

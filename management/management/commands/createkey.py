@@ -1,4 +1,4 @@
-"""`manage.py createkey NAME`: make an API key and print it, once."""
+"""Create an API key and print it. Only its hash is stored, so it cannot be shown again."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from management.services.keys import create_key
 
 
 class Command(BaseCommand):
-    """The key is stored as a hash and cannot be shown again."""
+    """`manage.py createkey NAME [--scope SCOPE ...]`."""
 
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """A name, and what the key may do."""
-        parser.add_argument("name")
-        parser.add_argument("--scope", action="append", choices=SCOPES, help="May be repeated; the default is infer.")
+        """Add the name and the scopes."""
+        parser.add_argument("name", help="A name for the key, shown in the admin.")
+        parser.add_argument(
+            "--scope", action="append", choices=SCOPES, help="What the key allows; may be repeated. Default: infer."
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Make it."""
+        """Create the key; raises CommandError."""
         try:
             _, text = create_key(options["name"], options["scope"] or ["infer"], "command line")
         except RegistryError as error:

@@ -1,4 +1,4 @@
-// Shows the live state of deployments and workers, once a second, on the admin's lists.
+// Shows the live status of deployments and workers on the admin's lists; updated once a second.
 (() => {
   const text = document.getElementById("live-status-text");
   const table = document.getElementById("live-workers");
@@ -24,7 +24,7 @@
     const socket = new WebSocket(`${scheme}://${location.host}/ws/status`);
     socket.onmessage = (event) => show(JSON.parse(event.data));
     socket.onclose = () => {
-      text.textContent = "The live status is not connected; trying again…";
+      text.textContent = "Live status disconnected; reconnecting…";
       setTimeout(connect, 2000);
     };
   }

@@ -207,7 +207,7 @@ def test_a_model_that_ends_its_process_is_not_tried_again(signal_number, reconci
     for _ in range(5):
         reconciler.reconcile_once()
     assert len(launcher.workers) == 1
-    reason = f"the worker was ended by {signal_number.name} while it loaded and proved the model"
+    reason = f"the worker was killed by {signal_number.name} while loading and verifying the model"
     assert state(deployment) == ("failed", reason)
     assert reconciler.failure() == ("demo", reason)
 

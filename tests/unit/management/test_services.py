@@ -156,7 +156,7 @@ def test_adapters(deployment, tmp_path):
     assert not Adapter.objects.exists()
 
 
-def test_wishes_for_adapters_are_kept_until_they_change(deployment):
+def test_preload_and_pinned_are_kept_until_they_change(deployment):
     model = deployment.version.model
     source = str(ROOT / "models" / "demo-adapters" / "pirate")
     register_adapter("pirate", model, source, "tester", preload=True)
