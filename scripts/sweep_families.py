@@ -1,4 +1,4 @@
-"""Serve every causal family of the installed transformers at a tiny size, and compare its tokens with transformers' own.
+"""Serves every causal family of the installed transformers at a tiny size, and compares its tokens with transformers'.
 
     python -m scripts.sweep_families [--variants [NAME ...]] [--only NAME ...] [--timeout S] [--markdown FILE]
 
@@ -48,21 +48,21 @@ MOST_WEIGHTS = 100_000_000
 HEAD = """\
 <!-- Written by `python -m scripts.sweep_families --markdown docs/models.md`. -->
 
-Whether a model is served is decided when it is loaded, by its own configuration and weights: its logits must equal those
-of transformers, whatever stands before, beside and behind in a step (`engine/models/probe.py`). A model that does not pass fails
-its deployment with the reason. This page says what becomes of every family of causal language models that transformers
-{version} knows, at tiny shapes with random weights, with prompts that go past every limit of the configuration: {totals}.
-A family that is served here may be refused with another configuration, and the other way round.
+A model is accepted or refused when it is loaded, by its own configuration and weights: its logits must equal those of
+transformers, whatever else is in the step (`engine/models/probe.py`). A model that fails this check fails its
+deployment, with the reason. This page lists the result for every family of causal language models in transformers
+{version}, at tiny shapes with random weights and with prompts that exceed every limit of the configuration: {totals}.
+Another configuration of a listed family may have another result.
 
-Run the sweep at each upgrade of transformers, and look at what changed; it takes some minutes, and exits with 1 when a
-row is wrong or its process ended. `--variants` adds windows, scaled rotary embeddings, biases and odd widths.
+Run the sweep after every upgrade of transformers and review the changes. It takes some minutes, and exits with 1 if a row
+is wrong or its process crashed. `--variants` adds windows, scaled rotary embeddings, biases and odd widths.
 """
 NEAR_TIE = 1e-3
-"""Where the reference's two best logits are closer than this, either token is right."""
+"""If the two best reference logits are closer than this, either token counts as right."""
 
 
 def main() -> int:
-    """One row after the other."""
+    """Run all rows; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--variants", nargs="*", choices=[*VARIANTS], metavar="NAME", help="these, or all, beside the plain"
@@ -90,12 +90,12 @@ def main() -> int:
 
 
 def warm_up() -> None:
-    """Compile the kernels once, for all the processes that are made of this one."""
+    """Compile the kernels once, before the row processes fork."""
     answer(DEMO, [[5, 6, 7]], MAX_LENGTH)
 
 
 def in_a_process(family: str, variant: str, timeout_s: int) -> tuple[str, str]:
-    """Verdict and detail of one row, whatever becomes of the process that finds out."""
+    """Run one row in a process of its own; returns its verdict and detail, also after a crash."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
