@@ -178,7 +178,7 @@ class Server:
         error = errors.BodyTooLarge(limit) if status == 413 else errors.MalformedBody(ONE_HOST)
         if not isinstance(plane, Plane):
             return [(b"content-type", b"text/plain; charset=utf-8")], error.message.encode()
-        response = plane.refuse(path, error)
+        response = plane.refuse(method, path, error)
         return [(b"content-type", response.content_type), *response.headers], response.body
 
     def _preview(

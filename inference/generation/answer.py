@@ -163,7 +163,7 @@ async def _late_chunks(exchange: Exchange, job: Job) -> AsyncGenerator[bytes, No
                 async for chunk in chunks:
                     yield chunk
     except ServingError as error:
-        log_refusal(error, exchange.method, exchange.path, exchange.status)
+        log_refusal(error, exchange.method, exchange.path, exchange.status, exchange.request_id)
         raise
 
 

@@ -18,7 +18,7 @@ MAX_LOGGED = 200
 """Characters of a path or a field's name, which clients choose."""
 
 
-def log_refusal(error: ServingError, method: str, path: str, status: int | str) -> None:
+def log_refusal(error: ServingError, method: str, path: str, status: int | str, request_id: str) -> None:
     """A request was answered with this error; nothing is logged where its generation's own line says so. `status` is
     HTTP's or gRPC's.
     """
@@ -27,6 +27,7 @@ def log_refusal(error: ServingError, method: str, path: str, status: int | str) 
     field: str | None = getattr(error, "field", None)
     logger.info(
         "request refused",
+        request_id=request_id,
         error=type(error).__name__,
         field=None if field is None else field[:MAX_LOGGED],
         method=method,

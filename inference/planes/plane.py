@@ -9,6 +9,7 @@ import structlog
 
 from inference.errors import InternalError, Overloaded, ServingError
 from inference.http.exchange import ClientGone, Exchange, Response, request_id_of
+from inference.http.refusals import log_refusal
 from inference.http.routing import route_for
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ class Plane:
         except ServingError as error:
             if exchange.status:  # a handler that has begun an answer must end it itself
                 raise
-            await exchange.respond(_rendered(render, error))
+            response = _rendered(render, error)
+            log_refusal(error, exchange.method, exchange.path, response.status, exchange.request_id)
+            await exchange.respond(response)
         except ClientGone:
             raise
         except Exception:  # one of the edges: an unforeseen error is logged here and answered without details
@@ -99,7 +102,7 @@ class Plane:
             render = routes[0].render
             self._admit(routes[0], headers)
         except ServingError as error:
-            return self._complete(path, _rendered(render, error), request_id_of(headers))
+            return self._refusal(method, path, render, error, request_id_of(headers))
         return None
 
     def overloaded(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
@@ -121,12 +124,12 @@ class Plane:
                     route.refused(self.services)
                 raise
         except ServingError as error:
-            return self._complete(path, _rendered(render, error), request_id_of(headers))
+            return self._refusal(method, path, render, error, request_id_of(headers))
         return None
 
-    def refuse(self, path: str, error: ServingError) -> Response:
+    def refuse(self, method: str, path: str, error: ServingError) -> Response:
         """The answer to a request that never reached a handler."""
-        return self._complete(path, _rendered(self.table.renderer(path), error), secrets.token_hex(16))
+        return self._refusal(method, path, self.table.renderer(path), error, secrets.token_hex(16))
 
     def _admit(self, route: Route, headers: dict[bytes, bytes]) -> str:
         """The tenant: the prefix of the key that the route asks for, else nothing. Raises ForeignOrigin, Unauthorized or
@@ -141,7 +144,10 @@ class Plane:
         key = self.authenticator.check(authorization, route.scope, self.services.holder.current)
         return key.prefix if key else ""
 
-    def _complete(self, path: str, response: Response, request_id: str) -> Response:
+    def _refusal(self, method: str, path: str, render: Render, error: ServingError, request_id: str) -> Response:
+        """The whole answer to a request that is refused before an exchange begins, with its log line."""
+        response = _rendered(render, error)
+        log_refusal(error, method, path, response.status, request_id)
         response.headers = [*response.headers, *self.answer_headers(path, request_id)]
         return response
 

@@ -108,9 +108,9 @@ async def test_a_full_server_is_told_of_before_the_body(start):
 
 async def test_what_the_server_itself_turned_down_is_told_as_the_dialect_does(serving):
     for plane, path, status in (("front", PATH, 413), ("front", "/generate", 413), ("mindie", "/infer", 413)):
-        response = serving.planes[plane].refuse(path, BodyTooLarge(10))
+        response = serving.planes[plane].refuse("POST", path, BodyTooLarge(10))
         assert response.status == status
-    assert serving.planes["front"].refuse(PATH, MalformedBody("one Host")).status == 400
+    assert serving.planes["front"].refuse("POST", PATH, MalformedBody("one Host")).status == 400
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "box", "a.localhost", "own.example",

@@ -84,7 +84,7 @@ class Calls(grpc.GenericRpcHandler):
             refusal = error
 
             async def refuse(_: Any, context: Context) -> None:
-                await _abort(context, refusal, details.method)
+                await _abort(context, refusal, details.method, request_id_in(metadata))
 
             return grpc.stream_stream_rpc_method_handler(refuse)
 
@@ -93,7 +93,7 @@ class Calls(grpc.GenericRpcHandler):
             try:
                 await (self._answer(method, caller, context) if method.unary else self._flow(method, caller, context))
             except ServingError as error:
-                await _abort(context, error, details.method)
+                await _abort(context, error, details.method, request_id)
             except NotReading:  # its place is free again; the status reaches it when it reads on
                 logger.warning("client stopped reading; call ended", method=details.method)
                 with suppress(grpc.aio.InternalError):  # or it hangs up instead
@@ -108,9 +108,7 @@ class Calls(grpc.GenericRpcHandler):
 
     def _admitted(self, metadata: dict[str, Any], scope: str | None) -> tuple[str, str]:
         """The call's id and tenant; raises Unauthorized or Forbidden."""
-        given = str(metadata.get("x-request-id", ""))
-        request_id = given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else ""
-        request_id = request_id or secrets.token_hex(16)
+        request_id = request_id_in(metadata)
         structlog.contextvars.bind_contextvars(request_id=request_id)
         if scope is None:
             return request_id, ""
@@ -177,8 +175,15 @@ async def _read(method: Method, context: Context) -> Any:
         raise InvalidRequest(f"the message is no {method.asked.DESCRIPTOR.full_name}") from error
 
 
-async def _abort(context: Context, error: ServingError, method: str) -> None:
+def request_id_in(metadata: dict[str, Any]) -> str:
+    """The client's own id where it is harmless to log, else a new one."""
+    given = str(metadata.get("x-request-id", ""))
+    harmless = 0 < len(given) <= 128 and given.isascii() and given.isprintable()
+    return given if harmless else secrets.token_hex(16)
+
+
+async def _abort(context: Context, error: ServingError, method: str, request_id: str) -> None:
     _, code, text = told(error)
-    log_refusal(error, "gRPC", method, code)
+    log_refusal(error, "gRPC", method, code, request_id)
     trailers = tuple((name.decode(), value.decode()) for name, value in retry_headers(error))
     await context.abort(grpc.StatusCode[code], text, trailers)

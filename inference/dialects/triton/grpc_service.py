@@ -180,7 +180,7 @@ class GrpcInferenceService:
                 async for response in responses:
                     await answers.put(pb.ModelStreamInferResponse(infer_response=response))
         except ServingError as error:
-            log_refusal(error, "gRPC", "ModelStreamInfer", told(error)[1])
+            log_refusal(error, "gRPC", "ModelStreamInfer", told(error)[1], caller.request_id)
             named = {} if isinstance(request, ServingError) else {"model_name": request.model_name, "id": request.id}
             failed = pb.ModelInferResponse(**named)
             await answers.put(pb.ModelStreamInferResponse(error_message=told(error)[2], infer_response=failed))
