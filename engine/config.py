@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from engine import policies
 from engine import quantization as quantizations
 from engine.address import parse
 
@@ -84,11 +85,13 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     prefix_caching: Annotated[bool, Option("Keep the blocks of finished sequences for prompts that begin alike.")] = (
         True
     )
+    scheduling_policy: Annotated[
+        policies.Name,
+        Option("Which request goes first; priority: the smaller priority, then who came first."),
+    ] = policies.DEFAULT
     speculative_tokens: Annotated[
         int,
-        Option(
-            "Most tokens that are guessed ahead of a sequence while few run; 0 guesses nothing.", 0, 16, setting=True
-        ),
+        Option("Most draft tokens of a sequence while few run; 0 makes none.", 0, 16, setting=True),
     ] = 4
     max_adapters: Annotated[int, Option("Adapters that may compute at a time.", 1, 256)] = 8
     max_cached_adapters: Annotated[int, Option("Adapters that stay in memory.", 1, 4096)] = 32

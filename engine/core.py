@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from engine import policies
 from engine.adapters.failures import AdapterCode, AdapterFailure
 from engine.adapters.slots import AdapterSlots
 from engine.block_pool import BlockPool
 from engine.cpu.kernels.threads import set_num_threads
 from engine.devices import backend_for
 from engine.failures import Failure, FailureCode, FinishReason
+from engine.gates.adapter import AdapterGate
+from engine.gates.grammar import GrammarGate
 from engine.grammar.patience import Patience
 from engine.grammar.processes import GrammarProcesses
 from engine.messages import (
@@ -94,7 +97,9 @@ class EngineCore:
         self.grammars = GrammarProcesses(loaded.tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
         if config.address:  # a worker: its first grammar shall not wait for an interpreter to start
             self.grammars.start()
-        self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, self.adapters)
+        gates = (GrammarGate(), AdapterGate(self.adapters))
+        scheduling = policies.policy(config.scheduling_policy)
+        self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, scheduling, gates)
         self.runner = ModelRunner(backend, loaded, prepared.cache)
         self.requests: dict[tuple[int, int], Request] = {}
         self.stats = Stats(blocks_total=pool.num_usable)
@@ -156,12 +161,17 @@ class EngineCore:
         self.adapters.poll(busy=bool(self.scheduler.running))
         if message.action == "load":
             refusal = self.adapters.request(message.adapter)
-            if refusal is None and not self.adapters.begin(message.adapter, keep=self.scheduler.busy_adapters):
+            if refusal is None and not self.adapters.begin(message.adapter, keep=self._busy_adapters):
                 refusal = AdapterFailure(AdapterCode.CACHE_IN_USE)
             return refusal
         if message.action == "unload":
-            return self.adapters.unload(message.adapter.digest, self.scheduler.busy_adapters)
+            return self.adapters.unload(message.adapter.digest, self._busy_adapters)
         return self.adapters.pin(message.adapter, message.action == "pin")
+
+    @property
+    def _busy_adapters(self) -> set[str]:
+        """Adapters that a request needs."""
+        return {r.adapter.digest for r in self.requests.values() if r.adapter is not None}
 
     def loading(self, digest: str) -> bool:
         """Whether an adapter is being read."""

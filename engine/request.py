@@ -62,7 +62,7 @@ class Request:
     failure: Failure | None = None
     """Why it cannot go on, once that is known."""
     lookup: PromptLookup | None = None
-    """Where guesses at its next tokens come from, once there were any."""
+    """Where its draft tokens come from, once there were any."""
     sampler_state: Any = None
     """What the sampler keeps between steps (penalty counts); it dies with the request."""
 
@@ -88,8 +88,3 @@ class Request:
     def cache_key(self) -> str:
         """What must be equal, beside the tokens, for blocks to be shared: the tenant's salt and the adapter."""
         return f"{self.adapter.digest if self.adapter else ''}\0{self.cache_salt}"
-
-    @property
-    def order(self) -> tuple[int, float]:
-        """Smaller goes first: priority, then arrival."""
-        return (self.priority, self.arrival)

@@ -8,22 +8,21 @@ run out, the least urgent running request gives its blocks back and is recompute
 from __future__ import annotations
 
 import time
-from bisect import insort
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.failures import Failure, FailureCode, FinishReason, adapter_failure
+from engine.failures import Failure, FailureCode, FinishReason
 from engine.request import PENDING, Request, RequestStatus
 from engine.speculation.prompt_lookup import PromptLookup, allowance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from engine.adapters.slots import AdapterSlots
     from engine.block_pool import BlockPool
     from engine.config import EngineConfig
-    from engine.messages import AdapterRef
+    from engine.gates.base import Gate
+    from engine.policies.base import Policy
 
 
 @dataclass(slots=True)
@@ -32,11 +31,11 @@ class ScheduledBatch:
 
     requests: list[Request] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
-    """Guesses included."""
+    """Draft tokens included."""
     ends: list[int] = field(default_factory=list)
-    """How many tokens of each are computed after the step, guesses apart."""
+    """How many tokens of each are computed after the step, draft tokens apart."""
     drafts: dict[Request, list[int]] = field(default_factory=dict)
-    """Tokens that are guessed to follow; the last `num_new_tokens` of their requests."""
+    """Draft tokens: the last of the `num_new_tokens` of their requests."""
 
     @property
     def total_tokens(self) -> int:
@@ -45,7 +44,7 @@ class ScheduledBatch:
 
     @property
     def is_decode(self) -> bool:
-        """Whether every request computes exactly one token, guesses apart."""
+        """Whether every request computes exactly one token, draft tokens apart."""
         pairs = zip(self.requests, self.num_new_tokens, strict=True)
         return all(n == 1 + len(self.drafts.get(request, ())) for request, n in pairs)
 
@@ -59,11 +58,14 @@ class Scheduler:
         pool: BlockPool,
         max_model_len: int,
         eos_token_ids: Iterable[int],
-        adapters: AdapterSlots,
+        policy: Policy,
+        gates: Sequence[Gate] = (),
     ) -> None:
-        self.config, self.pool, self.max_model_len, self.adapters = config, pool, max_model_len, adapters
+        """`gates` are asked in this order what a request waits for, and why it can go no further."""
+        self.config, self.pool, self.max_model_len = config, pool, max_model_len
+        self._policy, self._gates = policy, gates
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.waiting: list[Request] = []  # sorted by Request.order
+        self.waiting: list[Request] = []  # both in the order that the policy gives them
         self.running: list[Request] = []
         self.num_preemptions = 0
         self.prefix_queries = 0
@@ -78,10 +80,12 @@ class Scheduler:
             return Failure(FailureCode.TOO_LONG_FOR_CACHE, {"tokens": total})
         if len(self.waiting) >= self.config.max_waiting_requests:
             return Failure(FailureCode.OVERLOADED)
-        if request.adapter is not None and self.adapters.request(request.adapter) is not None:
-            return Failure(FailureCode.TAKES_NO_ADAPTERS)
+        for gate in self._gates:
+            refusal = gate.refusal(request)
+            if refusal is not None:
+                return refusal
         self.pool.extend_hashes(request)
-        insort(self.waiting, request, key=lambda r: r.order)
+        self._policy.insert(request, self.waiting)
         return None
 
     @property
@@ -90,10 +94,9 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def expire(self, now: float) -> list[tuple[Request, FinishReason]]:
-        """Drop the requests that were aborted, are past their deadline, or wait for an adapter that cannot be loaded or a
-        grammar that cannot be followed.
-        """
-        self.adapters.poll(busy=bool(self.running))
+        """Drop the requests that were aborted, are past their deadline, or wait for what will never be there."""
+        for gate in self._gates:
+            gate.poll(busy=bool(self.running))
         dropped = []
         for request in [*self.running, *self.waiting]:
             reason = None
@@ -110,10 +113,8 @@ class Scheduler:
 
     def _fails(self, request: Request) -> bool:
         """Whether what the request waits for will never be there."""
-        if request.adapter is not None and (reason := self.adapters.failure(request.adapter.digest)) is not None:
-            request.failure = adapter_failure(reason)
-        if request.matcher is not None and request.matcher.failure is not None:
-            request.failure = request.matcher.failure
+        failures = (gate.failure(request) for gate in self._gates)
+        request.failure = next((failure for failure in failures if failure is not None), None)
         return request.failure is not None
 
     def finish(self, request: Request) -> None:
@@ -157,7 +158,7 @@ class Scheduler:
             tokens, drafts = sampled.get(request, []), batch.drafts.get(request, [])
             reason = None
             for number, token in enumerate(tokens):
-                if number:  # a guess that was right has been computed already
+                if number:  # an accepted draft token has been computed already
                     end += 1
                     request.num_computed_tokens = end
                 self._take(request, end, token)
@@ -197,27 +198,27 @@ class Scheduler:
             request.matcher.advance(token)
 
     def _schedule_running(self, batch: ScheduledBatch, budget: int) -> tuple[int, bool]:
-        """Give every running request its next tokens, oldest first; preempt from the least urgent end."""
+        """Give every running request its next tokens, in their order; where blocks run out, the policy's victims make room."""
         preempted, i = False, 0
-        most_drafts = allowance(len(self.running), self.config.speculative_tokens)
+        max_drafts = allowance(len(self.running), self.config.speculative_tokens)
         while i < len(self.running) and budget > 0:
             request = self.running[i]
             if request.num_pending_tokens and self._is_full(request, len(request.token_ids)):
                 i += 1  # it ends with the token that is being chosen
                 continue
-            if request.waits_for_grammar:
+            if not all(gate.may_step(request) for gate in self._gates):
                 i += 1
                 continue
             count = min(len(request.token_ids) - request.num_computed_tokens, budget)
             while not self.pool.allocate(request, request.num_computed_tokens + count):
-                victim = self.running[-1]  # the least urgent; never one that is in the batch already
+                victim = self._policy.victim(self.running[i:])  # never one that is in the batch already
                 preempted = True
                 self._preempt(victim)
                 if victim is request:
                     break
             else:
-                if count == 1 and most_drafts > 0:
-                    drafts = self._drafts(request, min(most_drafts, budget - 1))
+                if count == 1 and max_drafts > 0:
+                    drafts = self._drafts(request, min(max_drafts, budget - 1))
                     if drafts:
                         batch.drafts[request] = drafts
                         count += len(drafts)
@@ -227,18 +228,18 @@ class Scheduler:
                 i += 1
         return budget, preempted
 
-    def _drafts(self, request: Request, most: int) -> list[int]:
-        """Guesses for a request that is about to compute its last token, where blocks for them are free anyway."""
+    def _drafts(self, request: Request, limit: int) -> list[int]:
+        """Draft tokens for a request that is about to compute its last token, where blocks for them are free anyway."""
         params, position = request.params, request.num_computed_tokens
-        most = min(most, params.max_tokens - request.num_output_tokens - 1)
+        limit = min(limit, params.max_tokens - request.num_output_tokens - 1)
         last = len(request.token_ids) - 1
-        if position != last or most < 1 or not params.independent or request.num_output_tokens < params.min_tokens:
+        if position != last or limit < 1 or not params.independent or request.num_output_tokens < params.min_tokens:
             return []
         if request.num_pending_tokens:
             return []
         if request.lookup is None:
             request.lookup = PromptLookup()
-        drafts = request.lookup.propose(request.token_ids, most)
+        drafts = request.lookup.propose(request.token_ids, limit)
         needed = -(-(position + 1 + len(drafts)) // self.config.block_size) - len(request.block_table)
         if needed > self.pool.num_free - len(self.running):
             return []
@@ -249,35 +250,32 @@ class Scheduler:
 
         A request whose next uncached block is being computed by a running one waits for that block instead of
         computing it again; so siblings of one prompt, and prompts with one prefix, share their prefill. A request
-        whose grammar is not ready, or whose adapter is not loaded or has no slot, waits without holding up others; but
-        those who come after it may not keep busy the adapter whose slot it will get.
+        that a gate stops waits without holding up others.
         """
         if not self.waiting:
             return
         pending = Counter(digest for request in self.running for digest in self._pending_hashes(request))
-        size, position = self.config.block_size, 0
-        closing: dict[str, str] = {}
-        ahead = {r.adapter.digest for r in self.running if r.adapter is not None}
-        while position < len(self.waiting) and budget > 0 and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting[position]
-            adapter = request.adapter
-            if adapter is not None:
-                ahead.add(adapter.digest)
-            if request.waits_for_grammar or (adapter is not None and not self._adapter_ready(adapter, closing, ahead)):
-                position += 1
+        size = self.config.block_size
+        for gate in self._gates:
+            gate.begin(self.running)
+        for request in [*self._policy.startable(self.waiting, self.running)]:
+            if budget <= 0 or len(self.running) >= self.config.max_num_seqs:
+                break
+            for gate in self._gates:
+                gate.consider(request)
+            if not all(gate.may_start(request) for gate in self._gates):
                 continue
             # At least one token must be computed for its logits, and prompt logprobs need every position's.
             reusable = [] if request.params.prompt_logprobs is not None else request.block_hashes
             reusable = reusable[: (len(request.token_ids) - 1) // size]
             hit = self.pool.match(reusable)
             if len(hit) < len(reusable) and pending[reusable[len(hit)]]:
-                position += 1
                 continue
             blocks = -(-len(request.token_ids) // size) - len(hit)
             reserve = len(self.running)  # one block each, so that admission is not followed by preemption at once
             if blocks + reserve > self.pool.num_free_after(hit):
                 break
-            self.waiting.pop(position)
+            self.waiting.remove(request)
             self._start(request, hit)
             count = min(len(request.token_ids) - request.num_computed_tokens, budget)
             if not self.pool.allocate(request, request.num_computed_tokens + count):
@@ -286,29 +284,6 @@ class Scheduler:
             batch.num_new_tokens.append(count)
             budget -= count
             pending.update(self._pending_hashes(request))
-
-    def _adapter_ready(self, adapter: AdapterRef, closing: dict[str, str], ahead: set[str]) -> bool:
-        """Whether the adapter stands in a slot now; else `closing` says which one is to leave its slot for it.
-
-        Loading it may cost an adapter its place in the cache, but none of those `ahead`, which are needed before it.
-        """
-        if not self.adapters.begin(adapter, keep=ahead) or not self.adapters.loaded(adapter.digest):
-            return False
-        if adapter.digest in closing or adapter.digest in closing.values():
-            return False
-        busy = Counter(r.adapter.digest for r in self.running if r.adapter is not None)
-        if self.adapters.acquire(adapter, busy):
-            return True
-        leaving = closing.values()
-        candidates = [digest for digest in busy if digest not in leaving and not self.adapters.pinned(digest)]
-        if candidates:
-            closing[adapter.digest] = min(candidates, key=lambda digest: busy[digest])
-        return False
-
-    @property
-    def busy_adapters(self) -> set[str]:
-        """Adapters that a running or waiting request needs."""
-        return {r.adapter.digest for r in (*self.running, *self.waiting) if r.adapter is not None}
 
     def _start(self, request: Request, hit: list[int]) -> None:
         self.pool.touch(hit)
@@ -320,7 +295,7 @@ class Scheduler:
             self.prefix_queries += request.num_prompt_tokens
             self.prefix_hits += request.num_computed_tokens
         request.status = RequestStatus.RUNNING
-        insort(self.running, request, key=lambda r: r.order)
+        self._policy.insert(request, self.running)
 
     def _pending_hashes(self, request: Request) -> list[bytes]:
         """The blocks of this running request's prefill that nobody finds yet."""
@@ -334,7 +309,7 @@ class Scheduler:
         request.num_preemptions += 1
         self.num_preemptions += 1
         request.status = RequestStatus.WAITING
-        insort(self.waiting, request, key=lambda r: r.order)
+        self._policy.insert(request, self.waiting)
 
     def is_stop_token(self, request: Request, token: int) -> bool:
         """Whether the token ends this request's text."""

@@ -1,0 +1,68 @@
+"""A request with an adapter waits until that is loaded and stands in a slot.
+
+It does so without holding up others; but those who come after it may not keep busy the adapter whose slot it will get.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from engine.failures import Failure, FailureCode, adapter_failure
+from engine.gates.base import Gate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.adapters.slots import AdapterSlots
+    from engine.request import Request
+
+
+class AdapterGate(Gate):
+    """Has adapters loaded and put into slots in the order in which requests have their turns."""
+
+    def __init__(self, adapters: AdapterSlots) -> None:
+        self._adapters = adapters
+        self._running: Sequence[Request] = ()
+        self._closing: dict[str, str] = {}
+        """In these admissions: which adapter is to leave its slot for which."""
+        self._ahead: set[str] = set()
+        """Adapters of those that run or had their turns."""
+
+    def refusal(self, request: Request) -> Failure | None:
+        if request.adapter is not None and self._adapters.request(request.adapter) is not None:
+            return Failure(FailureCode.TAKES_NO_ADAPTERS)
+        return None
+
+    def poll(self, busy: bool) -> None:
+        self._adapters.poll(busy)
+
+    def failure(self, request: Request) -> Failure | None:
+        found = None if request.adapter is None else self._adapters.failure(request.adapter.digest)
+        return None if found is None else adapter_failure(found)
+
+    def begin(self, running: Sequence[Request]) -> None:
+        self._running, self._closing = running, {}
+        self._ahead = {r.adapter.digest for r in running if r.adapter is not None}
+
+    def consider(self, request: Request) -> None:
+        if request.adapter is not None:
+            self._ahead.add(request.adapter.digest)
+
+    def may_start(self, request: Request) -> bool:
+        """Loading its adapter may cost another one its place in the cache, but none that is needed before it."""
+        adapter, adapters, closing = request.adapter, self._adapters, self._closing
+        if adapter is None:
+            return True
+        if not adapters.begin(adapter, keep=self._ahead) or not adapters.loaded(adapter.digest):
+            return False
+        if adapter.digest in closing or adapter.digest in closing.values():
+            return False
+        busy = Counter(r.adapter.digest for r in self._running if r.adapter is not None)
+        if adapters.acquire(adapter, busy):
+            return True
+        leaving = closing.values()
+        candidates = [digest for digest in busy if digest not in leaving and not adapters.pinned(digest)]
+        if candidates:
+            closing[adapter.digest] = min(candidates, key=lambda digest: busy[digest])
+        return False

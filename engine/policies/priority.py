@@ -1,0 +1,28 @@
+"""The smaller priority first, and of one priority who came first. Whoever is last gives way."""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from engine.policies.base import Policy
+    from engine.request import Request
+
+
+class Priority:
+    """Keeps no state: the lists are in order."""
+
+    def insert(self, request: Request, requests: list[Request]) -> None:
+        insort(requests, request, key=lambda r: (r.priority, r.arrival))
+
+    def startable(self, waiting: Sequence[Request], running: Sequence[Request]) -> Iterable[Request]:
+        return waiting
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        return running[-1]
+
+
+ENTRY: type[Policy] = Priority
