@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from engine import policies
 from engine.adapters.failures import AdapterCode, AdapterFailure
 from engine.adapters.slots import AdapterSlots
 from engine.block_pool import BlockPool
@@ -33,6 +32,7 @@ from engine.messages import (
 )
 from engine.model_runner import LaunchedStep, ModelRunner, StepResult
 from engine.models.prepared import prepare
+from engine.policies.base import policy
 from engine.process.cpus import usable_cpus
 from engine.process.progress import Pace, progress
 from engine.request import Request, RequestStatus
@@ -98,7 +98,7 @@ class EngineCore:
         if config.address:  # a worker: its first grammar shall not wait for an interpreter to start
             self.grammars.start()
         gates = (GrammarGate(), AdapterGate(self.adapters))
-        scheduling = policies.policy(config.scheduling_policy)
+        scheduling = policy(config.scheduling_policy)
         self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, scheduling, gates)
         self.runner = ModelRunner(backend, loaded, prepared.cache)
         self.requests: dict[tuple[int, int], Request] = {}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine import quantization
 from engine.models.files import ModelError
+from engine.quantization.base import method as method_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ def backend_for(config: EngineConfig) -> Backend:
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return DEVICES[device](config, quantization.method(config.quantization))
+    return DEVICES[device](config, method_of(config.quantization))
 
 
 def _check(method: Quantization | None, config: EngineConfig, device: str) -> None:

@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine import quantization
 from engine.embedding.pooling import Pooling, read_pooling
 from engine.models.files import ModelError, check_weights, locate, max_model_len, read_config, tokenizer_file
 from engine.models.loader import DTYPES, from_pretrained
 from engine.process.progress import progress
+from engine.quantization.base import method
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +76,7 @@ def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
 
     `dtype` "auto" is float32: vectors are compared with those that other programs made of the same weights.
     """
-    if config.device == "cuda" or quantization.method(config.quantization) is not None:
+    if config.device == "cuda" or method(config.quantization) is not None:
         raise ModelError("embedding models compute on the CPU, with their weights as they are")
     directory = locate(config.model)
     hf_config = read_config(directory)

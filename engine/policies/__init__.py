@@ -1,13 +1,10 @@
-"""Which request goes first: a file a scheduling policy, named by the file."""
+"""Which request goes first: a file a scheduling policy, named by the file. This names them and imports none."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from engine import registry
-
-if TYPE_CHECKING:
-    from engine.policies.base import Policy
 
 DEFAULT = "priority"
 NAMES = registry.names("policies")
@@ -15,8 +12,3 @@ if TYPE_CHECKING:
     Name = str
 else:
     Name = Literal[NAMES]
-
-
-def policy(name: str) -> Policy:
-    """The policy of that name, for one scheduler."""
-    return cast("Policy", registry.entry("policies", name)())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
+
+from engine import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,3 +28,8 @@ class Policy(Protocol):
     def victim(self, running: Sequence[Request]) -> Request:
         """Which one of these, at least one, gives its blocks back when there are none left."""
         ...
+
+
+def policy(name: str) -> Policy:
+    """The policy of that name, for one scheduler."""
+    return cast("Policy", registry.entry("policies", name)())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from engine import registry
+from engine.quantization import NONE
 
 if TYPE_CHECKING:
     import torch
@@ -40,3 +43,8 @@ class Quantization(Protocol):
     def extra_bytes(self, largest: int, dtype: torch.dtype) -> int:
         """Memory of the device that a step takes for it, where the largest weight has so many numbers, of type `dtype`."""
         ...
+
+
+def method(name: str) -> Quantization | None:
+    """The method of that name; None for "none"."""
+    return None if name == NONE else cast("Quantization", registry.entry("quantization", name))

@@ -9,6 +9,7 @@ from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.failures import Failure, FailureCode, FinishReason
 from engine.gates.base import Gate
+from engine.policies.base import policy as policy_of
 from engine.policies.priority import Priority
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -96,6 +97,6 @@ def test_a_gate_holds_up_only_whom_it_stops():
 def test_names_are_those_of_files_and_others_are_refused():
     assert policies.NAMES == ("priority",)
     assert quantization.NAMES == ("none", "int8")
-    assert isinstance(policies.policy(policies.DEFAULT), Priority)
+    assert isinstance(policy_of(policies.DEFAULT), Priority)
     with pytest.raises(ModuleNotFoundError):
         registry.entry("policies", "luck")

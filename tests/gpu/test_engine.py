@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import quantization
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.gpu import attention, paged_attention
@@ -15,6 +14,7 @@ from engine.gpu.backend import DeviceBackend
 from engine.gpu.graphs import DecodeGraphs, capture_sizes
 from engine.gpu.int8 import MANY_ROWS
 from engine.gpu.sampling import choose
+from engine.quantization.base import method
 from engine.quantization.int8 import DeviceByteLinear
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampler
@@ -31,7 +31,7 @@ OPTIONS = {
 
 def engine(model, device: torch.device, **options: object) -> EngineCore:
     config = EngineConfig(model=str(model), dtype="float32", kv_cache_bytes=1 << 24, max_model_len=128, **options)
-    return EngineCore(config, DeviceBackend(config, device, quantization.method(config.quantization)))
+    return EngineCore(config, DeviceBackend(config, device, method(config.quantization)))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2", "gpt_oss", "mixtral"])
