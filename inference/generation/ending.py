@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from inference.generation.deltas import Delta
 
 
 class EndCause(StrEnum):
@@ -37,12 +33,12 @@ class Ending:
         self.failure: tuple[str, str] | None = None
         """Code and words of what ended all sequences."""
 
-    def sequence(self, delta: Delta) -> None:
-        """The last delta of a sequence came."""
-        if delta.cause is not None:
-            self.causes.append(delta.cause)
-        if delta.stop_reason is not None:
-            self.stops.append(delta.stop_reason)
+    def sequence(self, cause: EndCause | None, stop_reason: str | int | None) -> None:
+        """The last delta of a sequence came, with these."""
+        if cause is not None:
+            self.causes.append(cause)
+        if stop_reason is not None:
+            self.stops.append(stop_reason)
 
     def all(self, cause: EndCause, failure: tuple[str, str] | None = None) -> None:
         """Every sequence ended so, whatever came before."""

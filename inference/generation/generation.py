@@ -220,7 +220,7 @@ class Generation:
         self.sequence_tokens[delta.index] += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._unfinished -= 1
-            self._ending.sequence(delta)
+            self._ending.sequence(delta.cause, delta.stop_reason)
 
     def _log_fields(self) -> dict[str, object]:
         timings = self.timings
