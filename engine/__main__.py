@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.config import EngineConfig
+from engine.engine import EngineBroken
 from engine.failures import ExitStatus
 from engine.process import log_writer
 from engine.process.progress import Pulse, Reporter, progress
 
 if TYPE_CHECKING:
+    from engine.engine import Engine
     from engine.server import EngineServer
 
 logger = logging.getLogger("engine")
@@ -60,14 +62,14 @@ def main() -> ExitStatus:
     reporter = Reporter(beat)
     reporter.start()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    from engine.core import EngineBroken, EngineCore  # torch is imported only now, after "loading" is known
+    from engine.core import EngineCore  # torch is imported only now, after "loading" is known
     from engine.embedding.core import EmbeddingCore
     from engine.models.files import ModelError, locate, makes_embeddings
     from engine.server import EngineServer
 
     try:
         embeds = config.task == "embed" or (config.task == "auto" and makes_embeddings(locate(config.model)))
-        core = EmbeddingCore(config) if embeds else EngineCore(config)
+        core: Engine = EmbeddingCore(config) if embeds else EngineCore(config)
     except ModelError as error:
         report("failed", reason=str(error))
         return ExitStatus.MODEL_REFUSED

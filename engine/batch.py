@@ -52,7 +52,7 @@ class ForwardBatch:
     sequences: list[SequenceSlice]
     logits_rows: torch.Tensor
     sampled: list[tuple[Request, int]]
-    """The first logits rows: whose token is chosen from each, and how many guesses of its own come before it."""
+    """The first logits rows: whose token is chosen from each, and how many draft tokens of its own come before it."""
     drafts: dict[Request, list[int]]
     """As in the scheduled batch."""
     prompt_rows: list[tuple[Request, int, int]]

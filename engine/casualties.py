@@ -14,10 +14,10 @@ import msgspec
 
 from engine.messages import Embed, Submit
 
-MOST_DEATHS = 2
+MAX_DEATHS = 2
 FORGET_AFTER_S = 600.0
 """A request that stood beside the cause twice is not refused for ever."""
-MOST_REMEMBERED = 4096
+MAX_REMEMBERED = 4096
 
 
 class Casualties:
@@ -31,7 +31,7 @@ class Casualties:
         key = _fingerprint(message)
         self._deaths[key] = (self._seen(key) | {worker}, time.monotonic())
         self._deaths.move_to_end(key)
-        if len(self._deaths) > MOST_REMEMBERED:
+        if len(self._deaths) > MAX_REMEMBERED:
             self._deaths.popitem(last=False)
 
     def survived(self, message: Submit | Embed) -> None:
@@ -41,7 +41,7 @@ class Casualties:
 
     def refuses(self, message: Submit | Embed) -> bool:
         """Whether it has seen so many deaths that no other worker should meet it."""
-        return bool(self._deaths) and len(self._seen(_fingerprint(message))) >= MOST_DEATHS
+        return bool(self._deaths) and len(self._seen(_fingerprint(message))) >= MAX_DEATHS
 
     def _seen(self, key: bytes) -> frozenset[str]:
         workers, when = self._deaths.get(key, (frozenset(), 0.0))

@@ -15,6 +15,7 @@ from engine.adapters.slots import AdapterSlots
 from engine.block_pool import BlockPool
 from engine.cpu.kernels.threads import set_num_threads
 from engine.devices import backend_for
+from engine.engine import ClientOutputs, EngineBroken, refused
 from engine.failures import Failure, FailureCode, FinishReason
 from engine.gates.adapter import AdapterGate
 from engine.gates.grammar import GrammarGate
@@ -45,13 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILED_STEPS = 2
-"""So many failed steps in a row mean that the engine itself is broken."""
-
 WAIT_S = 0.005
 """How long a step that can do nothing waits for a grammar process."""
-
-ClientOutputs = dict[int, list[RequestOutput]]
 
 
 @dataclass(slots=True)
@@ -61,15 +57,6 @@ class Step:
     batch: ScheduledBatch
     result: StepResult | LaunchedStep
     begin: float
-
-
-def refused(message: Submit | Embed, failure: Failure) -> RequestOutput:
-    """The only output of a request that is not taken."""
-    return RequestOutput(message.request_id, finish_reason=FinishReason.ERROR, error=failure)
-
-
-class EngineBroken(Exception):
-    """Steps keep failing; the worker should exit and be restarted."""
 
 
 class EngineCore:

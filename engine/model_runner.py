@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step computed, by request: one token each, and further ones where guesses were right."""
+    """What a step computed, by request: one token each, and further ones where draft tokens were right."""
 
     tokens: dict[Request, list[int]] = field(default_factory=dict)
     logprobs: dict[Request, list[TokenLogprob]] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class ModelRunner:
             for (request, number), token, logprob in zip(batch.sampled, tokens, logprobs, strict=True):
                 sampled = result.tokens.setdefault(request, [])
                 if sampled[:number] != batch.drafts.get(request, [])[:number]:
-                    continue  # it was computed behind a guess that was wrong
+                    continue  # it was computed behind a draft token that was wrong
                 sampled.append(token)
                 if logprob is not None:
                     result.logprobs.setdefault(request, []).append(logprob)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine import address, messages
-from engine.core import MAX_FAILED_STEPS, EngineBroken, refused
+from engine.engine import MAX_FAILED_STEPS, EngineBroken, refused
 from engine.failures import Failure, FailureCode
 from engine.messages import (
     PROTOCOL_VERSION,
@@ -44,8 +44,7 @@ from engine.process.progress import progress
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
-    from engine.core import EngineCore
-    from engine.embedding.core import EmbeddingCore
+    from engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class Connection:
 class EngineServer:
     """Serves one engine, of text or of embeddings, at its address until it is drained, told to stop, or broken."""
 
-    def __init__(self, core: EngineCore | EmbeddingCore, config: EngineConfig) -> None:
+    def __init__(self, core: Engine, config: EngineConfig) -> None:
         self.core, self.config = core, config
         self.connections: dict[int, Connection] = {}
         self.selector = selectors.DefaultSelector()

@@ -28,8 +28,8 @@ def check_slots(slots: torch.Tensor, count: int) -> None:
     """Every slot [T] int64 is one of the cache's `count`."""
     require(slots.dtype == torch.int64 and slots.dim() == 1 and slots.is_contiguous(), "slots must be [T] int64", slots)
     if len(slots):
-        least, most = torch.aminmax(slots)
-        require(int(least) >= 0 and int(most) < count, f"a slot lies outside of the {count} that the cache has")
+        lowest, highest = torch.aminmax(slots)
+        require(int(lowest) >= 0 and int(highest) < count, f"a slot lies outside of the {count} that the cache has")
 
 
 def check_tables(

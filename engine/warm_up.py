@@ -45,10 +45,10 @@ def warm_up(runner: ModelRunner, lora_layers: list[AdapterLayer], context: int, 
     size = runner.cache.block_size
     length = min(PROMPT_TOKENS, context - 2)
     # No more sequences than there are blocks for: a cache may be as small as one short sequence.
-    most = (runner.cache.num_blocks - 1) // -(-(length + 1) // size) if length > 0 else 0
-    for first in range(0, len(WAYS), most) if most else ():
-        _steps(runner, WAYS[first : first + most], length, None, pace)
-    if lora_layers and most:
+    at_once = (runner.cache.num_blocks - 1) // -(-(length + 1) // size) if length > 0 else 0
+    for first in range(0, len(WAYS), at_once) if at_once else ():
+        _steps(runner, WAYS[first : first + at_once], length, None, pace)
+    if lora_layers and at_once:
         adapter = _adapter(lora_layers)
         packed = [layer.make(adapter) for layer in lora_layers]
         for layer, weights in zip(lora_layers, packed, strict=True):

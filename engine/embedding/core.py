@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.adapters.failures import AdapterCode, AdapterFailure
-from engine.core import ClientOutputs, EngineBroken, refused
 from engine.embedding.model import load_embedding_model
+from engine.engine import ClientOutputs, EngineBroken, refused
 from engine.failures import Failure, FailureCode, FinishReason
 from engine.messages import (
     AdapterCommand,
@@ -48,7 +48,7 @@ class _Job:
 
 
 class EmbeddingCore:
-    """One embedding model and its requests, with the face of `EngineCore`. Not thread-safe: one loop owns it."""
+    """One embedding model and its requests. Not thread-safe: one loop owns it."""
 
     blocked = False
     """Nothing here waits for anything but its turn."""

@@ -41,20 +41,22 @@ class DecodeGraphs:
         device: torch.device,
     ) -> None:
         self._forward, self._cache, self._device = forward, cache, device
-        most_splits = num_splits(max_model_len)
-        self._splits = sorted({1, min(8, most_splits), most_splits})
+        max_splits = num_splits(max_model_len)
+        self._splits = sorted({1, min(8, max_splits), max_splits})
         blocks = -(-max_model_len // cache.block_size)
-        most = max_num_seqs
 
         def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
-        self._ids, self._positions = buffer(1, most, dtype=torch.int64), buffer(1, most, dtype=torch.int64)
-        self._slots = buffer(most, dtype=torch.int64)
-        self._tables, self._lengths = buffer(most, blocks), buffer(most)
-        self._tile_sequence, self._tile_start = buffer(most), buffer(most)
-        self._query_starts = torch.arange(most + 1, dtype=torch.int32, device=device)
-        self._rows = torch.arange(most, device=device)
+        self._ids, self._positions = (
+            buffer(1, max_num_seqs, dtype=torch.int64),
+            buffer(1, max_num_seqs, dtype=torch.int64),
+        )
+        self._slots = buffer(max_num_seqs, dtype=torch.int64)
+        self._tables, self._lengths = buffer(max_num_seqs, blocks), buffer(max_num_seqs)
+        self._tile_sequence, self._tile_start = buffer(max_num_seqs), buffer(max_num_seqs)
+        self._query_starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
+        self._rows = torch.arange(max_num_seqs, device=device)
         self._groups = {spec.num_heads // spec.num_kv_heads for spec in specs}
         self._sizes = capture_sizes(max_num_seqs)
         self._graphs: dict[tuple[int, int], tuple[Callable[[], None], torch.Tensor]] = {}

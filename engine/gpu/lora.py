@@ -100,7 +100,6 @@ class SlotLinear(nn.Module):
         return SlotWeights(a, b, factors)
 
     def put(self, digest: str, weights: SlotWeights | None) -> None:
-        """As `engine.cpu.lora.LoraLayer.put`."""
         slot = self.slots.take(digest)
         if weights is None:
             return
@@ -118,7 +117,6 @@ class SlotLinear(nn.Module):
             self._factors[slot] = weights.factors.to(self._factors)
 
     def drop(self, digest: str) -> None:
-        """As `engine.cpu.lora.LoraLayer.drop`."""
         self.slots.numbers.pop(digest, None)
         slot = self._mine.pop(digest, None)
         if slot is None or self._a is None or self._b is None:

@@ -52,7 +52,7 @@ def _attention(
         query + (first + index)[:, None] * query_token + head[:, None] * query_head + d[None, :],
         mask=row_ok[:, None] & (d < DIM)[None, :], other=0.0,
     )  # fmt: skip
-    most = tl.full([ROWS], float("-inf"), tl.float32)
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
     last = tl.minimum(start + ROWS // GROUP - 1, count - 1) + length - count
@@ -75,22 +75,22 @@ def _attention(
         if HAS_WINDOW:
             keep = keep & (n[None, :] > position[:, None] - window)
         scores = tl.where(keep, scores, float("-inf"))
-        most_now = tl.maximum(most, tl.max(scores, 1))
-        safe = tl.where(most_now == float("-inf"), 0.0, most_now)
-        shrink = tl.exp(most - safe)
+        highest_now = tl.maximum(highest, tl.max(scores, 1))
+        safe = tl.where(highest_now == float("-inf"), 0.0, highest_now)
+        shrink = tl.exp(highest - safe)
         weights = tl.exp(scores - safe[:, None])
         value_at = block * value_block + (n % BLOCK) * value_slot + kv_head * value_head
         v = tl.load(values + value_at[:, None] + dv[None, :], mask=seen[:, None] & (dv < VALUE_DIM)[None, :], other=0.0)
         total = total * shrink + tl.sum(weights, 1)
         sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        most = most_now
+        highest = highest_now
     out_ok = row_ok[:, None] & (dv < VALUE_DIM)[None, :]
     out_at = out + (first + index)[:, None] * out_token + head[:, None] * out_head + dv[None, :]
     if SPLITS == 1:
         if HAS_SINKS:  # one more key, which carries weight and no value
             sink = tl.load(sinks + head, mask=row_ok, other=0.0).to(tl.float32)
-            with_sink = tl.maximum(most, sink)
-            shrink = tl.exp(most - with_sink)
+            with_sink = tl.maximum(highest, sink)
+            shrink = tl.exp(highest - with_sink)
             total = total * shrink + tl.exp(sink - with_sink)
             sums = sums * shrink[:, None]
         total = tl.where(total == 0, 1.0, total)  # rows that are padding
@@ -98,7 +98,7 @@ def _attention(
     else:  # a part; `attend` puts the parts together
         safe_total = tl.where(total == 0, 1.0, total)
         tl.store(out_at + split * VALUE_DIM, sums / safe_total[:, None], mask=out_ok)
-        logsum = tl.where(total == 0, float("-inf"), most + tl.log(safe_total))
+        logsum = tl.where(total == 0, float("-inf"), highest + tl.log(safe_total))
         tl.store(logsums + (first + index) * logsum_token + head * logsum_head + split, logsum, mask=row_ok)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DeviceTokens:
-    """As `engine.sampling.sampler.ChosenTokens`: on their way to pinned memory of the host while the device goes on."""
+    """Tokens on their way to pinned memory of the host while the device goes on."""
 
     def __init__(self, tokens: torch.Tensor) -> None:
         self.tokens = tokens
@@ -33,7 +33,6 @@ class DeviceTokens:
             self._copied.record()
 
     def read(self) -> list[int]:
-        """As `ChosenTokens.read`."""
         if self._copied is not None:
             self._copied.synchronize()
         tokens: list[int] = self._read.tolist()
@@ -41,12 +40,11 @@ class DeviceTokens:
 
 
 class DeviceSampler(Sampler):
-    """As `Sampler`, of logits on a device."""
+    """Chooses from logits on a device."""
 
     def sample(
         self, rows: list[tuple[Request, int]], logits: torch.Tensor
     ) -> tuple[list[int], list[TokenLogprob | None]]:
-        """As `Sampler.sample`."""
         params = [request.params for request, _ in rows]
         typical = any(p.typical_p < 1 and not p.greedy for p in params)
         if typical or any(p.logprobs is not None for p in params) or any(adjusts(request) for request, _ in rows):
@@ -54,7 +52,7 @@ class DeviceSampler(Sampler):
         return choose(logits, params, _uniforms(rows)).tolist(), [None] * len(rows)
 
     def choose_later(self, rows: list[tuple[Request, int]], logits: torch.Tensor) -> DeviceTokens | None:
-        """As `Sampler.choose_later`: not where top-p or min-p alone have to see how much a row's best candidates weigh."""
+        """Not where top-p or min-p alone have to see how much a row's best candidates weigh."""
         params = [request.params for request, _ in rows]
         vocab = logits.shape[1]
         if any(p.logprobs is not None or adjusts(request) for p, (request, _) in zip(params, rows, strict=True)):

@@ -130,8 +130,8 @@ class Matcher:
         """Why the grammar can be followed no further by this request."""
         self.complete = False
         """Whether nothing may follow."""
-        self._think_begin, self._think_end = grammar.think_begin, grammar.think_end
-        self._thinking = grammar.thinking
+        self._reasoning_begin, self._reasoning_end = grammar.reasoning_begin, grammar.reasoning_end
+        self._reasoning = grammar.reasoning
         self._process, self._vocab_size = process, vocab_size
         self._row = FIRST
         process.users += 1
@@ -148,23 +148,23 @@ class Matcher:
 
     def forbidden(self) -> torch.Tensor:
         """[V] bool: the tokens that may not come next. Only where it is ready."""
-        if self._thinking:
+        if self._reasoning:
             return torch.zeros(self._vocab_size, dtype=torch.bool)
         unpacked = np.unpackbits(~self._process.mask(self._row), bitorder="little", count=self._vocab_size)
         forbidden = torch.from_numpy(unpacked.view(np.bool_))
-        if self._think_begin is not None:
-            forbidden[self._think_begin] = False
+        if self._reasoning_begin is not None:
+            forbidden[self._reasoning_begin] = False
         return forbidden
 
     def advance(self, token: int) -> None:
         """A token was chosen."""
-        if self._thinking:
-            self._thinking = token != self._think_end
-        elif token == self._think_begin:
-            self._thinking = True
+        if self._reasoning:
+            self._reasoning = token != self._reasoning_end
+        elif token == self._reasoning_begin:
+            self._reasoning = True
         else:
             self._row = self._process.follow(self, self._row, token)
-        self._think_begin = None  # thoughts come first or not at all
+        self._reasoning_begin = None  # reasoning comes first or not at all
 
     def close(self) -> None:
         """The request is done."""

@@ -7,7 +7,7 @@ from statistics import median
 
 SHARE = 0.25
 """Of a usual step."""
-LEAST_S, MOST_S = 0.0005, 0.01
+MIN_S, MAX_S = 0.0005, 0.01
 STEPS = 31
 
 
@@ -25,4 +25,4 @@ class Patience:
     def seconds(self) -> float:
         """How long to wait after a step."""
         usual = median(self._steps_s) if self._steps_s else 0.0
-        return min(max(usual * SHARE, LEAST_S), MOST_S)
+        return min(max(usual * SHARE, MIN_S), MAX_S)

@@ -109,7 +109,7 @@ class GrammarProcesses:
         else:
             self._known.move_to_end(digest)
         matcher = Matcher(process, grammar, vocab_size)
-        ids = (grammar.think_begin, grammar.think_end)
+        ids = (grammar.reasoning_begin, grammar.reasoning_end)
         if any(token is not None and not 0 <= token < vocab_size for token in ids):
             matcher.error = NO_REASONING
         self._start_queued()
@@ -124,8 +124,10 @@ class GrammarProcesses:
         self._receive()
         now = time.monotonic()
         for process in [*self._live.values()]:
-            since, most = (process.waiting_since, MASK_S) if process.compiled else (process.started or now, COMPILE_S)
-            if (process.waiting or not process.compiled) and now - since > most:
+            since, limit_s = (
+                (process.waiting_since, MASK_S) if process.compiled else (process.started or now, COMPILE_S)
+            )
+            if (process.waiting or not process.compiled) and now - since > limit_s:
                 self._overran(process)
             elif not process.compiled and not process.users:
                 self._drop(process)

@@ -101,13 +101,13 @@ class Recorder:
         )
 
     def _window(self, module: torch.nn.Module, mask: torch.Tensor | None, options: dict[str, Any]) -> int | None:
-        """What the layer's mask says; where it has none, what its attention is told."""
+        """What the layer's mask says; where it has none, what its attention is given."""
         if mask is None:
             causal = options.get("is_causal")
             if not (getattr(module, "is_causal", True) if causal is None else causal):
                 raise MaskError("sees tokens that come later (bidirectional attention)")
-            told: int | None = options.get("sliding_window")
-            return told
+            window: int | None = options.get("sliding_window")
+            return window
         for made, function in self._masks:
             if mask is made or (mask.data_ptr() == made.data_ptr() and mask.shape == made.shape):
                 if id(made) not in self._windows:
@@ -118,8 +118,8 @@ class Recorder:
                 return self._windows[id(made)]
         within = window_of_tensor(mask)
         if within is None:  # a mask of the model's own, longer than what was recorded
-            told = options.get("sliding_window")
-            return told if told is not None and told >= ROWS else None
+            window = options.get("sliding_window")
+            return window if window is not None and window >= ROWS else None
         return within
 
 

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 
 class QuantizedLayers(Protocol):
-    """Makes a device's layers. A layer on the CPU has the face of `engine.cpu.layers.Linear` or `Gate`; on CUDA a linear is
-    any module that maps [..., in] to [..., out]. Adapters go into the layers that are left as they are, and on the CPU into
+    """Makes a device's layers. On the CPU a layer is an `engine.cpu.layers.Linear` or `Gate`; on CUDA a linear is any module that maps [..., in] to [..., out]. Adapters go into the layers that are left as they are, and on the CPU into
     those with a `lora`.
     """
 

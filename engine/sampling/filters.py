@@ -60,7 +60,7 @@ def bounded(p: SamplingParams, vocab: int) -> bool:
 def draw_at_once(
     candidates: Candidates, params: list[SamplingParams], uniforms: list[float], vocab: int
 ) -> torch.Tensor:
-    """As `draw`, a tensor [B] that nobody has waited for; all rows are `bounded`."""
+    """What `draw` gives as a tensor [B] that nobody has waited for; all rows are `bounded`."""
     drawn, _ = _attempt(*candidates([*range(len(params))], min(CANDIDATES, vocab)), params, uniforms, vocab)
     return drawn
 

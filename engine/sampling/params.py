@@ -14,14 +14,15 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """What the output must look like: a JSON schema, a regular expression, a JSON list of choices, or a grammar in
     Lark's form or GBNF's; or a JSON list of tags {"begin", "schema", "end", "trigger"} that texts may hold.
 
-    Thoughts before the output are free: from the token `think_begin` to `think_end`; `thinking` if the prompt began them.
+    Reasoning before the output is free: from the token `reasoning_begin` to `reasoning_end`; `reasoning` if the prompt
+    began it.
     """
 
     kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
     text: str
-    think_begin: int | None = None
-    think_end: int | None = None
-    thinking: bool = False
+    reasoning_begin: int | None = None
+    reasoning_end: int | None = None
+    reasoning: bool = False
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -80,7 +80,7 @@ class Sampler:
         return chosen, logprobs
 
     def choose_later(self, rows: list[tuple[Request, int]], logits: torch.Tensor) -> ChosenTokens | None:
-        """As `sample` where no log-probabilities are asked for, without waiting; None where that cannot be."""
+        """The tokens of `sample` where no log-probabilities are asked for, without waiting; None where that cannot be."""
         return None
 
     def _choose(

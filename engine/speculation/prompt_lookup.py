@@ -1,7 +1,7 @@
-"""Guesses at what a sequence says next: what followed its last two tokens the time before (prompt lookup, arXiv 2304.04487).
+"""Draft tokens of a sequence: what followed its last two tokens the time before (prompt lookup, arXiv 2304.04487).
 
-A guess costs little where a step has few rows, since reading the weights takes most of its time. Guesses are only ever
-compared with what the model chooses: which tokens come out does not depend on them.
+A draft costs little where a step has few rows, since reading the weights takes most of its time. Draft tokens are only
+ever compared with what the model chooses: which tokens come out does not depend on them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ FREE_ROWS = 8
 shape in docs/benchmarks.md).
 """
 PAUSE_TOKENS = 16
-"""After guesses that were all wrong, so many tokens pass before the next one."""
+"""After a draft that was all wrong, so many tokens pass before the next one."""
 
 
-def allowance(running: int, most: int) -> int:
-    """How many tokens may be guessed for each of `running` sequences."""
-    return min(most, FREE_ROWS // max(running, 1) - 1)
+def allowance(running: int, limit: int) -> int:
+    """How many draft tokens each of `running` sequences may have, `limit` at most."""
+    return min(limit, FREE_ROWS // max(running, 1) - 1)
 
 
 class PromptLookup:
-    """One sequence's guesses: where each pair of tokens was last seen, and how the latest guesses went."""
+    """One sequence's drafts: where each pair of tokens was last seen, and how the latest drafts went."""
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, int], int] = {}
@@ -28,8 +28,8 @@ class PromptLookup:
         self._length = 1
         self._resume_at = 0
 
-    def propose(self, token_ids: list[int], most: int) -> list[int]:
-        """At most so many tokens that may follow; often none."""
+    def propose(self, token_ids: list[int], limit: int) -> list[int]:
+        """At most `limit` tokens that may follow; often none."""
         for end in range(self._indexed, len(token_ids) - 1):  # the last pair is what is looked for
             self._after[token_ids[end - 1], token_ids[end]] = end + 1
         self._indexed = max(self._indexed, len(token_ids) - 1)
@@ -39,10 +39,10 @@ class PromptLookup:
         if start is None:
             return []
         period = len(token_ids) - start  # what was said once is taken to be said again and again
-        return [token_ids[start + i % period] for i in range(min(most, self._length))]
+        return [token_ids[start + i % period] for i in range(min(limit, self._length))]
 
     def learn(self, proposed: int, accepted: int, length: int) -> None:
-        """Of `proposed` tokens `accepted` were right, and the sequence is `length` tokens long now: guess more or less."""
+        """Of `proposed` tokens `accepted` were right, and the sequence is `length` tokens long now: propose more or fewer."""
         if accepted == proposed:
             self._length = min(2 * self._length, FREE_ROWS)
         elif accepted:

@@ -135,4 +135,6 @@ def _behind_reasoning(grammar: Grammar, target: Target, prompt: list[int]) -> Gr
     if ids is None:
         return grammar
     begun = target.tokenizer.leaves_reasoning_open(prompt)
-    return msgspec.structs.replace(grammar, think_begin=None if begun else ids[0], think_end=ids[1], thinking=begun)
+    return msgspec.structs.replace(
+        grammar, reasoning_begin=None if begun else ids[0], reasoning_end=ids[1], reasoning=begun
+    )

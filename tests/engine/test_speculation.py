@@ -1,4 +1,4 @@
-"""Guesses change how many steps a text takes, and nothing else."""
+"""Draft tokens change how many steps a text takes, and nothing else."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def outcome(speculative_tokens: int, prompt: list[int], **params: object):
 
 @pytest.mark.parametrize("name", PARAMETERS)
 @pytest.mark.parametrize("prompt", REPEATING, ids=["repeats", "shifted"])
-def test_the_output_does_not_depend_on_guesses(name, prompt):
+def test_the_output_does_not_depend_on_drafts(name, prompt):
     *plain, _ = outcome(0, prompt, **PARAMETERS[name])
-    *guessed, stats = outcome(8, prompt, **PARAMETERS[name])
-    assert guessed == plain
+    *drafted, stats = outcome(8, prompt, **PARAMETERS[name])
+    assert drafted == plain
     assert stats.generation_tokens == len(plain[0])
     if name == "few words":  # it soon says the same over and over
-        assert stats.steps < len(plain[0]) / 2, "nothing was guessed"
+        assert stats.steps < len(plain[0]) / 2, "no draft token was right"
 
 
 def test_the_last_token_is_never_passed():
@@ -54,7 +54,7 @@ def test_the_last_token_is_never_passed():
 
 
 def test_small_batches_joined_left_and_preempted(models_dir):
-    """Two at a time out of six, in few blocks, each as it is alone without guesses."""
+    """Two at a time out of six, in few blocks, each as it is alone without drafts."""
     model = make_model(models_dir, "qwen2")
     asked = [prompt * 3 for prompt in prompts(400, (5, 9, 2, 12, 7, 3), seed=8)]
     texts = []
@@ -72,7 +72,7 @@ def test_small_batches_joined_left_and_preempted(models_dir):
     assert texts[0] == texts[1]
 
 
-def test_guesses_follow_the_latest_occurrence_and_their_luck():
+def test_drafts_follow_the_latest_occurrence_and_their_luck():
     lookup = PromptLookup()
     assert lookup.propose([1, 2, 3, 9, 1, 2, 4, 5, 1, 2], 8) == [4]
     lookup.learn(1, 1, 11)

@@ -155,14 +155,14 @@ def attend_kernel(kind: int, paired: int) -> Any:
                 sink = load(sinks, head, F32) if sinks else NEGATIVE
                 if size != padded:
                     _mask(row, lanes, size, padded)
-                most = max(largest(row, begin_lane, end_lane), sink)
+                highest = max(largest(row, begin_lane, end_lane), sink)
                 # Not yet divided by their sum. In pairs they go elsewhere: a loop over one place in two types is slow.
                 target = rows_weights + 2 * r * stride if paired else row
-                total = exp(sink - most) if sink > NEGATIVE else np.float32(0)
+                total = exp(sink - highest) if sink > NEGATIVE else np.float32(0)
                 for i in range(begin_lane):
                     store(target, i, weight_kind, np.float32(0))
                 for i in range(begin_lane, end_lane):
-                    weight = exp(load(row, i, F32) - most)
+                    weight = exp(load(row, i, F32) - highest)
                     total += weight
                     store(target, i, weight_kind, weight)
                 for i in range(end_lane, lanes):

@@ -54,13 +54,13 @@ def quantise_row(typing_context: Any, out: Any, scale: Any, x: Any, inner: Any, 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         out, scale, x, inner, _ = args
         steps = builder.udiv(inner, I64(LANES))
-        (most,) = zeros(builder, 1)
+        (highest,) = zeros(builder, 1)
         absolute = cgutils.get_or_insert_function(builder.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.fabs.v16f32")
         with cgutils.for_range(builder, steps) as i:
             value = builder.call(absolute, [load_vector(builder, x, builder.mul(i.index, I64(LANES)), number)])
-            larger = builder.fcmp_ordered(">", value, builder.load(most))
-            builder.store(builder.select(larger, value, builder.load(most)), most)
-        largest = greatest_of(builder, builder.load(most))
+            larger = builder.fcmp_ordered(">", value, builder.load(highest))
+            builder.store(builder.select(larger, value, builder.load(highest)), highest)
+        largest = greatest_of(builder, builder.load(highest))
         largest = builder.select(builder.fcmp_ordered(">", largest, FLOAT(0.0)), largest, FLOAT(127.0))
         builder.store(builder.fdiv(largest, FLOAT(127.0)), pointer_at(builder, scale, I64(0), FLOAT))
         inverse = broadcast(builder, builder.fdiv(FLOAT(127.0), largest))

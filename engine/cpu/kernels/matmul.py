@@ -14,7 +14,7 @@ PIECES = 16
 """A few rows take as long as reading the weight does, and memory is read fastest in long runs: so many for all,"""
 PIECE_BYTES = 1 << 19
 """but none longer than this: a thread that the system stops in the middle of a piece holds up the others."""
-MOST_TILES = 4
+MAX_TILES = 4
 """With more tiles of rows it is the products that take the time, and the workers share out single panels,"""
 PIECE_TILES = 16
 """and of each so many tiles of rows."""
@@ -30,7 +30,7 @@ def tile_rows(rows: int) -> int:
 @inlined
 def piece(rows: int, tile: int, panels: int, panel_bytes: int) -> Any:
     """What a worker takes at a time: so many panels of the weight, for so many rows."""
-    if rows <= MOST_TILES * tile:
+    if rows <= MAX_TILES * tile:
         return max(1, min(panels // PIECES, PIECE_BYTES // panel_bytes)), rows
     return 1, PIECE_TILES * tile
 

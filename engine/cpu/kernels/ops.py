@@ -117,7 +117,7 @@ def quantise(weight: torch.Tensor) -> BytesWeight:
 def linear_int8(
     x: torch.Tensor, weight: BytesWeight, bias: torch.Tensor | None, out: torch.Tensor, ending: int = STORE
 ) -> None:
-    """As `linear`, with the weight, and x on the way, in bytes."""
+    """The product of `linear` with the weight, and x on the way, in bytes."""
     rows, inner = x.shape
     if not rows:
         return

@@ -34,16 +34,16 @@ def choose_kernel(kind: int) -> Any:
             if row >= rows:
                 return
             start = row * stride
-            most = load(logits, start, kind)
+            highest = load(logits, start, kind)
             if kind == F32:
-                most = largest(logits, start, start + columns)
+                highest = largest(logits, start, start + columns)
             else:
                 for i in range(start + 1, start + columns):
-                    most = max(most, load(logits, i, kind))
+                    highest = max(highest, load(logits, i, kind))
             temperature = load(temperatures, row, F32)
-            if temperature == ZERO or most < LOWEST:  # nothing is allowed: any token will do, its request must end
+            if temperature == ZERO or highest < LOWEST:  # nothing is allowed: any token will do, its request must end
                 best = 0
-                while best < columns - 1 and load(logits, start + best, kind) != most:
+                while best < columns - 1 and load(logits, start + best, kind) != highest:
                     best += 1
                 store_int(out, row, best)
                 continue
@@ -52,7 +52,7 @@ def choose_kernel(kind: int) -> Any:
             for begin in range(start, start + columns, CHUNK):
                 part: Any = ZERO
                 for i in range(begin, min(begin + CHUNK, start + columns)):
-                    x = (load(logits, i, kind) - most) * scale
+                    x = (load(logits, i, kind) - highest) * scale
                     part += exp(x) if x > LEAST else ZERO
                 total += part
             target = load_double(uniforms, row) * total
@@ -61,7 +61,7 @@ def choose_kernel(kind: int) -> Any:
             while begin < start + columns:  # the chunk in which the target lies, or the last that has any weight
                 part = ZERO
                 for i in range(begin, min(begin + CHUNK, start + columns)):
-                    x = (load(logits, i, kind) - most) * scale
+                    x = (load(logits, i, kind) - highest) * scale
                     part += exp(x) if x > LEAST else ZERO
                 if part > ZERO:
                     chosen = begin
@@ -71,7 +71,7 @@ def choose_kernel(kind: int) -> Any:
                 begin += CHUNK
             begin, chosen = chosen, 0
             for i in range(begin, min(begin + CHUNK, start + columns)):
-                x = (load(logits, i, kind) - most) * scale
+                x = (load(logits, i, kind) - highest) * scale
                 if x > LEAST:
                     chosen = i - start
                     reached += exp(x)
@@ -110,19 +110,19 @@ def select_kernel(kind: int) -> Any:
             if row >= rows:
                 return
             start = row * stride
-            most = load(logits, start, kind)
+            highest = load(logits, start, kind)
             if kind == F32:
-                most = largest(logits, start, start + columns)
+                highest = largest(logits, start, start + columns)
             else:
                 for i in range(start + 1, start + columns):
-                    most = max(most, load(logits, i, kind))
+                    highest = max(highest, load(logits, i, kind))
             temperature = load(temperatures, row, F32)
             scale = ONE / temperature
             total: Any = 0.0
             for begin in range(start, start + columns, CHUNK):
                 part: Any = ZERO
                 for i in range(begin, min(begin + CHUNK, start + columns)):
-                    x = (load(logits, i, kind) - most) * scale
+                    x = (load(logits, i, kind) - highest) * scale
                     part += exp(x) if x > LEAST else ZERO
                 total += part
             store(totals, row, F32, np.float32(total))
@@ -134,7 +134,7 @@ def select_kernel(kind: int) -> Any:
                 for begin in range(start, start + columns, CHUNK):
                     part = ZERO
                     for i in range(begin, min(begin + CHUNK, start + columns)):
-                        part += ONE if most - load(logits, i, kind) <= border else ZERO
+                        part += ONE if highest - load(logits, i, kind) <= border else ZERO
                     count += int(part)
                 if count > room:
                     high = border
@@ -147,7 +147,7 @@ def select_kernel(kind: int) -> Any:
                 continue
             place = row * room
             for i in range(start, start + columns):
-                if most - load(logits, i, kind) <= border:
+                if highest - load(logits, i, kind) <= border:
                     store(values, place, F32, load(logits, i, kind))
                     store_int(ids, place, i - start)
                     place += 1

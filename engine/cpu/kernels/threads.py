@@ -19,7 +19,7 @@ from typing import Any
 
 from engine.cpu.kernels import pool
 
-MOST_ARGUMENTS = 32
+MAX_ARGUMENTS = 32
 TICKETS = 2
 """The first two numbers of a kernel's arguments count tickets: of work, and of workers."""
 SERIAL, WAKING = 1 << 13, 1 << 15
@@ -84,12 +84,12 @@ class _Data:
     """Room for a kernel's arguments, of which every calling thread has its own; packing them is much faster than a new array."""
 
     def __init__(self) -> None:
-        self.words = (ctypes.c_int64 * (pool.HEADER + TICKETS + MOST_ARGUMENTS))()
+        self.words = (ctypes.c_int64 * (pool.HEADER + TICKETS + MAX_ARGUMENTS))()
         self.address = ctypes.addressof(self.words)
 
 
 _local = local()
-_packers = [struct.Struct(f"{pool.HEADER + TICKETS + count}q") for count in range(MOST_ARGUMENTS + 1)]
+_packers = [struct.Struct(f"{pool.HEADER + TICKETS + count}q") for count in range(MAX_ARGUMENTS + 1)]
 _threads = 1
 _pool: Pool | None = None
 _lock = Lock()
