@@ -13,6 +13,7 @@ import msgspec
 
 from engine import policies
 from engine import quantization as quantizations
+from engine.adapters.files import MAX_RANK
 from engine.address import parse
 
 
@@ -95,7 +96,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ] = 4
     max_adapters: Annotated[int, Option("Adapters that may compute at a time.", 1, 256)] = 8
     max_cached_adapters: Annotated[int, Option("Adapters that stay in memory.", 1, 4096)] = 32
-    max_adapter_rank: Annotated[int, Option("Largest rank of an adapter.", 1, 256)] = 64
+    max_adapter_rank: Annotated[int, Option("Largest rank of an adapter.", 1, MAX_RANK)] = 64
     tensor_parallel_size: Annotated[
         int,
         Option(

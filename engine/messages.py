@@ -79,7 +79,7 @@ class Hello(msgspec.Struct, array_like=True, tag=True):
 
 
 class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
-    """An adapter by its content (`engine.adapters.files.content_digest`) and where it lies on the worker's host."""
+    """An adapter by its content (`engine.adapters.files.digest_of`) and where it lies on the worker's host."""
 
     digest: str
     directory: str

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from engine.adapters.failures import AdapterCode, AdapterError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
+MAX_RANK = 256
 PART_BYTES = 1 << 18
 LENGTH_BYTES = 8
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
@@ -87,36 +88,50 @@ def parts(file: BinaryIO, name: str, size: int) -> Iterator[bytes]:
         yield part
 
 
+def read_config(directory: Path) -> bytes:
+    """The configuration as it stands in its file; raises AdapterError."""
+    with open_file(directory, CONFIG, MAX_CONFIG_BYTES) as (file, status):
+        return b"".join(parts(file, CONFIG, status.st_size))
+
+
 def read_files(directory: Path, max_bytes: int, pause: Callable[[], None] = never) -> AdapterFiles:
     """Both files, the weights of at most `max_bytes`; raises AdapterError. `pause` is called now and then."""
-    with open_file(directory, CONFIG, MAX_CONFIG_BYTES) as (file, status):
-        config = b"".join(parts(file, CONFIG, status.st_size))
+    config = read_config(directory)
     with open_file(directory, WEIGHTS, max_bytes) as (file, status):
-        weights, filled = memoryview(bytearray(status.st_size)), 0
-        own = hashlib.sha256()
-        for part in parts(file, WEIGHTS, status.st_size):
-            weights[filled : filled + len(part)] = part
-            filled += len(part)
-            own.update(part)
-            pause()
-    return AdapterFiles(parse_config(config), weights, combine(hashlib.sha256(config).digest(), own.digest()))
+        weights = memoryview(bytearray(status.st_size))
+
+        def kept() -> Iterator[bytes]:
+            filled = 0
+            for part in parts(file, WEIGHTS, status.st_size):
+                weights[filled : filled + len(part)] = part
+                filled += len(part)
+                yield part
+                pause()
+
+        digest = digest_of(config, kept())
+    return AdapterFiles(parse_config(config), weights, digest)
 
 
 def content_digest(directory: Path, max_bytes: int = 1 << 40) -> str:
     """What identifies the adapter's content; raises AdapterError."""
-    digests = []
-    for name, limit in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)):
-        own = hashlib.sha256()
-        with open_file(directory, name, limit) as (file, status):
-            for part in parts(file, name, status.st_size):
-                own.update(part)
-        digests.append(own.digest())
-    return combine(*digests)
+    config = read_config(directory)
+    with open_file(directory, WEIGHTS, max_bytes) as (file, status):
+        return digest_of(config, parts(file, WEIGHTS, status.st_size))
 
 
-def combine(config: bytes, weights: bytes) -> str:
-    """SHA-256 over the two files' own SHA-256, in hexadecimal."""
-    return hashlib.sha256(config + weights).hexdigest()
+def digest_of(config: bytes, weights: Iterable[bytes]) -> str:
+    """What identifies an adapter: SHA-256 over the SHA-256 of its two files, the second one's in parts, in hexadecimal.
+    The control plane and the workers compute it alike, each from what it has read itself.
+    """
+    own = hashlib.sha256()
+    for part in weights:
+        own.update(part)
+    return hashlib.sha256(hashlib.sha256(config).digest() + own.digest()).hexdigest()
+
+
+def is_rank(value: Any) -> bool:
+    """Whether a LoRA may have this rank."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_RANK
 
 
 def parse_config(data: bytes) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from engine.adapters.failures import AdapterCode, AdapterError
-from engine.adapters.files import CONFIG, WEIGHTS, Tensor, never, read_files, read_header
+from engine.adapters.files import CONFIG, MAX_RANK, WEIGHTS, Tensor, is_rank, never, read_files, read_header
 from engine.adapters.patterns import match
 
 PREFIX = "base_model.model."
@@ -30,7 +30,6 @@ REFUSED_INITS = ("pissa", "olora", "corda", "loftq")
 """Ways to initialise an adapter that rewrite the base model's weights."""
 
 
-MAX_RANK = 256
 """Of any engine; see `engine.config`."""
 TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -121,11 +120,11 @@ def _check_config(config: dict[str, Any]) -> None:
     init = config.get("init_lora_weights")
     if isinstance(init, str) and init.lower().startswith(REFUSED_INITS):
         raise AdapterError(AdapterCode.REWRITES_BASE, file=CONFIG, init=repr(init[:50]))
-    if not _is_rank(config.get("r")):
+    if not is_rank(config.get("r")):
         raise AdapterError(AdapterCode.RANK_FIELD, file=CONFIG, limit=MAX_RANK)
     if not _is_alpha(config.get("lora_alpha")):
         raise AdapterError(AdapterCode.ALPHA_FIELD, file=CONFIG)
-    if not _is_pattern(config.get("rank_pattern"), _is_rank):
+    if not _is_pattern(config.get("rank_pattern"), is_rank):
         raise AdapterError(AdapterCode.RANK_PATTERN, file=CONFIG, limit=MAX_RANK)
     if not _is_pattern(config.get("alpha_pattern"), _is_alpha):
         raise AdapterError(AdapterCode.ALPHA_PATTERN, file=CONFIG)
@@ -134,10 +133,6 @@ def _check_config(config: dict[str, Any]) -> None:
 def _is_pattern(value: Any, fits: Callable[[Any], bool]) -> bool:
     """Whether it maps names to values that fit; absent and null do."""
     return not value or (isinstance(value, dict) and all(map(fits, value.values())))
-
-
-def _is_rank(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_RANK
 
 
 def _is_alpha(value: Any) -> bool:

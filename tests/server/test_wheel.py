@@ -17,6 +17,8 @@ from tests.conftest import ROOT
 from tests.live import LiveServer
 
 SHIPPED = ("config", "engine", "inference", "management", "models")
+READY_S = 240
+"""Kernels in a new place are compiled anew, which takes long where other tests run beside."""
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
@@ -88,6 +90,7 @@ def test_it_holds_every_file_of_its_packages_and_no_other(wheel):
     assert held == wanted | {name for name in sources if name.startswith("dragoman/")}
 
 
+@pytest.mark.timeout(2 * READY_S)
 def test_it_serves(installed, site):
     reach = f"import importlib.util as u; print([u.find_spec(name) for name in {SHIPPED!r}])"
     told = subprocess.run(
@@ -95,7 +98,7 @@ def test_it_serves(installed, site):
     )
     assert told.stdout.strip() == str([None] * len(SHIPPED)), told.stdout + told.stderr
     before = files(site)
-    installed.start()
+    installed.start(wait=False).wait_ready(READY_S)
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     answer = installed.post("/v1/chat/completions", body).json()
     assert "Paris" in answer["choices"][0]["message"]["content"]
