@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent.parent
 """Where `python -m engine` finds the engine: beside this package, in a source tree and in a wheel."""
 EXIT_PATIENCE_S = 5.0
+COMMAND = (sys.executable, "-m", "engine")
 
 
 class LocalWorker:
@@ -29,7 +30,7 @@ class LocalWorker:
 
     def __init__(self, config: EngineConfig) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine"],
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,

@@ -22,7 +22,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from tokenizers import Tokenizer
 
 from engine import messages
 from engine.config import EngineConfig
@@ -130,7 +129,9 @@ class Script:
 
 
 @cache
-def _tokenizer() -> Tokenizer:
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer  # a worker process has no use for it
+
     return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 
 
