@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ import httpx
 import psutil
 
 from tests.conftest import DEMO, ROOT
+from tests.waiting import wait_until
 
 START_TIMEOUT_S = 90
 
@@ -154,13 +154,6 @@ class LiveServer:
         with socket.create_connection(("127.0.0.1", self.front_port), timeout=30) as connection:
             connection.sendall(head + content)
             yield connection
-
-
-def wait_until(condition, timeout_s: float, explain=lambda: "") -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s; {explain()}"
-        time.sleep(0.05)
 
 
 def events(response: httpx.Response) -> list[object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from engine.failures import Failure, FailureCode, words
 from engine.messages import AdapterCommand, AdapterRef
 from scripts.random_models import make_model
 from tests.engine.engines import Driver, Reference, core, prompts
+from tests.waiting import wait_until
 
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 VARIANTS = {
@@ -164,19 +164,17 @@ def test_an_idle_engine_loads_and_pins(models_dir, folder):
     ref = make_adapter(model, folder, "plain", **VARIANTS["plain"])
     engine = core(model, max_model_len=64)
     assert engine.command(AdapterCommand(0, "load", ref)) is None
-    deadline = time.monotonic() + 10
-    while engine.command(AdapterCommand(1, "pin", ref)) is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: engine.command(AdapterCommand(1, "pin", ref)) is None, every_s=0.01)
 
 
 def wait_for(driver: Driver, refs: list[AdapterRef]) -> None:
     """Until the adapters are loaded."""
-    deadline = time.monotonic() + 10
-    while not all(driver.engine.adapters.loaded(ref.digest) for ref in refs):
-        assert time.monotonic() < deadline
+
+    def loaded() -> bool:
         driver.engine.adapters.poll()
-        time.sleep(0.01)
+        return all(driver.engine.adapters.loaded(ref.digest) for ref in refs)
+
+    wait_until(loaded, every_s=0.01)
 
 
 @pytest.mark.parametrize("cached", [1, 2])

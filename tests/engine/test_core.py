@@ -82,7 +82,7 @@ def test_abort_of_strangers_is_ignored(driver):
 def test_deadlines(driver):
     driver.engine.submit(1, Submit(1, PROMPT, SamplingParams(max_tokens=500, ignore_eos=True), timeout_s=0.05))
     driver.step()
-    time.sleep(0.06)
+    time.sleep(0.06)  # the deadline itself
     driver.run()
     assert driver.finish_reason(1) == "timeout"
 

@@ -18,10 +18,10 @@ import pytest
 
 from engine.client import EngineClient, EngineDead
 from engine.config import EngineConfig
-from engine.messages import PROTOCOL_VERSION, FrameBuffer, Hello, ProtocolError, Stats, frame
+from engine.messages import PROTOCOL_VERSION, FrameBuffer, Hello, ProtocolError, frame
 from engine.sampling.params import SamplingParams
 from tests.conftest import DEMO, ROOT
-from tests.live import wait_until
+from tests.waiting import eventually, wait_until
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
@@ -81,8 +81,7 @@ async def test_leaving_a_stream_aborts_it(worker):
         async for _ in outputs:
             break
     assert client.inflight == 0
-    await asyncio.sleep(1.5)
-    assert (client.stats.running, client.stats.blocks_used) == (0, 0)
+    await eventually(lambda: (client.stats.running, client.stats.blocks_used) == (0, 0))
     await client.close()
 
 
@@ -98,11 +97,7 @@ async def test_a_client_that_never_reads_is_dropped_and_disturbs_nobody(worker):
         deaf.sendall(frame(Submit(i, [1, 2, 3, i], params)))
     client = await connect(worker)
     assert len(await collect(client, [4, 5, 6], max_tokens=30)) == 30
-    for _ in range(100):
-        await asyncio.sleep(0.1)
-        if client.stats == Stats() or client.stats.running == 0:
-            break
-    assert client.stats.running == 0
+    await eventually(lambda: client.stats.running == 0, 20)
     deaf.close()
     await client.close()
 
@@ -127,7 +122,7 @@ async def test_the_socket_is_private(worker):
 async def test_drain_finishes_what_runs(worker):
     client = await connect(worker)
     running = asyncio.create_task(collect(client, [1, 2, 3], max_tokens=150))
-    await asyncio.sleep(0.3)
+    await eventually(lambda: client.stats.running == 1)
     worker.send_signal(signal.SIGTERM)
     assert len(await running) == 150
     wait_until(lambda: worker.poll() == 0, 5)
@@ -137,7 +132,7 @@ async def test_drain_finishes_what_runs(worker):
 async def test_death_is_noticed_at_once(worker):
     client = await connect(worker)
     running = asyncio.create_task(collect(client, [1, 2, 3], max_tokens=1500))
-    await asyncio.sleep(0.3)
+    await eventually(lambda: client.stats.running == 1)
     worker.kill()
     with pytest.raises(EngineDead):
         await asyncio.wait_for(running, 2)

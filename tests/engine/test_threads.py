@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from functools import cache
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from engine.cpu.kernels import ops, pool, threads
 from engine.cpu.kernels.compiled import kernel
 from engine.cpu.kernels.simd import address_of, load_acquired, load_int, store_int, take_ticket
+from tests.waiting import wait_until
 
 LARGE = threads.WAKING + 1
 
@@ -49,8 +49,7 @@ def meet(workers: int, work: int = LARGE) -> int:
 
 
 def until(condition) -> None:
-    while not condition():
-        time.sleep(0.001)
+    wait_until(condition, 30, every_s=0.001)
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -33,14 +33,14 @@ def test_hanging_up_during_decode_frees_everything(server, stream, path):
 
 
 def test_hanging_up_while_queued_and_in_prefill(server):
-    long_prompt = {**LONG, "prompt": "word " * 1500, "max_tokens": 5}
+    long_prompt = {**LONG, "prompt": "word " * 1500, "max_tokens": 500}
     for _ in range(5):
         connections = []
         for _ in range(12):
             context = server.raw("/v1/completions", long_prompt)
             connections.append(context)
             context.__enter__()
-        time.sleep(0.1)
+        wait_until(lambda: server.metric("vllm:num_requests_running") > 0, 10)  # and the others wait or are prefilled
         for context in connections:
             context.__exit__(None, None, None)
     server.wait_idle()

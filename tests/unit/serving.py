@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,18 +30,7 @@ from inference.workers.registry import DeploymentState
 from inference.workers.router import EngineRouter
 from management.snapshot import AdapterEntry, DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
 from tests.unit.fake_worker import FakeWorker, settle
-
-PATIENCE_S = 10.0
-
-
-async def eventually(condition: Callable[[], object], explain: Callable[[], object] = lambda: "") -> None:
-    """Wait until `condition()` holds."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():  # noqa: ASYNC110 - of whatever kind it is, nothing tells of it
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        raise AssertionError(f"not within {PATIENCE_S} s; {explain()}") from None
+from tests.waiting import PATIENCE_S, eventually
 
 
 @dataclass

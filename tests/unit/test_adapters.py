@@ -7,7 +7,7 @@ import pytest
 from inference.dialects.mindie.settings import MindieSettings
 from management.snapshot import AdapterEntry
 from tests.unit.fake_worker import EMBEDDING
-from tests.unit.serving import eventually
+from tests.waiting import eventually
 
 PIRATE = AdapterEntry("pirate", "d1", "/adapters/pirate", 1)
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"

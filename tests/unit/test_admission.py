@@ -7,8 +7,8 @@ import pytest
 from inference.errors import Overloaded, ShuttingDown
 from inference.http.admission import Admission
 from tests.unit.fake_worker import Gate, Script, ids
-from tests.unit.serving import eventually
 from tests.unit.test_failures import DIALECTS
+from tests.waiting import eventually
 
 ASK = {"model": "demo", "prompt": "The capital"}
 

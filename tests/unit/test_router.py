@@ -10,7 +10,7 @@ import pytest
 from engine import client as client_module
 from engine.failures import Failure, FailureCode
 from tests.unit.fake_worker import EMBEDDING, FakeWorker, Gate, Script, ids, says, settle
-from tests.unit.serving import eventually
+from tests.waiting import eventually
 
 PATH = "/v1/completions"
 ASK = {"model": "demo", "prompt": "The capital", "temperature": 0}
@@ -116,7 +116,6 @@ async def test_a_worker_that_left_is_hung_up_on_when_it_is_idle(start):
     for call in calls:
         await call.chunks(1)
     serving.publish(serving.workers[:1])
-    await asyncio.sleep(0)
     await settle()
     assert set(clients(serving)) == {"demo/0", "demo/1"}  # it has a request of ours
     for worker in serving.workers:

@@ -9,7 +9,7 @@ import pytest
 from inference.dialects.mindie.settings import MindieSettings
 from tests.unit import golden
 from tests.unit.fake_worker import EMBEDDING, says
-from tests.unit.serving import eventually
+from tests.waiting import eventually
 
 FRONT = {
     "openai-models": "/v1/models",

@@ -20,7 +20,7 @@ from management.reconcile import Reconciler
 from management.services.deployments import create_deployment, start_deployment, stop_deployment
 from management.services.models import register_model
 from management.snapshot import SnapshotHolder
-from tests.live import wait_until
+from tests.waiting import wait_until
 
 # The launcher leaves the pipes of a worker that ended to the collector of garbage, which warns of them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

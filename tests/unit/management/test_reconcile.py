@@ -118,7 +118,7 @@ def test_a_silent_worker_is_killed(ready_worker, reconciler, launcher, clock):
 def test_a_worker_in_a_long_step_is_left_alone(ready_worker, reconciler, clock):
     quiet = iter(range(1000))
     passes(
-        reconciler, clock, 200, lambda: ready_worker.beat(doing="computing a step", quiet_s=next(quiet), patience_s=900)
+        reconciler, clock, 60, lambda: ready_worker.beat(doing="computing a step", quiet_s=next(quiet), patience_s=900)
     )
     assert not ready_worker.killed
 
