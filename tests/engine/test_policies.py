@@ -1,6 +1,8 @@
 """A scheduling policy is what decides, and nothing beside it: another one gives another order of the same requests."""
 
+import ast
 from bisect import insort
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +94,17 @@ def test_a_gate_holds_up_only_whom_it_stops():
     assert [(r.key[1], reason) for r, reason in made.expire(0.0)] == [(2, FinishReason.ERROR)]
     assert order(made) == [1]
     assert [r.key[1] for r in made.waiting] == [0]
+
+
+def test_no_other_file_names_a_method_or_a_policy():
+    """What such a name means stands in its own file."""
+    root = Path(registry.__file__).parent
+    names = {*quantization.NAMES, *policies.NAMES} - {quantization.NONE}
+    for file in root.rglob("*.py"):
+        folder = file.relative_to(root).parts[0]
+        if folder not in ("quantization", "policies"):
+            said = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
+            assert not names & {value for value in said if isinstance(value, str)}, file
 
 
 def test_names_are_those_of_files_and_others_are_refused():
