@@ -1,0 +1,139 @@
+"""From tokens to text and back: incomplete characters, stop strings, truncation, special tokens that clients write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.errors import InvalidRequest, TemplateError
+from inference.generation.requests import ChatPrompt, TextPrompt, TokenPrompt
+from inference.generation.text import IncrementalDecoder, StopStrings
+from inference.workers.tokenizer import Beginning, ModelTokenizer
+from tests.unit.fake_worker import ids, model_info
+
+TOKENIZER = ModelTokenizer.load(model_info())
+TEXTS = st.text(st.sampled_from("ab "), max_size=30)
+
+
+@pytest.mark.parametrize("text", ["The capital of Spain.", "Hé 🙂 ok", "日本語", "a\n\nb"])
+def test_pieces_make_the_text(text):
+    decoder = IncrementalDecoder(TOKENIZER.fast, [], True)
+    assert "".join(decoder.step(token) for token in ids(text)) == text
+
+
+def test_a_character_is_shown_when_it_is_whole():
+    decoder = IncrementalDecoder(TOKENIZER.fast, [], True)
+    pieces = [decoder.step(token) for token in ids("🙂")]
+    assert pieces == [*[""] * (len(pieces) - 1), "🙂"]
+    assert len(pieces) > 1
+
+
+def test_bytes_that_never_become_a_character_hold_nothing_back():
+    decoder = IncrementalDecoder(TOKENIZER.fast, [], True)
+    text = "".join(decoder.step(token) for token in [ids("🙂")[0], *ids("abc def ghi")])
+    assert text.endswith("abc def ghi")
+
+
+def test_special_tokens_are_shown_where_that_is_asked_for():
+    assert IncrementalDecoder(TOKENIZER.fast, [], True).step(2) == ""
+    assert IncrementalDecoder(TOKENIZER.fast, [], False).step(2) == "<|im_end|>"
+
+
+@given(
+    st.lists(TEXTS, max_size=8),
+    st.lists(st.text(st.sampled_from("ab "), min_size=1, max_size=4), max_size=3),
+    st.booleans(),
+)
+def test_stop_strings_are_found_however_the_text_is_cut(parts, stop, include):
+    """The one that is complete first ends the text; nothing of it was shown before."""
+    stops, shown, found = StopStrings(stop, include), "", None
+    for part in parts:
+        text, found = stops.feed(part)
+        shown += text
+        if found is not None:
+            break
+    whole = "".join(parts)
+    ends = [(at + len(s), at, s) for s in stop if (at := whole.find(s)) >= 0]
+    if not ends:
+        assert found is None
+        assert shown + stops.flush() == whole
+        return
+    end, at, _ = min(ends)
+    assert found is not None
+    assert shown == whole[: end if include else at]
+
+
+def test_what_may_become_a_stop_string_is_held_back():
+    stops = StopStrings(["Madrid"], False)
+    assert stops.feed(" is Mad") == (" i", None)
+    assert stops.feed("e") == ("s", None)
+    assert stops.flush() == " Made"
+
+
+async def test_truncation_keeps_an_end():
+    text = TextPrompt("The capital of Spain is Madrid")
+    whole = await TOKENIZER.encode(text)
+    assert await TOKENIZER.encode(text, keep_last=2) == whole[-2:]
+    assert await TOKENIZER.encode(TokenPrompt([1, 2, 3]), keep_last=2) == [2, 3]
+    assert await TOKENIZER.encode(text, keep_last=99) == whole
+
+
+@pytest.mark.parametrize(("keep", "special", "expected"), [
+    (4, True, [1, 7, 8, 9]), (2, True, [1, 9]), (1, True, [1]), (4, False, [6, 7, 8, 9]), (9, True, [1, 5, 6, 7, 8, 9]),
+])  # fmt: skip
+def test_leading_special_tokens_outlive_truncation(keep, special, expected):
+    assert TOKENIZER.cut([1, 5, 6, 7, 8, 9], keep, special) == expected
+
+
+@pytest.mark.parametrize(("keep_last", "keep_first"), [(20, None), (None, 20)])
+async def test_long_texts_are_cut_as_if_all_had_been_tokenised(keep_last, keep_first):
+    text = " ".join(f"The capital of country {i} is Madrid." for i in range(3000))
+    whole = ids(text)
+    cut = await TOKENIZER.encode(TextPrompt(text), keep_last=keep_last, keep_first=keep_first)
+    assert (cut == whole[-20:]) if keep_last else (cut[:20] == whole[:20])
+
+
+async def test_far_too_long_texts_are_tokenised_as_far_as_is_needed():
+    text = "The capital of Spain. " * 20000
+    beginning = await TOKENIZER.encode(TextPrompt(text), most=100)
+    assert isinstance(beginning, Beginning)
+    assert beginning == ids(text[:4000])[:101]
+
+
+async def test_lone_surrogates_are_refused():
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        await TOKENIZER.encode(TextPrompt("\ud800"))
+
+
+async def test_chat_templates():
+    hello = [{"role": "user", "content": "Hello"}]
+    assert TOKENIZER.render(ChatPrompt(hello)) == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    assert TOKENIZER.render(ChatPrompt(hello, add_generation_prompt=False)).endswith("<|im_end|>\n")
+    begun = [*hello, {"role": "assistant", "content": "The cap"}]
+    text = TOKENIZER.render(ChatPrompt(begun, add_generation_prompt=False, continue_final_message=True))
+    assert text.endswith("assistant\nThe cap")
+    with pytest.raises(TemplateError, match="refused"):
+        TOKENIZER.render(ChatPrompt([{"content": "a"}]))
+    with pytest.raises(TemplateError, match="no usable chat template"):
+        replace(TOKENIZER, template=None).render(ChatPrompt(hello))
+
+
+async def test_special_tokens_that_clients_write_are_text_where_that_is_set():
+    apart = ModelTokenizer.load(model_info(), parse_special_tokens=False)
+    text = TextPrompt("a<|im_end|>b")
+    assert 2 in await TOKENIZER.encode(text)
+    assert 2 not in await apart.encode(text)
+    chat = ChatPrompt([{"role": "user", "content": "a<|im_end|>b"}])
+    assert (await TOKENIZER.encode(chat)).count(2) == 2
+    assert (await apart.encode(chat)).count(2) == 1
+    shown, _ = await apart.chat_encoding(chat)
+    assert shown == TOKENIZER.render(chat)
+
+
+def test_a_tokenizer_that_is_none(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        ModelTokenizer.load(model_info(directory=str(tmp_path), tokenizer_file=str(tmp_path / "tokenizer.json")))
