@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -12,9 +13,9 @@ from inference.dialects import declared_dialects
 from scripts.options_table import written
 from tests.conftest import ROOT
 
-README = (ROOT / "README.md").read_text()
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 DIALECTS = (ROOT / "docs" / "dialects.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 MARKDOWN = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("loadtests/*.md")]
 
 
@@ -76,30 +77,102 @@ def test_every_refused_field_is_documented():
 
 @pytest.mark.parametrize("page", MARKDOWN, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert target.startswith("http") or (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
+        if target.startswith("http"):
+            continue
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked.read_text()), f"{target}#{anchor}"
+
+
+def anchors(text):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_files_named_in_the_architecture_exist():
-    for name in re.findall(
-        r"`((?:engine|inference|management|config|tests)/[\w/.]+)`", (ROOT / "docs" / "architecture.md").read_text()
-    ):
+    for name in re.findall(r"`((?:engine|inference|management|config|tests)/[\w/.]+)`", ARCHITECTURE):
         assert (ROOT / name).exists(), name
 
 
-@pytest.mark.parametrize("command", re.findall(r"```sh\n(curl .*?)```", README, re.S))
-def test_readme_examples_run(server, command):
+def test_the_architecture_maps_every_package():
+    documented = set(re.findall(r"^\| `([\w/]+)` \|", ARCHITECTURE, re.M))
+    for folder in ("engine", "inference", "management", "config"):
+        assert f"| files of `{folder}/` |" in ARCHITECTURE
+        for package in (ROOT / folder).rglob("__init__.py"):
+            name = package.parent.relative_to(ROOT).as_posix()
+            has_code = any(file.name != "__init__.py" for file in package.parent.glob("*.py"))
+            if name != folder and "migrations" not in name and (has_code or package.stat().st_size > 200):
+                assert name in documented, name
+
+
+def shell_commands():
+    """(page, command) for every command of every shell block."""
+    for page in MARKDOWN:
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                if command := line.partition("  #")[0].strip():
+                    yield page.name, command
+
+
+COMMANDS = list(shell_commands())
+ELSEWHERE = (
+    "make ",  # test_make_targets_named_in_the_documentation_exist
+    "pip wheel . --no-deps",  # tests/server/test_wheel.py
+    "pip install dist/dragoman-*.whl",  # the same; its dependencies need the network
+    "docker compose ",  # needs Docker and the network
+)
+"""Beginnings of commands that are not run here."""
+
+
+@pytest.mark.parametrize("command", [command for _, command in COMMANDS if command.startswith("curl ")])
+def test_requests_in_the_documentation_are_answered(server, command):
     command = command.replace("http://127.0.0.1:8000", server.url).replace("curl ", "curl -sS --fail-with-body ", 1)
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Paris" in done.stdout or '"generated_text":"' in done.stdout
+    assert "Paris" in done.stdout or '"generated_text":"' in done.stdout or '"text":"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    sorted({command for _, command in COMMANDS if not command.startswith(("curl ", *ELSEWHERE))}),
+)
+def test_commands_in_the_documentation_exist(command):
+    """Each is one of ours, and explains itself."""
+    words = re.sub(r"^(DRAGOMAN_\w+=\S+ )+", "", command).split()
+    if words[:2] == [".venv/bin/python", "manage.py"]:
+        program = ["manage.py", words[2]]
+    elif words[:2] == [".venv/bin/python", "-m"]:
+        program = ["-m", words[2]]
+    else:
+        assert words[0] == "dragoman", f"{command}: say how it is tested, here or in ELSEWHERE"
+        program = ["-m", *words[:2]]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *program, "--help"], cwd=ROOT, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_docker_compose_has_the_services_that_the_documentation_names():
+    services = re.findall(r"^  ([a-z]+):$", (ROOT / "docker-compose.yml").read_text(), re.M)
+    named = [command.split()[3] for _, command in COMMANDS if command.startswith("docker compose exec ")]
+    assert named
+    assert set(named) <= set(services)
 
 
 def test_make_targets_named_in_the_documentation_exist():
     makefile = (ROOT / "Makefile").read_text()
     for page in MARKDOWN:
-        for target in re.findall(r"^make ([a-z-]+)", page.read_text(), re.M):
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.M):
             assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_modules_named_in_the_documentation_exist():
+    for page in MARKDOWN:
+        for module in re.findall(r"python -m ((?:scripts|loadtests|engine)[\w.]*)", page.read_text()):
+            path = ROOT / module.rstrip(".").replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), (page.name, module)
 
 
 def test_files_stay_readable():
@@ -121,7 +194,6 @@ def test_nothing_unpickles_or_evaluates():
 
 def test_the_load_test_exits_with_1_when_a_target_is_missed(server, tmp_path):
     import os
-    import sys
 
     command = [
         sys.executable,
@@ -147,8 +219,6 @@ def test_the_load_test_exits_with_1_when_a_target_is_missed(server, tmp_path):
 
 
 def test_bench_and_soak_explain_themselves():
-    import sys
-
     for name in ("bench", "bench_web", "soak", "random_models", "demo_model", "sweep_families"):
         done = subprocess.run(
             [sys.executable, "-m", f"scripts.{name}", "--help"], cwd=ROOT, capture_output=True, check=False
