@@ -35,7 +35,8 @@ async def ended(serving, lines, script, **body):
 async def test_an_end_of_sequence(serving, lines):
     line = await ended(serving, lines, says(" of Spain"))
     assert (line["finish"], line["cause"], line["sequences"]) == ("stop", "end_of_sequence", 1)
-    assert line["request_id"] and line["dialect"] == "openai" and line["deployment"] == "demo"
+    assert (line["dialect"], line["deployment"]) == ("openai", "demo")
+    assert line["request_id"]
 
 
 async def test_a_stop_string_is_named(serving, lines):
@@ -127,7 +128,8 @@ async def test_a_refused_request_leaves_one_line(serving, lines, path, body, err
     await serving.post(path, body)
     line = only(lines, "request refused")
     assert (line["error"], line["field"], line["path"], line["status"]) == (error, field, path, status)
-    assert line["request_id"] and line["method"] == "POST"
+    assert line["request_id"]
+    assert line["method"] == "POST"
     assert not [other for other in lines if other["event"] == "generation"]
 
 
