@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from engine import messages
+from engine.adapters.failures import AdapterFailure
 from engine.config import EngineConfig
 from engine.failures import ExitStatus, Failure, FailureCode, FinishReason
 from engine.messages import (
@@ -241,7 +242,7 @@ class FakeWorker:
         self.default = Script()
         self.refuse: str | None = None
         """Why every Hello is refused."""
-        self.replies: dict[str, str] = {}
+        self.replies: dict[str, AdapterFailure] = {}
         """By an adapter command's action: why it is not carried out."""
         self.embed_failure: Failure | None = None
         self.silent = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.adapters.failures import AdapterCode, AdapterFailure
 from inference.dialects.mindie.settings import MindieSettings
 from management.snapshot import AdapterEntry
 from tests.unit.fake_worker import EMBEDDING
@@ -13,6 +14,8 @@ PIRATE = AdapterEntry("pirate", "d1", "/adapters/pirate", 1)
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 NAMED = {"lora_name": "pirate", "lora_path": "/adapters/pirate"}
 ASK = {"prompt": "The capital", "max_tokens": 2}
+RANK = AdapterFailure(AdapterCode.RANK, {"tensor": "a", "limit": 64, "rank": 512})
+FILES = "adapter_config.json"
 
 
 @pytest.fixture
@@ -61,7 +64,7 @@ async def test_names_that_cannot_be(known, name):
 
 
 async def test_what_a_worker_refuses_is_not_registered(known):
-    known.worker.replies["load"] = "it has rank 512"
+    known.worker.replies["load"] = RANK
     answer = await known.post(LOAD, NAMED)
     assert answer.status == 500
     assert "rank 512" in answer.text
@@ -71,7 +74,7 @@ async def test_what_a_worker_refuses_is_not_registered(known):
 async def test_every_worker_reads_it_first(start):
     serving = await start(2)
     serving.registry.files["/adapters/pirate"] = PIRATE
-    serving.workers[1].replies["load"] = "no room"
+    serving.workers[1].replies["load"] = AdapterFailure(AdapterCode.CACHE_IN_USE)
     assert (await serving.post(LOAD, NAMED)).status == 500
     assert [len(w.commands) for w in serving.workers] == [1, 1]
     assert serving.adapters == ()
@@ -113,14 +116,39 @@ async def test_mindie_knows_what_is_there_and_how_much_may_be(start):
     assert unknown.text == "The LoRA adapter 'pirate' cannot be found."
 
 
-@pytest.mark.parametrize(("reason", "text"), [
-    ("the rank must be between 1 and 64", "LoRA rank is greater than max_lora_rank."),
-    ("its files are none", "The LoRA adapter 'pirate' is invalid."),
-])  # fmt: skip
-async def test_mindie_tells_refusals_in_its_own_words(known, reason, text):
-    known.worker.replies["load"] = reason
+@pytest.mark.parametrize(("failure", "text"), [
+    (RANK, "LoRA rank is greater than max_lora_rank."),
+    (AdapterFailure(AdapterCode.NO_OBJECT, {"file": FILES}), "The LoRA adapter 'pirate' is invalid."),
+], ids=["rank", "files"])  # fmt: skip
+async def test_mindie_tells_refusals_in_its_own_words(known, failure, text):
+    known.worker.replies["load"] = failure
     answer = await known.post(LOAD, NAMED, plane="management")
     assert answer.text == f"Call to load LoRA method failed: {text}"
+
+
+@pytest.mark.parametrize(("failure", "text"), [
+    (RANK, "LoRA rank 512 is greater than max_lora_rank 64."),
+    (
+        AdapterFailure(AdapterCode.REWRITES_BASE, {"file": FILES, "init": "'pissa'"}),
+        "Adapters with init_lora_weights='pissa' rewrite the base model's weights and are not supported.",
+    ),
+    (
+        AdapterFailure(AdapterCode.FIELD_NOT_SUPPORTED, {"file": FILES, "field": "modules_to_save"}),
+        f"Unsupported modules_to_save: {FILES}: modules_to_save is not supported",
+    ),
+    (
+        AdapterFailure(AdapterCode.NOT_LINEAR, {"tensor": "lm_head.modules_to_save.weight"}),
+        "Unsupported modules_to_save: lm_head.modules_to_save.weight: only LoRA on linear layers is supported",
+    ),
+    (
+        AdapterFailure(AdapterCode.FIELD_NOT_SUPPORTED, {"file": FILES, "field": "use_qalora"}),
+        f"{FILES}: use_qalora is not supported",
+    ),
+], ids=["rank", "init", "field", "tensor", "other"])  # fmt: skip
+async def test_vllm_tells_refusals_in_its_own_words(known, failure, text):
+    known.worker.replies["load"] = failure
+    answer = await known.post(LOAD, NAMED)
+    assert (answer.status, answer.json()["error"]["message"]) == (500, text)
 
 
 def wish(serving, **wishes):

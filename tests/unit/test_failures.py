@@ -24,11 +24,14 @@ STATUSES = {
 }
 
 
+FACTS = {"reason": "too large", "tokens": 9, "limit": 8, "highest": 7, "adapter": "not_loaded"}
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("code", list(FailureCode), ids=str)
 async def test_statuses(serving, dialect, code):
     plane, path, body = DIALECTS[dialect]
-    serving.worker.default = Script(fail_after=0, failure=Failure(code, {"reason": "too large"}))
+    serving.worker.default = Script(fail_after=0, failure=Failure(code, FACTS))
     answer = await serving.post(path, body, plane=plane)
     expected = STATUSES.get(code, {"tgi": 424, "": 500})
     assert answer.status == expected.get(dialect, expected[""])
