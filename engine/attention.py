@@ -76,7 +76,7 @@ def _paged(
 ) -> tuple[torch.Tensor, None]:
     """The interface of transformers: query [1, H, T, D], key and value [1, HK, T, D] -> [1, T, H, DV].
 
-    What else it may be told is seen when the model is recorded, and refused there if it would matter.
+    Other arguments are seen when the model is recorded, and refused there if they would matter.
     """
     layer: int = module.layer_idx
     options = Options(scaling, softcap, s_aux)

@@ -40,7 +40,7 @@ class Backend(Protocol):
         ...
 
     def pretrained_options(self) -> dict[str, Any]:
-        """What `from_pretrained` is told beside the directory and the dtype."""
+        """Arguments of `from_pretrained` beside the directory and the dtype."""
         ...
 
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:

@@ -119,7 +119,7 @@ class DeviceBackend:
             self._ranks.share(batch.chosen)
             return self._compute(forward, cache, batch)
         try:
-            self._ranks.tell(batch)
+            self._ranks.send(batch)
             self._ranks.share(batch.chosen)
             return self._compute(forward, cache, batch)
         except Exception:
@@ -156,7 +156,7 @@ class DeviceBackend:
                 self._graphs = graphs
 
     def serve(self) -> None:
-        """Steps are told to the other ranks from now on."""
+        """The other ranks are sent the steps from now on."""
         if self._ranks is not None:
             self._ranks.serving = True
 

@@ -1,5 +1,5 @@
 """A process of a worker of several devices, but for rank 0: `python -m engine.gpu.rank_process`. It loads as rank 0 does, then
-computes its share of each step that rank 0 tells through its standard input, and ends with that.
+computes its share of each step that rank 0 sends to its standard input, and ends with that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tensor parallelism: the processes of one worker, a device each, over weights that are split by transformers' own plan.
 
-Rank 0 is the worker itself: it schedules, and chooses the tokens. The others (`engine.gpu.rank_process`) are told each
+Rank 0 is the worker itself: it schedules, and chooses the tokens. The others (`engine.gpu.rank_process`) are sent each
 step through a pipe and compute their share of it. All of them load, probe and capture alike, so that their
 collectives meet. When one ends, all do: threads watch the pipe's end and the other processes, because a main thread may
 be in a collective that nobody joins any more. For the same reason nobody leaves the group in good order: captured graphs
@@ -44,7 +44,7 @@ LOADING = timedelta(hours=1)
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """What a rank is told first."""
+    """The first message to a rank."""
 
     config: EngineConfig
     rank: int
@@ -84,7 +84,7 @@ class Ranks:
             device_id=self.device if self.device.type == "cuda" else None,
         )
         self.serving = False
-        """Whether steps are told; until then every rank does the same of its own accord."""
+        """Whether rank 0 sends the steps; until then every rank does the same of its own accord."""
 
     def pretrained_options(self) -> dict[str, Any]:
         """How `from_pretrained` splits the weights."""
@@ -105,7 +105,7 @@ class Ranks:
 
 
 class Leader(Ranks):
-    """Rank 0, which starts the others and tells them the steps."""
+    """Rank 0, which starts the others and sends them the steps."""
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
@@ -119,7 +119,7 @@ class Leader(Ranks):
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
         super().__init__(Membership(config, 0, rendezvous, device.type))
 
-    def tell(self, batch: ForwardBatch) -> None:
+    def send(self, batch: ForwardBatch) -> None:
         """The others compute this step too; raises OSError when one is gone."""
         message = StepMessage(
             batch.input_ids[0].tolist(),
