@@ -14,17 +14,15 @@ import signal
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from engine import messages
-from engine.adapters.failures import AdapterFailure
 from engine.config import EngineConfig
 from engine.failures import ExitStatus, Failure, FailureCode, FinishReason
 from engine.messages import (
@@ -33,7 +31,6 @@ from engine.messages import (
     AdapterCommand,
     Dead,
     Embed,
-    EmbeddingInfo,
     FrameBuffer,
     Heartbeat,
     Hello,
@@ -45,173 +42,11 @@ from engine.messages import (
     RequestOutput,
     Stats,
     Submit,
-    TokenLogprob,
 )
+from tests.unit.scripts import DIMENSIONS, Script, Sequence, failed, model_info
 
-DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 SETTLE_TURNS = 50
 """Turns of the event loop in which whatever is ready runs to its end: a frame's way from socket to client takes about ten."""
-DEFAULT_LENGTH = 6
-STEP_FAILED = Failure(FailureCode.STEP_FAILED)
-DIMENSIONS = 4
-
-
-def model_info(**changes: object) -> ModelInfo:
-    """The demo model's facts."""
-    facts = ModelInfo(
-        directory=str(DEMO),
-        tokenizer_file=str(DEMO / "tokenizer.json"),
-        architecture="LlamaForCausalLM",
-        dtype="float32",
-        device="cpu",
-        vocab_size=1736,
-        max_model_len=2048,
-        eos_token_ids=[2, 0],
-        block_size=16,
-        num_blocks=1000,
-        max_num_seqs=64,
-        max_num_batched_tokens=1024,
-        max_adapter_rank=64,
-        sampling_defaults={},
-    )
-    return msgspec.structs.replace(facts, **changes)
-
-
-EMBEDDING = model_info(embedding=EmbeddingInfo(DIMENSIONS, None, True, "", False), max_adapter_rank=0)
-
-
-@dataclass
-class Gate:
-    """Where sequences stop until the test lets them go on."""
-
-    reached: asyncio.Event = field(default_factory=asyncio.Event)
-    opened: bool = False
-    worker: FakeWorker | None = None
-    """Which waits for it."""
-
-    def open(self) -> None:
-        """Let everybody through."""
-        self.opened = True
-        if self.worker is not None:
-            self.worker.go_on()
-
-
-@dataclass(frozen=True)
-class Script:
-    """What comes of one request.
-
-    `tokens` None: the last few ids of the prompt, and an end token. As in an engine, an end or stop token and
-    `max_tokens` end it; where `tokens` are used up before, `finish` does. `per_step` tokens come in one output. After so
-    many tokens it fails (`fail_after`, with `failure`), its worker dies (`die_after`, with `last_words` if there are
-    any), or it waits (`gate_after`, at `gate`). `logprobs` are those of its tokens; by default -1/8, -2/8, ...
-    """
-
-    tokens: list[int] | None = None
-    finish: FinishReason = FinishReason.STOP
-    per_step: int = 1
-    fail_after: int | None = None
-    failure: Failure = STEP_FAILED
-    die_after: int | None = None
-    last_words: str | None = None
-    gate_after: int | None = None
-    gate: Gate = field(default_factory=Gate)
-    logprobs: list[float] | None = None
-    cached_tokens: int = 0
-    preemptions: int = 0
-
-    def tokens_for(self, submit: Submit) -> list[int]:
-        """All that could come."""
-        if self.tokens is not None:
-            return self.tokens
-        if submit.params.ignore_eos:
-            prompt = submit.prompt_token_ids
-            return [prompt[i % len(prompt)] for i in range(submit.params.max_tokens)]
-        return [*[token for token in submit.prompt_token_ids if token > 2][-DEFAULT_LENGTH:], 2]
-
-
-@cache
-def _tokenizer() -> Any:
-    from tokenizers import Tokenizer  # a worker process has no use for it
-
-    return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-
-
-def ids(text: str) -> list[int]:
-    """The demo model's tokens of a text."""
-    return list(_tokenizer().encode(text, add_special_tokens=False).ids)
-
-
-def says(text: str, **fields: Any) -> Script:
-    """The script of a sequence that says this and ends."""
-    return Script(tokens=[*ids(text), 2], **fields)
-
-
-def failed(request_id: int, failure: Failure) -> RequestOutput:
-    """The output that ends a request with a failure. The only place that knows how the wire carries one."""
-    return RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=failure)
-
-
-def logprob_of(token: int, value: float, asked: int, named: list[int] | None, vocabulary: int) -> TokenLogprob:
-    """A token and its `asked` (or `named`) alternatives: itself, the next ids, each half as likely as the one before."""
-    if named is not None:
-        return TokenLogprob(token, value, 1, [(i, value - 0.5 * n) for n, i in enumerate(named, 1)])
-    top = [((token + n) % vocabulary, value - 0.5 * n) for n in range(asked if asked >= 0 else vocabulary)]
-    return TokenLogprob(token, value, 1, top)
-
-
-class _Sequence:
-    """One Submit and how far its script has come."""
-
-    def __init__(self, connection: _Connection, submit: Submit, script: Script, vocabulary: int) -> None:
-        self.connection, self.submit, self.script, self.vocabulary = connection, submit, script, vocabulary
-        self.tokens, self.done = script.tokens_for(submit), 0
-
-    @property
-    def held(self) -> bool:
-        """Whether it waits at its gate."""
-        held = self.done == self.script.gate_after and not self.script.gate.opened
-        if held:
-            self.script.gate.reached.set()
-        return held
-
-    @property
-    def dies(self) -> bool:
-        return self.done == self.script.die_after
-
-    def output(self, eos: list[int]) -> RequestOutput:
-        """The next step's."""
-        script, params, request_id = self.script, self.submit.params, self.submit.request_id
-        if self.done == script.fail_after:
-            return failed(request_id, script.failure)
-        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
-        marks = (script.fail_after, script.die_after, script.gate_after)
-        most = min([self.done + script.per_step, params.max_tokens, *(m for m in marks if m and m > self.done)])
-        output = RequestOutput(request_id, token_ids=[], preemptions=script.preemptions)
-        first = self.done
-        for token in self.tokens[first:most]:
-            self.done += 1
-            output.token_ids.append(token)
-            if token in ends and self.done > params.min_tokens:
-                output.finish_reason, output.stop_token_id = FinishReason.STOP, token
-                break
-        if output.finish_reason is None and self.done >= params.max_tokens:
-            output.finish_reason = FinishReason.LENGTH
-        elif output.finish_reason is None and self.done == len(self.tokens) and self.done not in marks:
-            output.finish_reason = script.finish
-        if params.logprobs is not None:
-            output.logprobs = [self._logprob(first + n, t) for n, t in enumerate(output.token_ids)]
-        if first == 0:
-            output.cached_tokens, output.queue_s = script.cached_tokens, 0.0
-            if params.prompt_logprobs is not None:
-                known = enumerate(self.submit.prompt_token_ids[1:], 1)
-                asked = params.prompt_logprobs
-                output.prompt_logprobs = [logprob_of(t, -n / 16, asked, None, self.vocabulary) for n, t in known]
-        return output
-
-    def _logprob(self, at: int, token: int) -> TokenLogprob:
-        params, given = self.submit.params, self.script.logprobs
-        value = -(at + 1) / 8 if given is None else given[at]
-        return logprob_of(token, value, params.logprobs or 0, params.logprob_token_ids, self.vocabulary)
 
 
 @dataclass(eq=False)
@@ -242,7 +77,7 @@ class FakeWorker:
         self.default = Script()
         self.refuse: str | None = None
         """Why every Hello is refused."""
-        self.replies: dict[str, AdapterFailure] = {}
+        self.replies: dict[str, str] = {}
         """By an adapter command's action: why it is not carried out."""
         self.embed_failure: Failure | None = None
         self.silent = False
@@ -254,7 +89,7 @@ class FakeWorker:
         self.commands: list[AdapterCommand] = []
         self.aborted: list[int] = []
         self.stats = Stats(blocks_total=self.info.num_blocks)
-        self._running: dict[tuple[_Connection, int], _Sequence] = {}
+        self._running: dict[tuple[_Connection, int], Sequence] = {}
         self._connections: list[_Connection] = []
         self._happened = asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -324,7 +159,7 @@ class FakeWorker:
                 return
             script = self.scripts.popleft() if self.scripts else self.default
             script.gate.worker = self
-            sequence = _Sequence(connection, message, script, self.info.vocab_size)
+            sequence = Sequence(message, script, self.info.vocab_size)
             self._running[connection, message.request_id] = sequence
             self._happened.set()
         elif isinstance(message, Embed):
@@ -373,20 +208,20 @@ class FakeWorker:
 
     def _step(self) -> bool:
         """Every sequence one step on; False where all of them wait."""
-        ready = [] if self.silent else [s for s in self._running.values() if not s.held]
-        dying = next((s for s in ready if s.dies), None)
+        ready = [] if self.silent else [(key, s) for key, s in self._running.items() if not s.held]
+        dying = next((s for _, s in ready if s.dies), None)
         if dying is not None:
             self.die(dying.script.last_words)
             return False
         outputs: dict[_Connection, list[RequestOutput]] = {}
-        for sequence in ready:
+        for (connection, request_id), sequence in ready:
             output = sequence.output(self.info.eos_token_ids)
-            outputs.setdefault(sequence.connection, []).append(output)
+            outputs.setdefault(connection, []).append(output)
             self.stats.generation_tokens += len(output.token_ids)
             if output.cached_tokens is not None:
                 self.stats.prompt_tokens += len(sequence.submit.prompt_token_ids)
             if output.finish_reason is not None:
-                del self._running[sequence.connection, sequence.submit.request_id]
+                del self._running[connection, request_id]
         self.stats.running = len(self._running)
         self.stats.steps += bool(ready)
         for connection, said in outputs.items():
@@ -400,7 +235,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def _serve_process(config: EngineConfig, report: object) -> None:
+async def _serve_process(config: EngineConfig, report: Callable[..., None]) -> None:
     """The main loop of a worker process: heartbeats, and an end by SIGTERM or by EOF on stdin."""
     worker = await FakeWorker(config.address.removeprefix("unix:"), config.worker_id, config.epoch).start()
     ended = asyncio.Event()
@@ -412,10 +247,10 @@ async def _serve_process(config: EngineConfig, report: object) -> None:
         loop.call_soon_threadsafe(ended.set)
 
     threading.Thread(target=watch, daemon=True).start()
-    report("ready")  # type: ignore[operator]
+    report("ready")
     while not ended.is_set():
         worker.beat()
-        report("alive", doing="waiting for requests", quiet_s=0.0, patience_s=60.0)  # type: ignore[operator]
+        report("alive", doing="waiting for requests", quiet_s=0.0, patience_s=60.0)
         with suppress(TimeoutError):
             await asyncio.wait_for(ended.wait(), 0.2)
     await worker.close()

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.unit.fake_worker import Script
+from tests.unit.scripts import Script
 from tests.unit.serving import Answer, Serving
 
 FOLDER = Path(__file__).parent / "goldens"

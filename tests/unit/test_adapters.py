@@ -7,7 +7,7 @@ import pytest
 from engine.adapters.failures import AdapterCode, AdapterFailure
 from inference.dialects.mindie.settings import MindieSettings
 from management.snapshot import AdapterEntry
-from tests.unit.fake_worker import EMBEDDING
+from tests.unit.scripts import EMBEDDING
 from tests.waiting import eventually
 
 PIRATE = AdapterEntry("pirate", "d1", "/adapters/pirate", 1)

@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import Overloaded, ShuttingDown
 from inference.http.admission import Admission
-from tests.unit.fake_worker import Gate, Script, ids
+from tests.unit.scripts import Gate, Script, ids
 from tests.unit.test_failures import DIALECTS
 from tests.waiting import eventually
 

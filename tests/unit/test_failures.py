@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.failures import Failure, FailureCode, FinishReason
-from tests.unit.fake_worker import Script, ids
+from tests.unit.scripts import Script, ids
 
 TRITON = {"text_input": "The capital", "parameters": {"max_tokens": 5}}
 DIALECTS = {

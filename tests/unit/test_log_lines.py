@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.failures import Failure, FailureCode, FinishReason
-from tests.unit.fake_worker import Gate, Script, ids, says
+from tests.unit.scripts import Gate, Script, ids, says
 from tests.waiting import eventually
 
 PATH = "/v1/completions"

@@ -9,7 +9,8 @@ import pytest
 
 from engine import client as client_module
 from engine.failures import Failure, FailureCode
-from tests.unit.fake_worker import EMBEDDING, FakeWorker, Gate, Script, ids, says, settle
+from tests.unit.fake_worker import FakeWorker, settle
+from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
 
 PATH = "/v1/completions"

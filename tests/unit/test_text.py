@@ -12,7 +12,7 @@ from inference.errors import InvalidRequest, TemplateError
 from inference.generation.requests import ChatPrompt, TextPrompt, TokenPrompt
 from inference.generation.text import IncrementalDecoder, StopStrings
 from inference.workers.tokenizer import Beginning, ModelTokenizer
-from tests.unit.fake_worker import ids, model_info
+from tests.unit.scripts import ids, model_info
 
 TOKENIZER = ModelTokenizer.load(model_info())
 TEXTS = st.text(st.sampled_from("ab "), max_size=30)

@@ -6,8 +6,8 @@ import pytest
 
 from engine.failures import Failure, FailureCode, FinishReason
 from inference.dialects.mindie.settings import MindieSettings
-from tests.unit.fake_worker import Script, ids, says
 from tests.unit.golden import Case, check_case
+from tests.unit.scripts import Script, ids, says
 
 CHAT, TEXT, GENERATE, ROOT = "/v1/chat/completions", "/v1/completions", "/generate", "/"
 STREAM, INFER, INFER_TOKEN = "/generate_stream", "/infer", "/infer_token"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.failures import Failure, FailureCode, FinishReason
-from tests.unit.fake_worker import EMBEDDING, Script, ids, says
 from tests.unit.golden import Case, check_case
+from tests.unit.scripts import EMBEDDING, Script, ids, says
 
 CHAT, TEXT, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}

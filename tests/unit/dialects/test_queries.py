@@ -8,7 +8,7 @@ import pytest
 
 from inference.dialects.mindie.settings import MindieSettings
 from tests.unit import golden
-from tests.unit.fake_worker import EMBEDDING, says
+from tests.unit.scripts import EMBEDDING, says
 from tests.waiting import eventually
 
 FRONT = {

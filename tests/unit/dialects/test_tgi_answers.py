@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.failures import Failure, FailureCode, FinishReason
-from tests.unit.fake_worker import EMBEDDING, Script, ids, says
 from tests.unit.golden import Case, check_case
+from tests.unit.scripts import EMBEDDING, Script, ids, says
 
 ROOT, GENERATE, STREAM = "/", "/generate", "/generate_stream"
 SPAIN, ITALY = says(" The capital of Spain is Madrid."), says(" Rome.", logprobs=[-0.25, -0.5, -0.75])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.failures import Failure, FailureCode, FinishReason
-from tests.unit.fake_worker import Script, ids, says
 from tests.unit.golden import Case, check_case
+from tests.unit.scripts import Script, ids, says
 
 INFER, GENERATE, STREAM = (f"/v2/models/demo/{name}" for name in ("infer", "generate", "generate_stream"))
 GREEDY = {"max_tokens": 20, "temperature": 0}

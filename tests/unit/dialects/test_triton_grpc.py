@@ -9,7 +9,7 @@ from engine.failures import Failure, FailureCode, FinishReason
 from inference.dialects.triton.grpc_calls import Timeouts
 from inference.dialects.triton.grpc_service import GrpcInferenceService
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
-from tests.unit.fake_worker import Script, ids, says
+from tests.unit.scripts import Script, ids, says
 
 SERVICE = "/inference.GRPCInferenceService/"
 
