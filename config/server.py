@@ -155,7 +155,7 @@ class Server:
     def _drain(self) -> list[asyncio.Task[None]]:
         self.services.admission.draining = True
         loop = asyncio.get_event_loop()
-        logger.info("draining", running=self.services.admission.inside)
+        logger.info("draining", running=self.services.admission.in_flight)
         return [loop.create_task(server.stop(self.options.drain_s + LAST_WORDS_S)) for server in self.grpc]
 
     def _terminate(self, force_after_s: float | None) -> None:

@@ -19,38 +19,38 @@ class Admission:
         """Of all places one tenant may hold `max_requests_per_tenant`; 0 is three quarters."""
         self.max_concurrent_requests = max_concurrent_requests
         self.max_requests_per_tenant = max_requests_per_tenant or max(1, max_concurrent_requests * 3 // 4)
-        self.inside = 0
+        self.in_flight = 0
         self.draining = False
         self._by_tenant: Counter[str] = Counter()
 
     @property
     def crowded(self) -> bool:
         """Whether `check` may refuse anybody."""
-        return self.draining or self.inside >= min(self.max_requests_per_tenant, self.max_concurrent_requests)
+        return self.draining or self.in_flight >= min(self.max_requests_per_tenant, self.max_concurrent_requests)
 
     def check(self, tenant: str = "") -> None:
         """Raises Overloaded or ShuttingDown where `place` would; takes nothing."""
         if self.draining:
             raise ShuttingDown("The server is shutting down.")
-        if self.inside >= self.max_concurrent_requests:
+        if self.in_flight >= self.max_concurrent_requests:
             raise Overloaded("Model is overloaded")
         if tenant and self._by_tenant[tenant] >= self.max_requests_per_tenant:
             raise Overloaded("Model is overloaded")
 
     @contextmanager
-    def place(self, tenant: str = "") -> Iterator[None]:
+    def permit(self, tenant: str = "") -> Iterator[None]:
         """One place for the duration of a request; raises Overloaded or ShuttingDown when there is none.
 
         Who is nobody in particular, "", shares with nobody.
         """
         self.check(tenant)
-        self.inside += 1
+        self.in_flight += 1
         if tenant:
             self._by_tenant[tenant] += 1
         try:
             yield
         finally:
-            self.inside -= 1
+            self.in_flight -= 1
             if tenant:
                 self._by_tenant[tenant] -= 1
                 if not self._by_tenant[tenant]:

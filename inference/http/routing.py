@@ -31,7 +31,7 @@ class Route:
     `{name:name}` letters, digits, `_`, `-` and `.`. `scope` is what an API key must allow; None opens the route to
     everybody. `render` turns errors into the dialect's own answers. `body` is the schema of the request, for the
     documentation. `changes` marks what changes something although its method should not: it is kept from other sites'
-    pages as every POST is. `takes_place` marks a route whose requests are refused, before their body is read, while all
+    pages as every POST is. `needs_permit` marks a route whose requests are refused, before their body is read, while all
     places are taken; `refused` is then called, for the dialect's counters. Where dialects share a path, `keys` distinguish
     them: the route takes bodies that have one of the keys, and a route without keys takes all others.
     """
@@ -45,7 +45,7 @@ class Route:
     body: Any = None
     keys: tuple[str, ...] = ()
     changes: bool = False
-    takes_place: bool = False
+    needs_permit: bool = False
     refused: Callable[[Services], None] | None = None
 
     @property

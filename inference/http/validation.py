@@ -41,7 +41,7 @@ def in_range(token_ids: list[int], vocab_size: int) -> bool:
     return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
 
 
-def check_count(field: str, values: list[Any] | None, most: int) -> None:
+def check_count(field: str, values: list[Any] | None, limit: int) -> None:
     """At most so many entries."""
-    if values is not None and len(values) > most:
-        raise InvalidRequest(f"{field} must have at most {most} entries, got {len(values)}.", field)
+    if values is not None and len(values) > limit:
+        raise InvalidRequest(f"{field} must have at most {limit} entries, got {len(values)}.", field)

@@ -114,7 +114,7 @@ class Plane:
         try:
             routes, _ = self.table.find(method, path)
             route, render = routes[0], routes[0].render
-            if len(routes) > 1 or not route.takes_place:
+            if len(routes) > 1 or not route.needs_permit:
                 return None
             tenant = self._admit(route, headers)
             try:

@@ -33,11 +33,11 @@ class AdapterControl:
         self._changing = asyncio.Lock()
 
     async def load(
-        self, name: str, source: str, base: str | None, replace: bool, actor: str, most: int | None = None
+        self, name: str, source: str, base: str | None, replace: bool, actor: str, max_adapters: int | None = None
     ) -> None:
         """Have every worker read the adapter, then register it for the model of the deployment `base` (None: the default).
 
-        `most` is how many adapters there may be. Raises TooManyAdapters, AdapterExists, AdapterNotFound, AdapterRefused,
+        `max_adapters` is how many adapters there may be. Raises TooManyAdapters, AdapterExists, AdapterNotFound, AdapterRefused,
         ModelNotFound or Unavailable; nothing is registered then.
         """
         async with self._changing:
@@ -47,8 +47,8 @@ class AdapterControl:
                 raise AdapterNameTaken(f"The name {name!r} is a model's.")
             if not replace and any(d.adapter(name) is not None for d in snapshot.deployments):
                 raise AdapterExists(name)
-            if most is not None and sum(len(d.adapters) for d in snapshot.deployments) >= most:
-                raise TooManyAdapters(f"There are {most} adapters already.")
+            if max_adapters is not None and sum(len(d.adapters) for d in snapshot.deployments) >= max_adapters:
+                raise TooManyAdapters(f"There are {max_adapters} adapters already.")
             entry = await self._registry.read_adapter(name, source)
             adapter = AdapterRef(entry.digest, entry.directory)
             await self._have_read(target, adapter)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 CHECK_EVERY_S = 0.25
-TELL_AGAIN_S = 2.0
+RESEND_AFTER_S = 2.0
 """After a worker could not do what it was told about an adapter."""
 
 
@@ -48,19 +48,19 @@ class Target:
 
         One that has not been heard of lately gets nothing: who asks is told at once, and need not wait for its end.
         """
-        heard = self.heard
-        if not heard:
+        responsive = self.responsive
+        if not responsive:
             raise Unavailable("The model is not available at the moment; its workers are starting or restarting.")
-        return min(heard, key=lambda client: client.inflight)
+        return min(responsive, key=lambda client: client.inflight)
 
     @property
-    def heard(self) -> list[EngineClient]:
+    def responsive(self) -> list[EngineClient]:
         """The workers that take requests and answer."""
         return [client for client in self.clients.values() if client.usable and not client.suspect]
 
     def relieve(self) -> None:
         """What waits for its first token at a silent worker goes to another, where there is one."""
-        if self.heard:
+        if self.responsive:
             for client in self.clients.values():
                 if client.suspect:
                     client.release_waiting()
@@ -75,10 +75,10 @@ class EngineRouter:
         self._targets: dict[str, Target] = {}
         self._refused: set[WorkerEntry] = set()
         self._casualties = Casualties()
-        self._told: dict[WorkerEntry, dict[str, AdapterEntry]] = {}
+        self._sent: dict[WorkerEntry, dict[str, AdapterEntry]] = {}
         """By worker: the adapters that it was told to keep, by digest, as they were when it agreed."""
-        self._tell_at: dict[WorkerEntry, float] = {}
-        self._telling: dict[WorkerEntry, asyncio.Task[None]] = {}
+        self._retry_at: dict[WorkerEntry, float] = {}
+        self._syncs: dict[WorkerEntry, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.stopping = False
@@ -93,7 +93,7 @@ class EngineRouter:
     async def stop(self) -> None:
         """Hang up on every worker; requests in flight fail as those that a shutdown ends."""
         self.stopping = True
-        tasks = [*self._telling.values(), *([self._task] if self._task is not None else [])]
+        tasks = [*self._syncs.values(), *([self._task] if self._task is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -109,7 +109,7 @@ class EngineRouter:
     @property
     def ready(self) -> bool:
         """Whether any deployment can take a request now."""
-        return any(target.heard for target in self._targets.values())
+        return any(target.responsive for target in self._targets.values())
 
     def resolve(self, name: str | None) -> Target:
         """The deployment, and the adapter, that a client's model name means; raises ModelNotFound or Unavailable."""
@@ -144,9 +144,9 @@ class EngineRouter:
                 if leaving or client.failure is not None:
                     logger.info("worker disconnected", worker=worker.worker_id, reason=client.failure or "left")
                     del target.clients[worker]
-                    self._told.pop(worker, None)
-                    self._tell_at.pop(worker, None)
-                    self._telling.pop(worker, None)
+                    self._sent.pop(worker, None)
+                    self._retry_at.pop(worker, None)
+                    self._syncs.pop(worker, None)
                     await client.close()
             target.relieve()
             if name not in wanted and not target.clients:
@@ -158,61 +158,61 @@ class EngineRouter:
                 if not connected and worker not in self._refused:
                     await self._connect(deployment, worker)
             if deployment.name in self._targets:
-                self._follow_adapters(self._targets[deployment.name], deployment)
+                self._start_adapter_sync(self._targets[deployment.name], deployment)
 
-    def _follow_adapters(self, target: Target, deployment: DeploymentEntry) -> None:
+    def _start_adapter_sync(self, target: Target, deployment: DeploymentEntry) -> None:
         """The deployment's entry is now this one: its workers are told, beside everything else."""
         known = {adapter.digest for adapter in deployment.adapters}
-        gone = {a.digest: _unwished(a) for a in target.entry.adapters if a.digest not in known}
+        gone = {a.digest: _released(a) for a in target.entry.adapters if a.digest not in known}
         target.entry = deployment
         for worker, client in target.clients.items():
             if gone:
-                told = self._told.setdefault(worker, {})
-                told.update({digest: adapter for digest, adapter in gone.items() if digest not in told})
-            if self._must_tell(worker, client, deployment):
-                self._telling[worker] = asyncio.ensure_future(self._tell(worker, client, deployment))
+                sent = self._sent.setdefault(worker, {})
+                sent.update({digest: adapter for digest, adapter in gone.items() if digest not in sent})
+            if self._needs_sync(worker, client, deployment):
+                self._syncs[worker] = asyncio.ensure_future(self._sync_adapters(worker, client, deployment))
 
-    def _must_tell(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> bool:
+    def _needs_sync(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> bool:
         """Whether the registry wishes something else of the worker than it was told, and nobody is telling it now."""
         if client.failure is not None or client.model.embedding is not None:
             return False
-        if time.monotonic() < self._tell_at.get(worker, 0.0):
+        if time.monotonic() < self._retry_at.get(worker, 0.0):
             return False
-        if worker in self._telling and not self._telling[worker].done():
+        if worker in self._syncs and not self._syncs[worker].done():
             return False
-        return self._told.get(worker, {}) != _wishes(deployment)
+        return self._sent.get(worker, {}) != _desired_adapters(deployment)
 
-    async def _tell(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> None:
+    async def _sync_adapters(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> None:
         """Bring a worker nearer to what the registry wishes of its adapters: read ahead, pinned, forgotten.
 
         What it cannot do yet (pin what is being read, forget what is in use) is asked of it again a little later.
         """
-        told = self._told.setdefault(worker, {})
-        wanted = _wishes(deployment)
+        sent = self._sent.setdefault(worker, {})
+        wanted = _desired_adapters(deployment)
         known = {adapter.digest for adapter in deployment.adapters}
         try:
             for digest, adapter in wanted.items():
-                if told.get(digest) == adapter:
+                if sent.get(digest) == adapter:
                     continue
                 ref = AdapterRef(digest, adapter.directory)
-                refusal = await client.command("load", ref) if digest not in told else None
-                was_pinned = digest in told and told[digest].pinned
+                refusal = await client.command("load", ref) if digest not in sent else None
+                was_pinned = digest in sent and sent[digest].pinned
                 if refusal is None and adapter.pinned != was_pinned:
                     refusal = await client.command("pin" if adapter.pinned else "unpin", ref)
                 if refusal is None:
-                    told[digest] = adapter
+                    sent[digest] = adapter
                 else:
-                    self._tell_at[worker] = time.monotonic() + TELL_AGAIN_S
-            for digest, adapter in list(told.items()):
+                    self._retry_at[worker] = time.monotonic() + RESEND_AFTER_S
+            for digest, adapter in list(sent.items()):
                 if digest in wanted:
                     continue
                 ref = AdapterRef(digest, adapter.directory)
                 if adapter.pinned:
                     await client.command("unpin", ref)
                 if digest in known or await client.command("unload", ref) is None:
-                    del told[digest]
+                    del sent[digest]
                 else:
-                    self._tell_at[worker] = time.monotonic() + TELL_AGAIN_S
+                    self._retry_at[worker] = time.monotonic() + RESEND_AFTER_S
         except EngineDead as error:
             logger.info("worker not told of adapters", worker=worker.worker_id, reason=str(error))
 
@@ -239,11 +239,11 @@ class EngineRouter:
             await client.close()
 
 
-def _wishes(deployment: DeploymentEntry) -> dict[str, AdapterEntry]:
+def _desired_adapters(deployment: DeploymentEntry) -> dict[str, AdapterEntry]:
     """The adapters that workers should keep, by digest."""
     return {adapter.digest: adapter for adapter in deployment.adapters if adapter.preload or adapter.pinned}
 
 
-def _unwished(adapter: AdapterEntry) -> AdapterEntry:
+def _released(adapter: AdapterEntry) -> AdapterEntry:
     """The adapter as one that nobody wishes to keep."""
     return msgspec.structs.replace(adapter, preload=False, pinned=False)

@@ -116,13 +116,13 @@ class ModelTokenizer:
         return self.may_reason and reasoning.opens_reasoning(self.decode(prompt_token_ids[-PROMPT_END_TOKENS:]))
 
     async def encode(
-        self, prompt: Prompt, keep_last: int | None = None, keep_first: int | None = None, most: int | None = None
+        self, prompt: Prompt, keep_last: int | None = None, keep_first: int | None = None, limit: int | None = None
     ) -> list[int]:
         """The prompt's token ids; raises InvalidRequest or TemplateError.
 
         `keep_last` cuts to so many ids from the end; leading special tokens stay, as in transformers' truncation. The
-        caller cuts to `keep_first`, and takes no more than `most`: a text that is far longer than that is tokenised
-        only as far as is needed, and comes back as a Beginning of `most + 1` ids where it is too long.
+        caller cuts to `keep_first`, and takes no more than `limit`: a text that is far longer than that is tokenised
+        only as far as is needed, and comes back as a Beginning of `limit + 1` ids where it is too long.
         """
         if isinstance(prompt, TokenPrompt):
             return prompt.token_ids if keep_last is None else prompt.token_ids[-keep_last:]
@@ -133,23 +133,23 @@ class ModelTokenizer:
         text, special = prompt.text, prompt.add_special_tokens
         if keep_last is not None or keep_first is not None:
             ids = await self._end_of(text, special, keep_last, keep_first)
-        elif most is not None and len(text) > max(CHARACTERS_PER_TOKEN * most, INLINE_CHARACTERS):
-            if (beginning := await self._beginning(text, most)) is not None:
+        elif limit is not None and len(text) > max(CHARACTERS_PER_TOKEN * limit, INLINE_CHARACTERS):
+            if (beginning := await self._beginning(text, limit)) is not None:
                 return beginning
             ids = await self._ids(text, special)
         else:
             ids = await self._ids(text, special)
         return self.cut(ids, keep_last, special)
 
-    async def _beginning(self, text: str, most: int) -> Beginning | None:
+    async def _beginning(self, text: str, limit: int) -> Beginning | None:
         """Part by part until there are surely too many; None where the whole may fit after all."""
         ids, at, parts = Beginning(), 0, 0
         while at < len(text):
             end = _boundary(text, at + PART_CHARACTERS)
             ids += await self._ids(text[at:end], add_special_tokens=False)
             at, parts = end, parts + 1
-            if len(ids) > most + EDGE_TOKENS * parts:
-                return Beginning(ids[: most + 1])
+            if len(ids) > limit + EDGE_TOKENS * parts:
+                return Beginning(ids[: limit + 1])
         return None
 
     async def _end_of(self, text: str, special: bool, keep_last: int | None, keep_first: int | None) -> list[int]:

@@ -226,7 +226,7 @@ class Serving:
 
     async def connected(self, count: int) -> None:
         """Until so many workers can be used."""
-        await eventually(lambda: sum(len(t.heard) for t in self.router.targets) == count)
+        await eventually(lambda: sum(len(t.responsive) for t in self.router.targets) == count)
 
     async def stop(self) -> None:
         """Hang up on clients and workers."""

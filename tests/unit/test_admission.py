@@ -27,7 +27,7 @@ async def test_a_full_server_refuses_and_then_serves_again(start, dialect):
     gate.open()
     assert (await first.end()).status == 200
     assert (await serving.post(path, body, plane=plane)).status == 200
-    assert serving.services.admission.inside == 0
+    assert serving.services.admission.in_flight == 0
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -48,30 +48,30 @@ async def test_health_follows_the_workers_and_the_drain(serving, path):
 
 def test_one_tenant_leaves_room_for_others():
     admission = Admission(4)
-    with admission.place("a"), admission.place("a"), admission.place("a"):
+    with admission.permit("a"), admission.permit("a"), admission.permit("a"):
         with pytest.raises(Overloaded):
             admission.check("a")
-        with admission.place("b"):
-            assert admission.inside == 4
+        with admission.permit("b"):
+            assert admission.in_flight == 4
             with pytest.raises(Overloaded):
                 admission.check("c")
         admission.check("b")
-    assert (admission.inside, admission.crowded) == (0, False)
+    assert (admission.in_flight, admission.crowded) == (0, False)
 
 
 def test_nobody_in_particular_shares_with_nobody():
     admission = Admission(4, 1)
-    with admission.place(""), admission.place(""), admission.place("a"):
-        assert admission.inside == 3
+    with admission.permit(""), admission.permit(""), admission.permit("a"):
+        assert admission.in_flight == 3
         with pytest.raises(Overloaded):
             admission.check("a")
 
 
 def test_crowded_is_true_as_soon_as_anybody_may_be_refused():
     admission = Admission(4)
-    with admission.place(), admission.place():
+    with admission.permit(), admission.permit():
         assert not admission.crowded
-        with admission.place():
+        with admission.permit():
             assert admission.crowded
     admission.draining = True
     assert admission.crowded

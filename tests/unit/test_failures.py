@@ -36,7 +36,7 @@ async def test_statuses(serving, dialect, code):
     expected = STATUSES.get(code, {"tgi": 424, "": 500})
     assert answer.status == expected.get(dialect, expected[""])
     assert "error" in answer.json()
-    assert serving.services.admission.inside == 0
+    assert serving.services.admission.in_flight == 0
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -67,4 +67,4 @@ async def test_what_nobody_foresaw_is_told_without_details(serving, dialect, mon
     answer = await serving.post(path, body, plane=plane)
     assert answer.status == 500
     assert "secret" not in answer.text
-    assert serving.services.admission.inside == 0
+    assert serving.services.admission.in_flight == 0

@@ -65,7 +65,7 @@ async def test_one_tenant_may_not_hold_every_place(start):
     serving = await start(api_key_required=True, max_concurrent_requests=8, max_requests_per_tenant=1)
     serving.keys = {"k1": entry("infer", "k1.secret"), "k2": entry("infer", "k2.secret")}
     serving.publish()
-    with serving.services.admission.place("k1"):
+    with serving.services.admission.permit("k1"):
         assert (await serving.post(PATH, ASK, authorization="Bearer k1.secret")).status == 503
         assert (await serving.post(PATH, ASK, authorization="Bearer k2.secret")).status == 200
 
@@ -95,7 +95,7 @@ async def test_a_full_server_is_told_of_before_the_body(start):
     serving = await start(max_concurrent_requests=1)
     plane, headers = serving.planes["front"], {b"host": b"x"}
     assert plane.overloaded("POST", PATH, headers) is None
-    with serving.services.admission.place():
+    with serving.services.admission.permit():
         assert plane.overloaded("POST", PATH, headers).status == 503
         assert plane.overloaded("POST", "/generate_stream", headers) is None  # it answers 200 whatever happens
         assert plane.overloaded("GET", "/v1/models", headers) is None

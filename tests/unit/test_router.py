@@ -240,7 +240,7 @@ async def test_a_client_that_leaves_ends_its_request(serving):
         call.hang_up()
         await call.task
         await eventually(lambda submitted=submitted: len(serving.worker.aborted) == submitted)
-    assert serving.services.admission.inside == 0
+    assert serving.services.admission.in_flight == 0
 
 
 async def test_a_stop_string_ends_the_request_in_the_engine(serving):

@@ -98,7 +98,7 @@ def counted(exchange: Exchange, services: Services, state: MindieState) -> Itera
     """A permit for an inference request, and its counters."""
     state.metrics.received()
     try:
-        with services.admission.place(exchange.tenant):
+        with services.admission.permit(exchange.tenant):
             yield
     except ClientGone:
         raise

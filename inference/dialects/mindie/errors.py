@@ -82,11 +82,11 @@ def render(error: ServingError) -> Response:
     if isinstance(error, errors.InternalError):
         return Response(500, b"Server internal error")
     if isinstance(error, errors.BodyTooLarge):
-        most = error.limit // MEBIBYTE
-        return json_response({"message": f"Request body too large. Maximum allowed size is {most}MB."}, 413)
-    told = translated(error)
-    body = {"error": told.message, "error_type": told.error_type}
-    return json_response(body, told.status, retry_headers(error))
+        limit_mb = error.limit // MEBIBYTE
+        return json_response({"message": f"Request body too large. Maximum allowed size is {limit_mb}MB."}, 413)
+    mapped = translated(error)
+    body = {"error": mapped.message, "error_type": mapped.error_type}
+    return json_response(body, mapped.status, retry_headers(error))
 
 
 def render_late(error: ServingError) -> bytes:

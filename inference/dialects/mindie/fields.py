@@ -30,7 +30,7 @@ class Fields:
 
     def number(
         self, key: str, low: float, high: float = FLOAT32_MAX, *, open_low: bool = False, open_high: bool = False,
-        told: str | None = None
+        interval_text: str | None = None
     ) -> float | None:  # fmt: skip
         """Any number of JSON's within the interval; `told` is how the refusal writes it."""
         value = self.values.get(key)
@@ -41,7 +41,7 @@ class Fields:
         outside = value < low or value > high or (open_low and value == low) or (open_high and value == high)
         if outside:
             interval = f"{'(' if open_low else '['}{low},{high}{')' if open_high else ']'}"
-            raise invalid(f"Parameter {key} must be in {told or interval}, got {value}.")
+            raise invalid(f"Parameter {key} must be in {interval_text or interval}, got {value}.")
         return float(value)
 
     def integer(self, key: str, low: int, high: int = INT32_MAX, *, kind: str = "integer") -> int | None:
@@ -77,15 +77,15 @@ class Fields:
 
     def positive_temperature(self) -> float | None:
         """TGI, Triton, native: greater than 0."""
-        return self.number("temperature", 0.0, open_low=True, told=f"(0.0,{FLOAT32_MAX}]")
+        return self.number("temperature", 0.0, open_low=True, interval_text=f"(0.0,{FLOAT32_MAX}]")
 
     def temperature(self, high: float = FLOAT32_MAX) -> float | None:
         """VLLM, OpenAI: from 0 on, though the refusal says otherwise."""
-        return self.number("temperature", 0.0, high, told=f"(0.0,{high}]")
+        return self.number("temperature", 0.0, high, interval_text=f"(0.0,{high}]")
 
     def top_p(self, open_high: bool) -> float | None:
         """Up to 1, which TGI and native rows refuse, though the refusal says otherwise."""
-        return self.number("top_p", 0.0, 1.0, open_low=True, open_high=open_high, told="(0.0,1.0]")
+        return self.number("top_p", 0.0, 1.0, open_low=True, open_high=open_high, interval_text="(0.0,1.0]")
 
     def typical_p(self) -> float | None:
         """Accepted, without effect."""

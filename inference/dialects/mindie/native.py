@@ -100,7 +100,7 @@ class NativeReply(Reply):
         if ended:
             text = None
             frame["generated_text"] = "".join(self._texts)
-            frame["details"] = self._told() if self._details else None
+            frame["details"] = self._render_details() if self._details else None
         frame["token"] = {"id": delta.token_ids, "text": text}
         return [event(frame)]
 
@@ -115,12 +115,12 @@ class NativeReply(Reply):
         """`generated_text`, and details with the ids."""
         value: dict[str, Any] = {"generated_text": "".join(self._texts)}
         if self._details:
-            details = self._told()
+            details = self._render_details()
             seed = details.pop("seed")
             value["details"] = {**details, "generated_token_ids": self._ids, "seed": seed}
         return json_response(value)
 
-    def _told(self) -> dict[str, Any]:
+    def _render_details(self) -> dict[str, Any]:
         return {
             "finish_reason": self._finish,
             "generated_tokens": len(self._ids),

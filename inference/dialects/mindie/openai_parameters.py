@@ -113,7 +113,7 @@ def usage(
 ) -> dict[str, Any]:
     """`usage`, with each step's batch size and wait where the benchmark's client wants them."""
     counts = generation.usage
-    told: dict[str, Any] = {
+    value: dict[str, Any] = {
         "prompt_tokens": counts.prompt_tokens,
         "prompt_tokens_details": {"cached_tokens": counts.cached_tokens},
         "completion_tokens": completion_tokens,
@@ -121,8 +121,8 @@ def usage(
         "total_tokens": counts.prompt_tokens + completion_tokens,
     }
     if benchmark:
-        told["batch_size"], told["queue_wait_time"] = clock.batch_sizes, clock.waits_us
-    return told
+        value["batch_size"], value["queue_wait_time"] = clock.batch_sizes, clock.waits_us
+    return value
 
 
 def _max_tokens(body: Fields) -> int | None:

@@ -75,9 +75,9 @@ def stop_strings(fields: Fields, longest: int | None = MAX_STOP_LENGTH) -> list[
         raise invalid(f"Parameter stop must have at most {MAX_STOP_STRINGS} items, got {len(texts)}.")
     alone = isinstance(value, str)
     for text in texts:
-        most = longest if alone else MAX_STOP_LENGTH
-        if not text or (most is not None and utf16_length(text) > most):
-            raise invalid(f"Each string of parameter stop must have a length in [1,{most or 'limit'}].")
+        limit = longest if alone else MAX_STOP_LENGTH
+        if not text or (limit is not None and utf16_length(text) > limit):
+            raise invalid(f"Each string of parameter stop must have a length in [1,{limit or 'limit'}].")
     if not alone and sum(map(utf16_length, texts)) > MAX_STOP_TOTAL:
         raise invalid(f"The strings of parameter stop must have at most {MAX_STOP_TOTAL} characters together.")
     return texts
@@ -139,8 +139,8 @@ def sequences_of(
     if best_of is not None and best_of < (n or 1):
         raise invalid("best_of must be greater than or equal to n")
     if wanted > 1 and not sampling.temperature and not beams:
-        told = f"but best_of is {best_of}, n is {n}."
-        raise invalid(f"Best_of/N can not greater than 1 when temperature is 0 or not set, {told}")
+        values = f"but best_of is {best_of}, n is {n}."
+        raise invalid(f"Best_of/N can not greater than 1 when temperature is 0 or not set, {values}")
     if wanted > 1 and settings.async_scheduling:
         raise invalid("best_of/n greater than 1 are not supported by this endpoint")
     limits = {"max_batch_size": batch, "max_prefill_batch_size": prefill_batch, "max_n": settings.max_n}

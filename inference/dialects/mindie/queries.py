@@ -115,7 +115,7 @@ async def tokenizer(exchange: Exchange, services: Services, state: MindieState) 
         raise invalid(NOT_UTF16) from error
     model = state.router.resolve(None).tokenizer
     # A server that drains still counts tokens.
-    with nullcontext() if services.admission.draining else services.admission.place(exchange.tenant):
+    with nullcontext() if services.admission.draining else services.admission.permit(exchange.tenant):
         ids = await model.encode(TextPrompt(text))
         pieces = [] if body.get("do_decode") is False else await beside(model.pieces, ids)
     await exchange.respond(json_response({"token_number": len(ids), "tokens": pieces}))

@@ -120,7 +120,7 @@ class _Routes:
 
     def infer(self, path: str, handler: MindieHandler, summary: str) -> None:
         """An inference, which takes a place; the metrics count those that find none."""
-        self._make("POST", path, handler, summary, takes_place=True, refused=self._count_refusal)
+        self._make("POST", path, handler, summary, needs_permit=True, refused=self._count_refusal)
 
     def _make(self, method: str, path: str, handler: MindieHandler, summary: str, **fields: Any) -> None:
         bound = partial(_with_state, handler, self._state)

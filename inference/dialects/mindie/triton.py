@@ -236,7 +236,7 @@ class TextReply(Reply):
         frame: dict[str, Any] = {**self._head, "text_output": text}
         if self._details:
             clock = self._clock
-            frame["details"] = self._told(clock.batch_sizes[-1], clock.waits_us[-1])
+            frame["details"] = self._render_details(clock.batch_sizes[-1], clock.waits_us[-1])
             frame["prefill_time"], frame["decode_time"] = clock.prefill_ms, clock.decode_ms
         return [b"data:" + msgspec.json.encode(frame) + b"\n\n"]
 
@@ -251,10 +251,10 @@ class TextReply(Reply):
         """The text, and details with one entry for each step."""
         value: dict[str, Any] = {**self._head, "text_output": "".join(self._texts)}
         if self._details:
-            value["details"] = self._told(self._clock.batch_sizes, self._clock.waits_us)
+            value["details"] = self._render_details(self._clock.batch_sizes, self._clock.waits_us)
         return json_response(value)
 
-    def _told(self, batch_size: Any, wait_us: Any) -> dict[str, Any]:
+    def _render_details(self, batch_size: Any, wait_us: Any) -> dict[str, Any]:
         finish = {} if self._finish is None else {"finish_reason": self._finish}
         return {
             **finish,

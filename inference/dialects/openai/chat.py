@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/chat/completions."""
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), ChatCompletionRequest)
         request = await parse(body, exchange, services)
 

@@ -37,7 +37,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/completions."""
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), CompletionRequest)
         requests = await _parse(body, exchange, services)
 
@@ -192,7 +192,7 @@ class CompletionReply(Reply):
 
     def whole(self) -> Response:
         """The complete answer."""
-        sequences = self._best({place: joined(self._deltas[place]) for place in sorted(self._deltas)})
+        sequences = self._best({key: joined(self._deltas[key]) for key in sorted(self._deltas)})
         choices = encoded((self._choice(index, sequence) for index, sequence in enumerate(sequences)), 1)
         nulls = {"service_tier": None, "system_fingerprint": self.fingerprint, "kv_transfer_params": None}
         value = {**self.head, "choices": choices, "usage": self._usage(), **nulls}

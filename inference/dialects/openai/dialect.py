@@ -29,7 +29,7 @@ async def _json_only(handler: Handler, exchange: Exchange, services: Services) -
 
 
 def _post(path: str, handler: Handler, summary: str, body: type) -> Route:
-    return Route("POST", path, partial(_json_only, handler), render, summary, body=body, takes_place=True)
+    return Route("POST", path, partial(_json_only, handler), render, summary, body=body, needs_permit=True)
 
 
 def _invoke(key: str, handler: Handler, body: type) -> Route:

@@ -54,7 +54,7 @@ class EmbeddingsRequest(msgspec.Struct):
 
 async def create(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), EmbeddingsRequest)
         write = _writer(body)
         inputs = await exchange.work(parse_inputs, body, services.limits.max_embedding_inputs)
@@ -93,7 +93,7 @@ def _data(vectors: np.ndarray, write: Callable[[np.ndarray], Any]) -> msgspec.Ra
     return encoded(({"index": i, "object": "embedding", "embedding": write(vector)} for i, vector in rows), 1)
 
 
-def parse_inputs(body: EmbeddingsRequest, most: int) -> list[Prompt]:
+def parse_inputs(body: EmbeddingsRequest, limit: int) -> list[Prompt]:
     """`input` in its four forms, or `messages`."""
     special = body.add_special_tokens is not False
     if body.messages is not None:
@@ -104,7 +104,7 @@ def parse_inputs(body: EmbeddingsRequest, most: int) -> list[Prompt]:
                            template_arguments(body.chat_template_kwargs))]  # fmt: skip
     if is_empty(body.input):
         raise InvalidRequest("input must be given, and no entry may be empty.", "input")
-    return parse_forms(body.input, "input", most, special)
+    return parse_forms(body.input, "input", limit, special)
 
 
 def _writer(body: EmbeddingsRequest) -> Callable[[np.ndarray], Any]:

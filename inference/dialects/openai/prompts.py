@@ -16,10 +16,10 @@ PROMPT_FORMS = [
 ]
 
 
-def parse_forms(value: Any, field: str, most: int, add_special_tokens: bool) -> list[Prompt]:
+def parse_forms(value: Any, field: str, limit: int, add_special_tokens: bool) -> list[Prompt]:
     """The prompts in any of the forms, at most so many; raises InvalidRequest for `field`."""
     items = value if isinstance(value, list) and not _is_ids(value) else [value]
-    check_count(field, items, most)
+    check_count(field, items, limit)
     prompts: list[Prompt] = []
     for item in items:
         if isinstance(item, str):

@@ -33,7 +33,7 @@ STREAM = StreamFormat(HEADERS, render_event, keep_alive=KEEP_ALIVE)
 
 async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/responses."""
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), ResponsesRequest)
         chat_body = await exchange.work(as_chat, body)
         request = await chat.parse(chat_body, exchange, services)
@@ -80,8 +80,8 @@ class ResponseReply(Reply):
             if not self._reasoning:
                 self._reasoning = True
                 yield self._item_event("added", 0, self._reasoning_item("in_progress", ""))
-            place = {"item_id": self.reasoning_id, "output_index": 0, "content_index": 0}
-            yield self._event("response.reasoning_text.delta", **place, delta=reasoning)
+            position = {"item_id": self.reasoning_id, "output_index": 0, "content_index": 0}
+            yield self._event("response.reasoning_text.delta", **position, delta=reasoning)
         if text:
             if not self._writing:
                 self._writing = True
@@ -113,10 +113,10 @@ class ResponseReply(Reply):
             events.append(self._text_event("response.content_part.done", part=_part(self.text, self.logprobs)))
             events.append(self._item_event("done", self._text_index, self._text_item()))
         for index, item in enumerate(calls, self._text_index + (written or not calls)):
-            place = {"output_index": index, "item_id": item["id"]}
+            position = {"output_index": index, "item_id": item["id"]}
             events.append(self._item_event("added", index, {**item, "arguments": "", "status": "in_progress"}))
-            events.append(self._event("response.function_call_arguments.delta", **place, delta=item["arguments"]))
-            events.append(self._event("response.function_call_arguments.done", **place, arguments=item["arguments"]))
+            events.append(self._event("response.function_call_arguments.delta", **position, delta=item["arguments"]))
+            events.append(self._event("response.function_call_arguments.done", **position, arguments=item["arguments"]))
             events.append(self._item_event("done", index, item))
         whole = self._whole()
         return [*events, self._event(f"response.{whole['status']}", response=whole)]
@@ -134,8 +134,8 @@ class ResponseReply(Reply):
 
     def error_chunk(self, error: ServingError) -> bytes:
         """An error as an event of this response."""
-        told = error_body(error)[1]["error"]
-        response = {**self._response("failed", []), "error": told}
+        details = error_body(error)[1]["error"]
+        response = {**self._response("failed", []), "error": details}
         return self._event("response.failed", response=response)
 
     @property
@@ -229,8 +229,8 @@ class ResponseReply(Reply):
         return self._event(f"response.output_item.{change}", output_index=index, item=item)
 
     def _text_event(self, kind: str, **fields: Any) -> bytes:
-        place = {"item_id": self.message_id, "output_index": self._text_index, "content_index": 0}
-        return self._event(kind, **place, **fields)
+        position = {"item_id": self.message_id, "output_index": self._text_index, "content_index": 0}
+        return self._event(kind, **position, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         value = {"type": kind, "sequence_number": self._sequence, **fields}

@@ -34,7 +34,7 @@ ROUTES = (
         render,
         "Apply the chat template and tokenize a conversation",
         body=ChatRequest,
-        takes_place=True,
+        needs_permit=True,
     ),
     Route(
         "POST",
@@ -43,7 +43,7 @@ ROUTES = (
         render,
         "Generate text for several Vertex AI instances",
         body=VertexRequest,
-        takes_place=True,
+        needs_permit=True,
         refused=generate.overloaded,
     ),
     Route("GET", "/info", operations.info, render, "Describe the served model and the limits"),

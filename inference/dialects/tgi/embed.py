@@ -36,16 +36,16 @@ async def embed(exchange: Exchange, services: Services, value: dict[str, Any]) -
     except InvalidRequest as error:
         raise undeserialisable(error) from error
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-    most = services.limits.max_embedding_inputs
-    if not 1 <= len(texts) <= most or not all(texts):
-        raise invalid(f"`inputs` must be 1 to {most} texts, none of them empty", "inputs")
+    limit = services.limits.max_embedding_inputs
+    if not 1 <= len(texts) <= limit or not all(texts):
+        raise invalid(f"`inputs` must be 1 to {limit} texts, none of them empty", "inputs")
     if request.truncation_direction not in (None, "Left", "Right", "left", "right"):
         raise invalid("`truncation_direction` must be Left or Right", "truncation_direction")
     if request.prompt_name is not None:
         raise invalid("`prompt_name` is not supported: the model's own default prompt is used", "prompt_name")
     longest = services.router.resolve(None).info.max_model_len if request.truncate else None
     left = (request.truncation_direction or "").lower() == "left"
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         asked = EmbeddingRequest(
             model=None,
             inputs=[TextPrompt(text) for text in texts],

@@ -111,7 +111,7 @@ async def _prepare(exchange: Exchange, services: Services, request: GenerateRequ
         raise invalid(
             f"`adapter_id`: the adapter {(p.adapter_id or '')[:100]!r} was not found", "adapter_id"
         ) from error
-    ids = await target.tokenizer.encode(TextPrompt(request.inputs), p.truncate, most=total)
+    ids = await target.tokenizer.encode(TextPrompt(request.inputs), p.truncate, limit=total)
     validate_length(len(ids), p, total)
     with_tokens = streaming or p.details or p.decoder_input_details or bool(p.best_of)
     internal = generation_request(request, TokenPrompt(ids), grammar, with_tokens)
@@ -281,7 +281,7 @@ def overloaded(services: Services) -> None:
 def counted_permit(exchange: Exchange, services: Services) -> Iterator[None]:
     """A permit, and TGI's failure counter for what is refused before an engine sees it."""
     try:
-        with services.admission.place(exchange.tenant):
+        with services.admission.permit(exchange.tenant):
             yield
     except InvalidRequest:
         services.metrics.refused("validation")

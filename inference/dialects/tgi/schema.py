@@ -116,13 +116,13 @@ def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, st
     if p.max_new_tokens == 0:
         raise invalid("`max_new_tokens` must be strictly positive", "max_new_tokens")
     if len(p.stop) > limits.max_stop_sequences:
-        most = limits.max_stop_sequences
-        raise invalid(f"`stop` supports up to {most} stop sequences. Given: {len(p.stop)}", "stop")
+        limit = limits.max_stop_sequences
+        raise invalid(f"`stop` supports up to {limit} stop sequences. Given: {len(p.stop)}", "stop")
     if p.seed is not None and best_of > 1:
         raise invalid("`seed` must not be set when `best_of` > 1", "seed")
     if p.top_n_tokens is not None and p.top_n_tokens > limits.max_top_n_tokens:
-        most = limits.max_top_n_tokens
-        raise invalid(f"`top_n_tokens` must be >= 0 and <= {most}. Given: {p.top_n_tokens}", "top_n_tokens")
+        limit = limits.max_top_n_tokens
+        raise invalid(f"`top_n_tokens` must be >= 0 and <= {limit}. Given: {p.top_n_tokens}", "top_n_tokens")
     if not request.inputs:
         raise invalid("`inputs` cannot be empty", "inputs")
     longest = max_total_tokens - 1

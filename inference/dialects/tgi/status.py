@@ -76,7 +76,7 @@ async def chat_tokenize(exchange: Exchange, services: Services) -> None:
         request = await exchange.work(convert, await exchange.json(), ChatRequest)
     except InvalidRequest as error:
         raise undeserialisable(error) from error
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         tokenizer = services.router.resolve(request.model).tokenizer
         arguments = {"tools": request.tools} if request.tools else {}
         messages = await exchange.work(parse_messages, request.messages)
@@ -93,7 +93,7 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
     """Tokens of `inputs` with the byte range that each covers."""
     request: GenerateRequest = await exchange.work(parse, await exchange.json(), GenerateRequest)
     tokenizer = services.router.resolve(None).tokenizer
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         encoding = await tokenizer.encoding(request.inputs, add_special_tokens=True)
         tokens = await beside(_tokens, request.inputs, encoding)
         del encoding

@@ -39,8 +39,8 @@ async def predict(exchange: Exchange, services: Services) -> None:
     if not body.instances:
         raise invalid("`instances` cannot be empty", "instances")
     if len(body.instances) > services.limits.max_prompts:
-        most = services.limits.max_prompts
-        raise invalid(f"`instances` supports up to {most} entries. Given: {len(body.instances)}", "instances")
+        limit = services.limits.max_prompts
+        raise invalid(f"`instances` supports up to {limit} entries. Given: {len(body.instances)}", "instances")
 
     async def prepare() -> list[Generation]:
         return [await _prepare(exchange, services, number, instance) for number, instance in enumerate(body.instances)]
@@ -83,7 +83,7 @@ async def _prepare(exchange: Exchange, services: Services, number: int, instance
         if not request.inputs:
             raise invalid("`inputs` cannot be empty", "inputs")
         longest = services.router.resolve(None).info.max_model_len
-        ids, parameters = await tokenizer.encode(TextPrompt(request.inputs), most=longest), request.parameters
+        ids, parameters = await tokenizer.encode(TextPrompt(request.inputs), limit=longest), request.parameters
     internal = GenerationRequest(
         model=None,
         prompt=TokenPrompt(ids),

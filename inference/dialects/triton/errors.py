@@ -27,7 +27,7 @@ TABLE: list[tuple[type[ServingError], int, str]] = [
 STATUSES = frozenset(status for _, status, _ in TABLE)
 
 
-def told(error: ServingError) -> tuple[int, str, str]:
+def error_parts(error: ServingError) -> tuple[int, str, str]:
     """HTTP status, gRPC code and text."""
     status, code = next((status, code) for cls, status, code in TABLE if isinstance(error, cls))
     text = error.message
@@ -38,7 +38,7 @@ def told(error: ServingError) -> tuple[int, str, str]:
 
 def render(error: ServingError) -> Response:
     """A complete answer."""
-    status, _, text = told(error)
+    status, _, text = error_parts(error)
     headers = retry_headers(error)
     if isinstance(error, errors.MethodNotAllowed):
         headers.append((b"allow", ", ".join(error.allowed).encode()))
@@ -47,4 +47,4 @@ def render(error: ServingError) -> Response:
 
 def render_event(error: ServingError) -> bytes:
     """An error after a stream's head."""
-    return event({"error": told(error)[2]})
+    return event({"error": error_parts(error)[2]})

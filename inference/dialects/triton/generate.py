@@ -28,7 +28,7 @@ ONE_ANSWER = (
 
 async def generate(exchange: Exchange, services: Services) -> None:
     """One answer."""
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         prepared = await _prepare(exchange, services)
         if prepared.streams:
             raise InvalidRequest(ONE_ANSWER, "stream")
@@ -37,7 +37,7 @@ async def generate(exchange: Exchange, services: Services) -> None:
 
 async def generate_stream(exchange: Exchange, services: Services) -> None:
     """One frame for each step, and no [DONE]."""
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         await answer(exchange, _job(await _prepare(exchange, services), STREAM))
 
 

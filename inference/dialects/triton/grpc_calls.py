@@ -17,7 +17,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from inference.dialects.triton.errors import told
+from inference.dialects.triton.errors import error_parts
 from inference.errors import InvalidRequest, Overloaded, ServingError
 from inference.generation.caller import RpcCaller
 from inference.http.admission import Admission
@@ -67,7 +67,7 @@ class Calls(grpc.GenericRpcHandler):
     """The calls of one service."""
 
     def __init__(self, name: str, methods: dict[str, Method], services: Services, timeouts: Timeouts) -> None:
-        self._methods = {f"/{name}/{method}": row for method, row in methods.items()}
+        self._methods = {f"/{name}/{method}": call for method, call in methods.items()}
         self._services, self._timeouts = services, timeouts
         self._streams = Admission(services.admission.max_concurrent_requests)
         self._queries = 0
@@ -119,8 +119,8 @@ class Calls(grpc.GenericRpcHandler):
     async def _answer(self, method: Method, caller: RpcCaller, context: Context) -> None:
         """One message, one answer."""
         assert method.unary is not None
-        place = self._services.admission.place(caller.permit_holder) if method.infers else self._query(method)
-        with place:
+        permit = self._services.admission.permit(caller.permit_holder) if method.infers else self._query(method)
+        with permit:
             request = None
             if method.asked is not None:
                 try:
@@ -140,7 +140,7 @@ class Calls(grpc.GenericRpcHandler):
             while (request := await _read(method, context)) is not None:
                 yield request
 
-        with self._streams.place(caller.permit_holder):
+        with self._streams.permit(caller.permit_holder):
             async with aclosing(method.stream(requests(), caller)) as answers:
                 async for answer in answers:
                     await self._write(context, answer)
@@ -183,7 +183,7 @@ def request_id_in(metadata: dict[str, Any]) -> str:
 
 
 async def _abort(context: Context, error: ServingError, method: str, request_id: str) -> None:
-    _, code, text = told(error)
+    _, code, text = error_parts(error)
     log_refusal(error, "gRPC", method, code, request_id)
     trailers = tuple((name.decode(), value.decode()) for name, value in retry_headers(error))
     await context.abort(grpc.StatusCode[code], text, trailers)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from inference.dialects.triton import repository
-from inference.dialects.triton.errors import told
+from inference.dialects.triton.errors import error_parts
 from inference.dialects.triton.grpc_calls import Calls, Method
 from inference.dialects.triton.grpc_messages import inference_of, response_of
 from inference.dialects.triton.infer import embed, embeds, prepare
@@ -180,19 +180,19 @@ class GrpcInferenceService:
                 async for response in responses:
                     await answers.put(pb.ModelStreamInferResponse(infer_response=response))
         except ServingError as error:
-            log_refusal(error, "gRPC", "ModelStreamInfer", told(error)[1], caller.request_id)
+            log_refusal(error, "gRPC", "ModelStreamInfer", error_parts(error)[1], caller.request_id)
             named = {} if isinstance(request, ServingError) else {"model_name": request.model_name, "id": request.id}
             failed = pb.ModelInferResponse(**named)
-            await answers.put(pb.ModelStreamInferResponse(error_message=told(error)[2], infer_response=failed))
+            await answers.put(pb.ModelStreamInferResponse(error_message=error_parts(error)[2], infer_response=failed))
         except Exception:  # one of the edges: the stream's other requests go on
             logger.exception("unhandled error", method="ModelStreamInfer")
-            text = told(InternalError("internal error"))[2]
+            text = error_parts(InternalError("internal error"))[2]
             await answers.put(pb.ModelStreamInferResponse(error_message=text))
 
     async def _responses(self, request: Any, caller: RpcCaller) -> AsyncGenerator[Any, None]:
         """One for each step where the request asks for a stream, else one; the last is marked."""
         services = self._services
-        with services.admission.place(caller.permit_holder):
+        with services.admission.permit(caller.permit_holder):
             inference = await beside_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
             if (target := embeds(inference, services)) is not None:
                 tensors = await embed(inference, services, caller)

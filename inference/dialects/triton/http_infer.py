@@ -23,7 +23,7 @@ WBITS = {"gzip": 31, "deflate": 47}
 
 async def infer(exchange: Exchange, services: Services) -> None:
     """The route's handler."""
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         request, raw = await _split(exchange, services.limits.max_body_bytes)
         inference, binary = await exchange.work(_parse, request, raw, exchange.parameters)
         if (target := embeds(inference, services)) is not None:
@@ -54,12 +54,12 @@ class Binary:
         return self._named.get(name, self._default)
 
 
-async def _split(exchange: Exchange, most: int) -> tuple[dict[str, Any], bytes]:
+async def _split(exchange: Exchange, max_bytes: int) -> tuple[dict[str, Any], bytes]:
     """The JSON and the bytes behind it; the header counts the JSON before compression."""
     body = await exchange.body()
     encoding = (exchange.header("content-encoding") or "identity").lower()
     if encoding != "identity":  # a small body may become a large one
-        body = await beside(_decompressed, body, encoding, most)
+        body = await beside(_decompressed, body, encoding, max_bytes)
         exchange.body_bytes = len(body)
     given = exchange.header(LENGTH)
     if given is None:
@@ -70,18 +70,18 @@ async def _split(exchange: Exchange, most: int) -> tuple[dict[str, Any], bytes]:
     return await exchange.work(parse_json, body[:length]), body[length:]
 
 
-def _decompressed(body: bytes, encoding: str, most: int) -> bytes:
+def _decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:
     if encoding in ("identity", ""):
         return body
     if encoding not in WBITS:
         raise InvalidRequest(f"Content-Encoding must be gzip, deflate or identity, got {encoding[:40]}")
     stream = zlib.decompressobj(WBITS[encoding])
     try:
-        whole = stream.decompress(body, most)
+        whole = stream.decompress(body, max_bytes)
     except zlib.error as error:
         raise MalformedBody(f"the body is no {encoding} data") from error
     if stream.unconsumed_tail:
-        raise InvalidRequest(f"the body has more than {most} bytes when it is decompressed")
+        raise InvalidRequest(f"the body has more than {max_bytes} bytes when it is decompressed")
     return whole
 
 

@@ -173,9 +173,9 @@ async def embed(inference: Inference, services: Services, caller: Caller) -> lis
     inputs = [tensor for tensor in inference.inputs if tensor.name in EMBEDDING_INPUTS]
     if len(inputs) != 1 or inputs[0].datatype != "BYTES" or not inputs[0].values:
         raise InvalidRequest("inputs must hold `input_text` of datatype BYTES with at least one element", "inputs")
-    most = services.limits.max_embedding_inputs
-    if len(inputs[0].values) > most:
-        raise InvalidRequest(f"input_text must have at most {most} elements", "inputs")
+    limit = services.limits.max_embedding_inputs
+    if len(inputs[0].values) > limit:
+        raise InvalidRequest(f"input_text must have at most {limit} elements", "inputs")
     prompts: list[Prompt] = [TextPrompt(text) for text in inputs[0].values]
     request = EmbeddingRequest(model=inference.model, inputs=prompts)
     vectors = (await services.embedder.embed(request, caller, "triton")).vectors

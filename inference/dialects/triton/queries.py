@@ -73,15 +73,15 @@ async def statistics(exchange: Exchange, services: Services) -> None:
     """GET /v2/models/{model}/stats."""
     name, version = exchange.parameters["model"], exchange.parameters.get("version", "")
     target = find(services.router, name, version)
-    told = statistics_of(services).of(target.entry.name, name, str(target.entry.version))
-    await exchange.respond(json_response({"model_stats": [told]}))
+    entry = statistics_of(services).of(target.entry.name, name, str(target.entry.version))
+    await exchange.respond(json_response({"model_stats": [entry]}))
 
 
 async def all_statistics(exchange: Exchange, services: Services) -> None:
     """GET /v2/models/stats."""
     entries = [target.entry for target in services.router.targets]
-    told = [statistics_of(services).of(entry.name, entry.name, str(entry.version)) for entry in entries]
-    await exchange.respond(json_response({"model_stats": told}))
+    statistics_entries = [statistics_of(services).of(e.name, e.name, str(e.version)) for e in entries]
+    await exchange.respond(json_response({"model_stats": statistics_entries}))
 
 
 async def refuse_shared_memory(exchange: Exchange, services: Services) -> None:

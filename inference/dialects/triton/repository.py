@@ -72,9 +72,9 @@ async def unload(services: Services, name: str, actor: str) -> None:
 
 
 def _row(state: DeploymentState) -> dict[str, str]:
-    told = STATES.get(state.state, "UNAVAILABLE")
-    reason = "" if told == "READY" else state.reason or state.state
-    return {"name": state.name, "version": str(state.version), "state": told, "reason": reason}
+    status = STATES.get(state.state, "UNAVAILABLE")
+    reason = "" if status == "READY" else state.reason or state.state
+    return {"name": state.name, "version": str(state.version), "state": status, "reason": reason}
 
 
 async def _body(exchange: Exchange) -> dict[str, Any]:

@@ -17,7 +17,7 @@ def _of_model(method: str, suffix: str, handler: Handler, summary: str, body: ty
     """With a version and without; the version's first, because a model's name may hold anything."""
     forms = (f"/v2/models/{{model:path}}/versions/{{version}}{suffix}", f"/v2/models/{{model:path}}{suffix}")
     infers = method == "POST"
-    return tuple(Route(method, path, handler, render, summary, body=body, takes_place=infers) for path in forms)
+    return tuple(Route(method, path, handler, render, summary, body=body, needs_permit=infers) for path in forms)
 
 
 def _repository(path: str, handler: Handler, summary: str, body: type) -> tuple[Route, ...]:

@@ -20,7 +20,7 @@ ROUTES = (
         "POST", "/tokenize", tokenization.tokenize, render, "Tokenize a prompt or a conversation",
         body=TokenizeRequest, keys=("prompt", "messages"),
     ),
-    Route("POST", "/detokenize", tokenization.detokenize, render, "Turn tokens into text", body=DetokenizeRequest, takes_place=True),
+    Route("POST", "/detokenize", tokenization.detokenize, render, "Turn tokens into text", body=DetokenizeRequest, needs_permit=True),
     Route("GET", "/tokenizer_info", tokenization.tokenizer_info, render, "Get the tokenizer's configuration"),
     Route("GET", "/version", operations.version, render, "Get the server's version", scope=None),
     Route("GET", "/load", operations.load, render, "Count the running requests", scope="metrics"),

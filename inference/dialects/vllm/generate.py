@@ -49,7 +49,7 @@ class DemoRequest(SamplingFields):
 
 async def generate(exchange: Exchange, services: Services) -> None:
     """POST /generate with `prompt`."""
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         value = await exchange.json()
         unknown = min(value.keys() - set(DemoRequest.__struct_fields__), default=None)
         if unknown is not None:

@@ -24,7 +24,7 @@ async def version(exchange: Exchange, services: Services) -> None:
 
 async def load(exchange: Exchange, services: Services) -> None:
     """GET /load: requests that are inside."""
-    await exchange.respond(json_response({"server_load": services.admission.inside}))
+    await exchange.respond(json_response({"server_load": services.admission.in_flight}))
 
 
 async def ping(exchange: Exchange, services: Services) -> None:

@@ -45,7 +45,7 @@ class DetokenizeRequest(msgspec.Struct):
 
 async def tokenize(exchange: Exchange, services: Services) -> None:
     """Token ids, and their texts if asked for."""
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), TokenizeRequest)
         prompt = await exchange.work(_prompt, body)
         target = services.router.resolve(body.model)
@@ -59,12 +59,12 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
 
 async def detokenize(exchange: Exchange, services: Services) -> None:
     """The text of token ids, special tokens included."""
-    with services.admission.place(exchange.tenant):
+    with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), DetokenizeRequest)
         target = services.router.resolve(body.model)
-        most = target.info.vocab_size
-        if not await exchange.work(in_range, body.tokens, most):
-            raise InvalidRequest(f"tokens: ids must be between 0 and {most - 1}.", "tokens")
+        vocab_size = target.info.vocab_size
+        if not await exchange.work(in_range, body.tokens, vocab_size):
+            raise InvalidRequest(f"tokens: ids must be between 0 and {vocab_size - 1}.", "tokens")
         text = await beside(target.tokenizer.decode_long, body.tokens)
         await exchange.respond(json_response({"prompt": text}))
 

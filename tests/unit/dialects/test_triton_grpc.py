@@ -77,7 +77,7 @@ async def test_infer(client, serving):
         else b"".join(answer.outputs[0].contents.bytes_contents)
     )
     assert text.endswith(b" of Spain")
-    assert serving.services.admission.inside == 0
+    assert serving.services.admission.in_flight == 0
 
 
 async def test_stream(client, serving):
