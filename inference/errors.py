@@ -1,4 +1,4 @@
-"""What can go wrong with a request, in words that may be shown to the client. Each dialect maps these to its own shape."""
+"""The errors of a request. Each dialect maps them to its own status and body."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class ServingError(Exception):
-    """The root. `message` is for the client: it never carries paths, addresses or tracebacks."""
+    """The base class. `message` is for the client: it never contains paths, addresses or tracebacks."""
 
     logged = False
-    """Whether a generation's own log line says how it ended."""
+    """Whether the generation's own log line already reports it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -25,8 +25,9 @@ class MalformedBody(ServingError):
 
 
 class InvalidRequest(ServingError):
-    """A field is missing, of the wrong type or out of range. `field` is its name in the client's own body; `failure` is
-    the engine's, where the engine found it.
+    """A field is missing, of the wrong type or out of range.
+
+    `field` is its name in the client's body; `failure` is the engine's, if the engine rejected it.
     """
 
     def __init__(self, message: str, field: str | None = None, failure: Failure | None = None) -> None:
@@ -35,7 +36,7 @@ class InvalidRequest(ServingError):
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt's `length` in tokens is over the `limit`."""
+    """The prompt's `length` in tokens exceeds the `limit`."""
 
     def __init__(self, message: str, field: str, length: int, limit: int) -> None:
         super().__init__(message, field)
@@ -43,11 +44,11 @@ class PromptTooLong(InvalidRequest):
 
 
 class OutOfVocabulary(InvalidRequest):
-    """A token id of the prompt is none of the model's."""
+    """A token id of the prompt is not in the model's vocabulary."""
 
 
 class NotServed(ServingError):
-    """The field or route is known and this server cannot do it. It is named, never ignored."""
+    """The field or route is known but not supported. It is named, never ignored."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -55,7 +56,7 @@ class NotServed(ServingError):
 
 
 class TemplateError(ServingError):
-    """The model has no chat template, or it failed on these messages."""
+    """The model has no chat template, or the template failed on these messages."""
 
 
 class Unauthorized(ServingError):
@@ -63,25 +64,25 @@ class Unauthorized(ServingError):
 
 
 class Forbidden(ServingError):
-    """The API key is good and lacks the scope."""
+    """The API key is valid but lacks the scope."""
 
 
 class ForeignHost(Forbidden):
-    """The request calls the server by a name that is not its own."""
+    """The Host header names another server."""
 
     def __init__(self) -> None:
         super().__init__("This server does not answer to the name in the Host header.")
 
 
 class ForeignOrigin(Forbidden):
-    """A page of another site sent the request."""
+    """A cross-site request from a page whose origin is not allowed."""
 
     def __init__(self) -> None:
         super().__init__("Pages of other sites may not send this request.")
 
 
 class ModelNotFound(ServingError):
-    """No running deployment answers to this name."""
+    """No running deployment has this name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The model `{name[:200]}` does not exist.")
@@ -89,26 +90,26 @@ class ModelNotFound(ServingError):
 
 
 class ResponseNotFound(ServingError):
-    """No response of this id is kept."""
+    """Responses are not stored, so no response has this id."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"Response with id '{name[:200]}' not found.")
 
 
 class AdapterNotFound(ServingError):
-    """No adapter has this name, or none lies at this place."""
+    """No adapter of this name, or no adapter at this path."""
 
 
 class AdapterExists(ServingError):
-    """An adapter has this name already."""
+    """An adapter of this name exists already."""
 
 
 class TooManyAdapters(ServingError):
-    """There is no room for another adapter."""
+    """The limit of adapters is reached."""
 
 
 class AdapterRefused(ServingError):
-    """The adapter cannot be served; `failure` says why where that lies in its files or with a worker."""
+    """The adapter cannot be served; `failure` gives the reason if it lies in its files or with a worker."""
 
     def __init__(self, message: str, failure: AdapterFailure | None = None) -> None:
         super().__init__(message)
@@ -116,17 +117,17 @@ class AdapterRefused(ServingError):
 
     @property
     def code(self) -> AdapterCode | None:
-        """What is wrong, where `failure` says it."""
+        """The failure's code, if there is a failure."""
         return None if self.failure is None else self.failure.code
 
     @property
     def facts(self) -> dict[str, str | int | float]:
-        """The facts that belong to the code."""
+        """The facts of the code."""
         return {} if self.failure is None else self.failure.facts
 
 
 class AdapterNameTaken(AdapterRefused):
-    """The name is a deployment's or a model's."""
+    """The name is that of a deployment or model."""
 
 
 class RouteNotFound(ServingError):
@@ -134,7 +135,7 @@ class RouteNotFound(ServingError):
 
 
 class MethodNotAllowed(ServingError):
-    """The path exists and has no such method. `allowed` lists those that it has."""
+    """The path does not support the method. `allowed` lists those that it supports."""
 
     def __init__(self, allowed: list[str]) -> None:
         super().__init__("Method Not Allowed")
@@ -142,7 +143,7 @@ class MethodNotAllowed(ServingError):
 
 
 class BodyTooLarge(ServingError):
-    """The body is over the limit of so many bytes; it was not read."""
+    """The body exceeds the limit in bytes; it was not read."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is larger than {limit} bytes.")
@@ -150,7 +151,7 @@ class BodyTooLarge(ServingError):
 
 
 class Overloaded(ServingError):
-    """All places are taken; trying again later may succeed."""
+    """No permit is free; the client may retry."""
 
     retry_after_s = 1
 
@@ -166,7 +167,7 @@ class Unavailable(ServingError):
 
 
 class GenerationFailed(ServingError):
-    """The engine gave up on the request after accepting it, by a `failure` of its own or because its worker is lost."""
+    """The engine failed the request after accepting it, with a `failure` of its own or because its worker is lost."""
 
     def __init__(self, message: str, failure: Failure | None = None, worker_lost: bool = False) -> None:
         super().__init__(message)
@@ -174,8 +175,8 @@ class GenerationFailed(ServingError):
 
 
 class InternalError(ServingError):
-    """What nobody foresaw; the log has the details."""
+    """An unexpected exception; details are in the log."""
 
 
 class DeadlineExceeded(ServingError):
-    """The request ran into its deadline."""
+    """The request exceeded its deadline."""

@@ -1,4 +1,4 @@
-"""What handlers may use, in one place. Built once by the process that serves."""
+"""The dependencies of request handlers, created once at startup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may ask for; each is checked at the edge with the field's name."""
+    """Limits of a single request, checked by the dialect with the field's name."""
 
     max_sequences: int = 128
     max_prompts: int = 64
@@ -32,7 +32,7 @@ class Limits:
     max_top_n_tokens: int = 5
     max_embedding_inputs: int = 2048
     max_body_bytes: int = 2_000_000
-    """Also when it is decompressed."""
+    """Also applies after decompression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,5 +54,5 @@ class Services:
 
     @property
     def fingerprint(self) -> str:
-        """What OpenAI's answers call `system_fingerprint`; some clients insist on a string."""
+        """OpenAI's `system_fingerprint`; some clients require a string."""
         return f"dragoman-{self.version}"

@@ -1,1 +1,1 @@
-"""HTTP without dialects: one exchange, routes, bodies, keys, sites."""
+"""HTTP without dialects: the exchange, routes, bodies, API keys, admission, sites."""

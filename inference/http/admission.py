@@ -1,4 +1,4 @@
-"""How many requests may be inside at once, and whether any may enter. Asked before the body is worked on."""
+"""Limits the requests in flight, in total and per tenant. Checked before the body is decoded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Admission:
-    """A counter with a limit; it never queues."""
+    """Counts permits; never queues."""
 
     def __init__(self, max_concurrent_requests: int, max_requests_per_tenant: int = 0) -> None:
-        """Of all places one tenant may hold `max_requests_per_tenant`; 0 is three quarters."""
+        """`max_requests_per_tenant` limits one tenant's permits; 0 means three quarters of all."""
         self.max_concurrent_requests = max_concurrent_requests
         self.max_requests_per_tenant = max_requests_per_tenant or max(1, max_concurrent_requests * 3 // 4)
         self.in_flight = 0
@@ -25,11 +25,11 @@ class Admission:
 
     @property
     def crowded(self) -> bool:
-        """Whether `check` may refuse anybody."""
+        """Whether any tenant may be refused at the moment."""
         return self.draining or self.in_flight >= min(self.max_requests_per_tenant, self.max_concurrent_requests)
 
     def check(self, tenant: str = "") -> None:
-        """Raises Overloaded or ShuttingDown where `place` would; takes nothing."""
+        """Raise Overloaded or ShuttingDown if `permit` would; acquires nothing."""
         if self.draining:
             raise ShuttingDown("The server is shutting down.")
         if self.in_flight >= self.max_concurrent_requests:
@@ -39,9 +39,9 @@ class Admission:
 
     @contextmanager
     def permit(self, tenant: str = "") -> Iterator[None]:
-        """One place for the duration of a request; raises Overloaded or ShuttingDown when there is none.
+        """Acquire a permit for the duration of a request; raises Overloaded or ShuttingDown.
 
-        Who is nobody in particular, "", shares with nobody.
+        The anonymous tenant "" has no limit of its own.
         """
         self.check(tenant)
         self.in_flight += 1

@@ -1,4 +1,4 @@
-"""Who may call: bearer keys against the snapshot. It reads no database and keeps no secret."""
+"""Authenticates API keys against the snapshot; no database access, no stored secrets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class Authenticator:
-    """Checks `Authorization: Bearer <key>`. Where keys are not required, any header is accepted and ignored."""
+    """Checks `Authorization: Bearer <key>`. If keys are not required, any header is accepted and ignored."""
 
     def __init__(self, required: bool) -> None:
         self.required = required
 
     def check(self, header: str | None, scope: str, snapshot: Snapshot) -> ApiKeyEntry | None:
-        """The key that was used; raises Unauthorized or Forbidden."""
+        """The API key of the request; raises Unauthorized or Forbidden."""
         if not self.required:
             return None
         kind, _, key = (header or "").partition(" ")

@@ -1,4 +1,4 @@
-"""One HTTP exchange: read the body, answer once or stream, and notice at once when the client has gone."""
+"""One HTTP exchange: reads the body, sends one response or a stream, and detects a disconnect."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Headers = list[tuple[bytes, bytes]]
 KEEP_ALIVE_S = 15.0
 REQUEST_ID_LIMIT = 128
 MAX_ELEMENTS = 2_000_000
-"""Commas and brackets of a body, those in its texts included: they bound how long it takes to decode."""
+"""The limit of commas and brackets in a body, including those in strings; bounds decode time."""
 MAX_CONTAINERS = 100_000
-"""Lists and objects in a body: each costs memory, and time whenever garbage is looked for."""
+"""The limit of lists and objects in a body; bounds memory and garbage-collection time."""
 MAX_DEPTH = 128
-"""Levels of a body: what walks through it afterwards may do so by recursion."""
+"""The deepest nesting of a body, so that later code may recurse."""
 
 
 class ClientGone(Exception):
-    """The client hung up; nobody waits for an answer."""
+    """The client disconnected."""
 
 
 class Response(msgspec.Struct):
-    """A complete answer."""
+    """A complete response."""
 
     status: int
     body: bytes
@@ -45,12 +45,12 @@ class Response(msgspec.Struct):
 
 
 def json_response(value: Any, status: int = 200, headers: Headers | None = None) -> Response:
-    """A JSON answer."""
+    """A JSON response."""
     return Response(status, msgspec.json.encode(value), headers=headers or [])
 
 
 def retry_headers(error: ServingError) -> Headers:
-    """When a client may try again, for the refusals that pass: in seconds, and in OpenAI's milliseconds."""
+    """The retry headers of refusals that pass: `Retry-After` in seconds, and OpenAI's in milliseconds."""
     if not isinstance(error, Overloaded | Unavailable):
         return []
     seconds = error.retry_after_s
@@ -58,15 +58,15 @@ def retry_headers(error: ServingError) -> Headers:
 
 
 def parse_json(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
-    """A JSON object of at most so many levels; raises MalformedBody.
+    """A JSON object, nested at most MAX_DEPTH levels deep; raises MalformedBody.
 
-    Where an object has a key twice, the last one counts, at every level.
+    If an object has a key twice, the last one counts, at every level.
     """
     brackets = body.count(b"[") + body.count(b"{")
     if brackets + body.count(b",") > MAX_ELEMENTS:
         raise MalformedBody(f"The body has more than {MAX_ELEMENTS} elements.")
     collecting = brackets > MAX_CONTAINERS and gc.isenabled()
-    if collecting:  # many objects at once would make the collector look through them again and again
+    if collecting:  # creating many objects at once would trigger the garbage collector again and again
         gc.disable()
     try:
         value = msgspec.json.decode(body)
@@ -84,7 +84,7 @@ def parse_json(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
 
 
 def _check_nesting(value: Any, levels: int) -> None:
-    """Raise MalformedBody for too many lists and objects, or too many within one another."""
+    """Raise MalformedBody for too many lists and objects, or for too deep nesting."""
     level, count = [value], 0
     for _ in range(levels):
         children = (item.values() if isinstance(item, dict) else item for item in level)
@@ -98,7 +98,7 @@ def _check_nesting(value: Any, levels: int) -> None:
 
 
 def request_id_of(headers: dict[bytes, bytes]) -> str:
-    """The client's own id where it is harmless to log and echo, else a new one."""
+    """The client's request id if it is safe to log and echo, else a new one."""
     given = headers.get(b"x-request-id", b"")[: REQUEST_ID_LIMIT + 1].decode("latin-1")
     if 0 < len(given) <= REQUEST_ID_LIMIT and given.isascii() and given.isprintable():
         return given
@@ -106,7 +106,7 @@ def request_id_of(headers: dict[bytes, bytes]) -> str:
 
 
 class Exchange:
-    """One request and the means to answer it. `parameters` are the values of the route's path."""
+    """One request and its response. `parameters` are the path parameters of the route."""
 
     def __init__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         self.scope, self._receive, self._send = scope, receive, send
@@ -116,13 +116,13 @@ class Exchange:
         self.parameters: dict[str, str] = {}
         self.request_id = request_id_of(self.headers)
         self.tenant = ""
-        """The public prefix of the API key that was used; empty where none is required."""
+        """The public prefix of the API key; "" if the route needs no key."""
         self.answer_headers: Headers = []
-        """Sent with every answer, errors and streams included."""
+        """Sent with every response, including errors and streams."""
         self.status = 0
         self._json: dict[str, Any] | None = None
         self.body_bytes = 0
-        """Once the body was read; tells what is worth a thread."""
+        """Size of the body once read; decides whether work goes to a thread."""
         self._chunks, self._ended = 0, False
 
     def header(self, name: str) -> str | None:
@@ -131,7 +131,7 @@ class Exchange:
         return None if value is None else value.decode("latin-1")
 
     async def body(self) -> bytes:
-        """The whole body; its size was limited before."""
+        """The whole body; its size is limited by the server."""
         parts = []
         while True:
             message = await self._receive()
@@ -144,19 +144,19 @@ class Exchange:
                 return whole
 
     async def json(self) -> dict[str, Any]:
-        """The body as a JSON object, whatever Content-Type says; raises MalformedBody. May be asked for again."""
+        """The body as a JSON object, regardless of Content-Type; raises MalformedBody. Cached."""
         if self._json is None:
             self._json = await self.work(parse_json, await self.body())
         return self._json
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
-        """`function` of what the client sent: here where its body is small, else beside the event loop."""
+        """Call `function` on the loop for small bodies, in a thread for large ones."""
         if self.body_bytes <= INLINE_BYTES:
             return function(*arguments)
         return await beside(function, *arguments)
 
     async def respond(self, response: Response) -> None:
-        """Send a complete answer."""
+        """Send a complete response."""
         self.status = response.status
         headers = [
             (b"content-type", response.content_type),
@@ -169,7 +169,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled when the client hangs up first; raises ClientGone then."""
+        """Await `work`; cancel it and raise ClientGone on disconnect."""
         task = asyncio.ensure_future(work)
         watch = asyncio.ensure_future(self._gone())
         try:
@@ -191,11 +191,11 @@ class Exchange:
         end: bytes = b"",
         end_after_error: bool = True,
     ) -> None:
-        """Send `chunks` as they come, then `end`, after an error only with `end_after_error`.
+        """Stream `chunks`, then `end` (after an error only if `end_after_error`).
 
-        With `errors_before_head` the head waits for the first chunk, so that a ServingError until then is raised and
-        becomes an ordinary answer; later ones are rendered into the stream. `keep_alive` is sent in long silences, where
-        the dialect has something for that.
+        With `errors_before_head` the status line waits for the first chunk, so that an early ServingError is raised
+        and becomes an ordinary response; later errors are rendered into the stream. `keep_alive` is sent during long
+        silences; None: nothing is.
         """
         last = (end, end if end_after_error else b"")
         pump = asyncio.ensure_future(self._pump(chunks, headers, render_error, errors_before_head, last))
@@ -219,7 +219,7 @@ class Exchange:
         errors_before_head: bool,
         last: tuple[bytes, bytes],
     ) -> None:
-        """`last` is what ends the stream, and what does so after an error."""
+        """`last` is the last chunk of the stream, and the last chunk after an error."""
         end = last[0]
         async with aclosing(chunks):
             if not errors_before_head:
@@ -239,7 +239,7 @@ class Exchange:
             await self._send({"type": "http.response.body", "body": end})
 
     async def _keep_alive(self, headers: Headers, frame: bytes) -> None:
-        """A frame whenever nothing has been sent for a while; a task of its own, so that chunks cost nothing more."""
+        """Send keep-alive frames during silence, from a task of their own."""
         sent = 0
         while True:
             await asyncio.sleep(KEEP_ALIVE_S / 2)
@@ -267,7 +267,7 @@ class Exchange:
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel what still runs and wait for its end; a cancelled task's own error is the canceller's business."""
+    """Cancel running tasks and wait for their end; their errors are ignored."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,8 +1,7 @@
-"""Work whose time grows with what a client sent, done beside the event loop.
+"""Runs work whose cost grows with the request in threads.
 
-Python code in a thread shares the interpreter with the loop: the loop gets it back at the next switch, so that what
-must stay short is any single call into C (decoding, encoding, sorting, garbage collection), not the whole of the work.
-Two threads are the most that compete with the loop.
+A thread holds the GIL between switches, so single C calls (decoding, encoding, sorting, garbage collection) must be
+short; the total time may be long. At most two threads compete with the loop.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 INLINE_BYTES = 1 << 15
-"""Bodies up to this size are worked on where they are: at most a few milliseconds, and no trip to a thread."""
+"""Bodies up to this size are handled on the event loop: a few milliseconds at most."""
 SWITCH_S = 0.001
 SLICE = 512
 """Elements of a list that are encoded in one call."""
@@ -33,8 +32,8 @@ _threads = ThreadPoolExecutor(2, thread_name_prefix="beside")
 
 
 def prepare_process() -> None:
-    """Once the server's own objects are made: they are never looked through for garbage again, and the loop takes the
-    interpreter back from a busy thread after a millisecond.
+    """Call once after startup: freezes existing objects for the garbage collector and sets the GIL switch interval to
+    1 ms.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
@@ -42,26 +41,27 @@ def prepare_process() -> None:
 
 
 async def beside(work: Callable[..., T], *arguments: Any) -> T:
-    """The result of `work`, computed in a thread; what it raises is raised here."""
+    """Run `work` in a thread; exceptions propagate."""
     call = partial(contextvars.copy_context().run, work, *arguments)
     return await asyncio.get_running_loop().run_in_executor(_threads, call)
 
 
 async def beside_if(heavy: bool, work: Callable[..., T], *arguments: Any) -> T:
-    """The result of `work`, computed in a thread where it is heavy, else here."""
+    """Run `work` in a thread if it is heavy, else on the loop."""
     return await beside(work, *arguments) if heavy else work(*arguments)
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system, in a thread, after work that took much: glibc keeps what it may want again, and
-    a tokenizer takes 350 bytes for each token of a text.
+    """Return freed memory to the system (malloc_trim) after large work; call it in a thread.
+
+    glibc keeps freed memory, and a tokenizer uses 350 bytes for each token of a text.
     """
     if _trim is not None:
         _trim(0)
 
 
 def encoded(values: Iterable[Any], at_once: int = SLICE) -> msgspec.Raw:
-    """A list as JSON, encoded in slices of `at_once` elements, so that no call is long, however many there are."""
+    """Encode a list as JSON in slices of `at_once` elements, so that each call is short."""
     slices, part = [], []
     for value in values:
         part.append(value)

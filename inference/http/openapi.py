@@ -1,4 +1,4 @@
-"""The OpenAPI document of a plane, made from its dialects' routes and the schemas of their bodies."""
+"""The OpenAPI document of a plane, built from its dialects' routes and body schemas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def document(route_sets: Mapping[str, RouteSet], version: str) -> dict[str, Any]:
-    """OpenAPI 3.1, with the name of each set as its tag. Where dialects share a path, its operation describes all of them."""
+    """The OpenAPI 3.1 document, with the name of each route set as its tag.
+
+    If dialects share a path, its operation describes all of them.
+    """
     schemas = [route.body for routes in route_sets.values() for route in routes.routes if route.body is not None]
     references, components = msgspec.json.schema_components(schemas, ref_template="#/components/schemas/{name}")
     by_schema = {id(schema): reference for schema, reference in zip(schemas, references, strict=True)}
@@ -59,7 +62,7 @@ def _responses(routes: RouteSet) -> dict[str, Any]:
 
 
 def _add_body(operation: dict[str, Any], reference: dict[str, Any]) -> None:
-    """One more form of the body."""
+    """Add another body schema to an operation."""
     known = operation.get("requestBody")
     schema = reference
     if known is not None:

@@ -1,6 +1,6 @@
-"""One log line for every request that was refused: which error, of which field, on which path. Never what was sent.
+"""Logs one line for every refused request: the error, the field and the path, never the body.
 
-An error's message may quote the body, so it stays out of the log.
+An error's message may quote the body, so it is not logged.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 MAX_LOGGED = 200
-"""Characters of a path or a field's name, which clients choose."""
+"""Logged characters of a path or field name, which clients choose."""
 
 
 def log_refusal(error: ServingError, method: str, path: str, status: int | str, request_id: str) -> None:
-    """A request was answered with this error; nothing is logged where its generation's own line says so. `status` is
-    HTTP's or gRPC's.
+    """Log a request that was answered with this error, unless the generation's own log line reports it.
+
+    `status` is the HTTP or gRPC status.
     """
     if error.logged:
         return

@@ -1,4 +1,4 @@
-"""Paths to handlers: exact ones by dictionary, those with parameters by their anchored ends."""
+"""Route table: exact paths by dictionary, paths with parameters by regular expression."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
 class Route:
     """One method of one path.
 
-    `{name}` in the path matches a segment, `{name:path}` any text with its slashes (model names hold them),
-    `{name:name}` letters, digits, `_`, `-` and `.`. `scope` is what an API key must allow; None opens the route to
-    everybody. `render` turns errors into the dialect's own answers. `body` is the schema of the request, for the
-    documentation. `changes` marks what changes something although its method should not: it is kept from other sites'
-    pages as every POST is. `needs_permit` marks a route whose requests are refused, before their body is read, while all
-    places are taken; `refused` is then called, for the dialect's counters. Where dialects share a path, `keys` distinguish
-    them: the route takes bodies that have one of the keys, and a route without keys takes all others.
+    `{name}` in the path matches a segment, `{name:path}` any text including slashes (model names contain them),
+    `{name:name}` letters, digits, `_`, `-` and `.`. `scope` is the API key scope that the route needs; None: no key
+    is needed. `render` renders errors in the dialect's format. `body` is the schema of the request, for the
+    documentation.
+
+    `changes`: a GET with side effects; cross-site requests to it are refused as for POST. `needs_permit`: the route
+    is refused without reading the body when no permit is free; `refused` is then called for the dialect's counters.
+    `keys`: body keys that select this route among dialects that share the path; a route without keys takes the rest.
     """
 
     method: str
@@ -50,23 +51,25 @@ class Route:
 
     @property
     def guarded(self) -> bool:
-        """Whether pages of other sites may not send it."""
+        """Whether cross-site requests are refused."""
         return self.changes or self.method not in SAFE_METHODS
 
     @property
     def plain_path(self) -> str:
-        """The path with `{name}` alone, as OpenAPI writes it."""
+        """The path with plain `{name}` parameters, as in OpenAPI."""
         return _PARAMETER.sub(r"{\1}", self.path)
 
     @property
     def parameters(self) -> list[str]:
-        """The names in the path."""
+        """The names of the path parameters."""
         return [name for name, _ in _PARAMETER.findall(self.path)]
 
 
 @dataclass(frozen=True, slots=True)
 class RouteSet:
-    """One dialect's routes on one plane. `render` also answers errors on paths without a route that begin with `prefixes`."""
+    """The routes of one dialect on one plane. `render` also renders errors for unknown paths that begin with
+    `prefixes`.
+    """
 
     routes: tuple[Route, ...]
     render: Render
@@ -76,7 +79,7 @@ class RouteSet:
 
 
 class RouteTable:
-    """The routes of one plane. The first set renders errors on paths that belong to none."""
+    """The routes of one plane. The first set renders errors for paths that belong to no set."""
 
     def __init__(self, route_sets: Iterable[RouteSet]) -> None:
         self.route_sets = list(route_sets)
@@ -87,9 +90,8 @@ class RouteTable:
             self._methods_of(route).setdefault(route.method, []).append(route)
 
     def find(self, method: str, path: str) -> tuple[list[Route], dict[str, str]]:
-        """The routes that share the path, and its parameters; raises RouteNotFound or MethodNotAllowed.
-
-        HEAD goes where GET does.
+        """The routes of the path, and the path parameters; raises RouteNotFound or MethodNotAllowed. HEAD is routed
+        as GET.
         """
         methods, parameters = self._exact.get(path), {}
         if methods is None:
@@ -106,7 +108,9 @@ class RouteTable:
         return routes, parameters
 
     def rank(self, method: str, path: str) -> int:
-        """How closely a route fits: the length of its own text, -1 where none does. Planes that share a port are chosen so."""
+        """The length of the longest matching route's literal text, -1 without a match; planes on one port are chosen
+        by it.
+        """
         method = "GET" if method == "HEAD" else method
         if path in self._exact:
             return len(path) + 1 if method in self._exact[path] else 0
@@ -116,7 +120,7 @@ class RouteTable:
         return max(fitting, default=-1)
 
     def renderer(self, path: str) -> Render:
-        """How errors on this path are answered, whether or not a route has it."""
+        """The error renderer for this path, also for unknown paths."""
         methods = self._exact.get(path)
         if methods:
             return next(iter(methods.values()))[0].render
@@ -138,7 +142,7 @@ class RouteTable:
 
 
 def route_for(routes: list[Route], body: dict[str, Any]) -> Route:
-    """Which of the routes that share a path takes this body; the first where none has its key."""
+    """The route of a shared path for this body; the first one if no key matches."""
     for route in routes:
         if any(body.get(key) is not None for key in route.keys):
             return route

@@ -1,9 +1,8 @@
-"""Which names this server may be called by, and which web pages may send it requests that change something.
+"""Host and Origin checks: protection from DNS rebinding and cross-site requests.
 
-A page runs where its reader is: it reaches what listens on the reader's loopback and in the reader's network. Two checks
-keep it out. A foreign name in `Host` is a page that had its own name point here (DNS rebinding). A foreign `Origin`, or a
-`Sec-Fetch-Site` that says so (W3C Fetch Metadata), is a page of another site. Programs send neither header and are asked
-for nothing here.
+A page in a user's browser can reach servers on the user's loopback and network. A foreign `Host` means DNS rebinding;
+a foreign `Origin`, or `Sec-Fetch-Site` (W3C Fetch Metadata), means a cross-site request. Programs send neither
+`Origin` nor `Sec-Fetch-Site` and are not affected.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OWN_SITES = (b"same-origin", b"none")
-"""`Sec-Fetch-Site` of a page of ours, and of an address that a person typed."""
+"""`Sec-Fetch-Site` of our own pages, and of an address that a user typed."""
 ANY = "*"
 DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{1,5})?", re.IGNORECASE | re.ASCII)
@@ -30,18 +29,18 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{1,5})?", re.IGNO
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """`hosts` are further names: `example.com`, `.example.com` with what is below it, `*` for all. `origins` are those of
-    other sites' pages that are let in: `https://example.com`, or `*`.
+    """`hosts` are additional host names: `example.com`, `.example.com` with its subdomains, `*` for all. `origins`
+    are the allowed foreign origins: `https://example.com`, or `*`.
     """
 
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raises ForeignHost unless the request calls the server by a name of its own.
+        """Raise ForeignHost unless the Host header names this server.
 
-        An address is always taken: no name leads a browser to it. So is a name without a dot, as containers, hosts files
-        and local networks have them: such a name cannot be bought, and public DNS has none.
+        IP addresses are accepted, since DNS rebinding needs a name; so are names without a dot, which public DNS
+        cannot resolve.
         """
         header = headers.get(b"host")
         if header is None or ANY in self.hosts:
@@ -58,7 +57,9 @@ class Sites:
             raise ForeignHost
 
     def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raises ForeignOrigin where a browser says that another site's page sent the request."""
+        """Raise ForeignOrigin if the browser's headers say that the request is cross-site and the origin is not
+        allowed.
+        """
         origin = headers.get(b"origin")
         if origin is not None:
             if not (self._is_own(origin, headers) or self.lets_in(origin)):
@@ -67,11 +68,11 @@ class Sites:
             raise ForeignOrigin
 
     def lets_in(self, origin: bytes) -> bool:
-        """Whether pages of this foreign origin may call."""
+        """Whether this origin is in `ALLOWED_ORIGINS`."""
         return ANY in self.origins or origin.decode("latin-1").lower() in self.origins
 
     def answer_headers(self, headers: Mapping[bytes, bytes]) -> Headers:
-        """What lets a page of an allowed origin read the answer (CORS); nothing for everybody else."""
+        """The CORS response headers for an allowed origin; empty for all others."""
         origin = headers.get(b"origin")
         if origin is None or not self.lets_in(origin):
             return []
@@ -82,7 +83,7 @@ class Sites:
         ]
 
     def preflight(self, method: str, headers: Mapping[bytes, bytes]) -> Headers | None:
-        """The answer's headers where a browser asks whether an allowed page may send a request; else None."""
+        """The response headers of a CORS preflight request from an allowed origin; None for any other request."""
         wanted = headers.get(b"access-control-request-method")
         allowed = self.answer_headers(headers)
         if method != "OPTIONS" or wanted is None or not allowed:
@@ -97,7 +98,9 @@ class Sites:
 
     @staticmethod
     def _is_own(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
-        """The scheme is not compared, since a proxy that ends TLS changes it; a scheme's own port goes without saying."""
+        """The scheme is not compared, since a TLS-terminating proxy changes it; the scheme's default port may be
+        omitted.
+        """
         scheme, _, host = origin.lower().partition(b"://")
         port = DEFAULT_PORTS.get(scheme)
         return port is not None and host != b"" and host == headers.get(b"host", b"").lower().removesuffix(port)

@@ -1,4 +1,4 @@
-"""Checks that every dialect shares: shapes of bodies, ranges of numbers, counts of lists. Each refusal names the field."""
+"""Checks shared by every dialect: body schemas, number ranges, list lengths. Each error names the field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 def convert(value: dict[str, Any], schema: type[T]) -> T:
-    """The body as a Struct; raises InvalidRequest that names the field and the type it must have."""
+    """Convert the body to a Struct; raises InvalidRequest with the field and its expected type."""
     try:
         return msgspec.convert(value, schema)
     except msgspec.ValidationError as error:
@@ -31,17 +31,17 @@ def convert(value: dict[str, Any], schema: type[T]) -> T:
 
 
 def check_range(field: str, value: float | None, low: float, high: float) -> None:
-    """`low` and `high` are allowed; None is an absent value."""
+    """Raise InvalidRequest outside [`low`, `high`]; None is an absent value."""
     if value is not None and not low <= value <= high:
         raise InvalidRequest(f"{field} must be between {low} and {high}, got {value}.", field)
 
 
 def in_range(token_ids: list[int], vocab_size: int) -> bool:
-    """Whether all are ids of the vocabulary."""
+    """Whether all ids are in the vocabulary."""
     return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
 
 
 def check_count(field: str, values: list[Any] | None, limit: int) -> None:
-    """At most so many entries."""
+    """Raise InvalidRequest for more than `limit` entries."""
     if values is not None and len(values) > limit:
         raise InvalidRequest(f"{field} must have at most {limit} entries, got {len(values)}.", field)

@@ -1,1 +1,1 @@
-"""A plane is a listener's application: a route table with keys and errors."""
+"""A plane is a listener's application: a route table with authentication and error rendering."""

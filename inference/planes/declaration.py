@@ -1,9 +1,10 @@
-"""What a dialect declares about itself.
+"""The declaration of a dialect.
 
-A dialect is a folder in `inference/dialects/` whose `dialect.py` has one `DIALECT`. A dialect with routes on the front plane
-needs `name`, `title` and `front`. A dialect with settings, planes or gRPC services of its own also declares `settings` and
-`configure`: the server reads the settings, calls `configure` before it builds anything, and calls `Setup.start` when the
-services exist. No file outside the folder names the dialect, except the list in `inference/dialects/__init__.py`.
+A dialect is a folder in `inference/dialects/` whose `dialect.py` has one `DIALECT`. A dialect with routes on the
+front plane needs `name`, `title` and `front`. A dialect with settings, planes or gRPC services of its own also
+declares `settings` and `configure`: the server reads the settings, calls `configure` before it builds anything, and
+calls `Setup.start` when the services exist. No file outside the folder names the dialect, except the list in
+`inference/dialects/__init__.py`.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ class SetupError(Exception):
 
 
 class DialectSettings(BaseSettings):
-    """The base of a dialect's settings: each field is read from DRAGOMAN_<NAME> and checked at start."""
+    """Base class of a dialect's settings: each field is read from DRAGOMAN_<NAME> and checked at startup."""
 
     model_config = SettingsConfigDict(env_prefix="DRAGOMAN_", extra="forbid", frozen=True, populate_by_name=True)
 
 
 class ServerOptions(Protocol):
-    """The server's own settings that a dialect may use. Times are seconds."""
+    """The server settings that a dialect may use. Times are seconds."""
 
     @property
     def host(self) -> str:
-        """The address that planes bind unless they have one of their own."""
+        """The default bind address of planes."""
 
     @property
     def max_body_bytes(self) -> int:
-        """The longest request body."""
+        """The largest request body."""
 
     @property
     def body_timeout_s(self) -> float:
@@ -54,19 +55,20 @@ class ServerOptions(Protocol):
 
     @property
     def slow_client_timeout_s(self) -> float:
-        """How long a client may leave its answer unread."""
+        """How long a client may leave its response unread."""
 
 
 def no_headers(path: str, request_id: str) -> Headers:
-    """Nothing beside what each answer sets itself."""
+    """The default of `PlaneListener.answer_headers`: no additional headers."""
     return []
 
 
 @dataclass(frozen=True, slots=True)
 class PlaneListener:
-    """A plane of a dialect's own. Port 0 switches it off.
+    """A plane of a dialect.
 
-    Every answer carries `answer_headers(path, request_id)`. With `tls`, a client needs a certificate and no API key.
+    Port 0 switches it off. Every response has the headers `answer_headers(path, request_id)`. With `tls`, a client
+    needs a certificate and no API key.
     """
 
     name: str
@@ -80,7 +82,10 @@ class PlaneListener:
 
 @dataclass(frozen=True, slots=True)
 class GrpcListener:
-    """A gRPC service. Services with the same address share one server and its larger limits. Port 0 switches it off."""
+    """A gRPC service.
+
+    Services with the same address share one server and the larger of their limits. Port 0 switches it off.
+    """
 
     host: str
     port: int
@@ -91,64 +96,65 @@ class GrpcListener:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a dialect adds to the running server, beside its routes on the front plane."""
+    """What a dialect adds to the running server, besides its routes on the front plane."""
 
     planes: Sequence[PlaneListener] = ()
     grpc: Sequence[GrpcListener] = ()
     observers: Sequence[Observer] = ()
-    """They see the generations of all dialects."""
+    """Notified of the generations of all dialects."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedDeployment:
-    """A deployment that the dialect's own configuration names. The server makes it unless its command names a model."""
+    """A deployment from the dialect's own configuration. The server creates it unless its command names a model."""
 
     source: str
     """A directory or hub id."""
     name: str
     engine_options: Mapping[str, Any]
-    """They override the server's."""
+    """Override the server's options."""
     adapters: Sequence[tuple[str, str]] = ()
     """Names and directories."""
 
 
 def start_nothing(services: Services, terminate: Terminate) -> Parts:
-    """For a dialect that is on the front plane alone."""
+    """The default of `Setup.start`, for a dialect that is only on the front plane."""
     return Parts()
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A dialect under its settings, before anything is built."""
+    """A configured dialect, before anything is built."""
 
     hosts: Sequence[str] = ()
-    """The addresses of its own planes. Clients may name any adapter folder only where all addresses are loopback."""
+    """The addresses of its own planes. Clients may load adapters from any folder only if all addresses are loopback."""
     max_concurrent_requests: int = 0
-    """Raises the server's limit to this number where it is lower."""
+    """Raises the server's limit to at least this number."""
     deployment: WantedDeployment | None = None
     start: Callable[[Services, Terminate], Parts] = start_nothing
-    """Called once, before the first request. `terminate(force_after_s)` ends the server: None lets running requests
-    finish, a number kills the process after so many seconds.
+    """Called once, before the first request.
+
+    `terminate(force_after_s)` stops the server: None drains, a number kills it after that many seconds.
     """
 
 
 def configure_nothing(settings: Any, server: ServerOptions) -> Setup:
-    """For a dialect without settings of its own."""
+    """The default of `Dialect.configure`, for a dialect without settings."""
     return Setup()
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One vendor's wire language. `configure(settings, server)` gets an instance of `settings` and may raise SetupError."""
+    """One vendor's dialect. `configure(settings, server)` gets an instance of `settings` and may raise SetupError."""
 
     name: str
     """The folder's name, and the tag of its routes in the documentation."""
     title: str
-    """The name for people."""
+    """The display name."""
     front: RouteSet | None = None
     settings: type[DialectSettings] | None = None
     configure: Callable[[Any, ServerOptions], Setup] = field(default=configure_nothing)
 
     def set_up(self, server: ServerOptions) -> Setup:
-        """Read the settings from the environment; raises pydantic's ValidationError or SetupError."""
+        """Read the settings from the environment and configure; raises pydantic's ValidationError or SetupError."""
         return self.configure(None if self.settings is None else self.settings(), server)

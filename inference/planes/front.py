@@ -1,4 +1,4 @@
-"""The front plane: the routes of every dialect that has some here, each as its own vendor's latest server speaks it."""
+"""The front plane: all dialects' front routes, each as its vendor's latest server behaves."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def front_plane(services: Services, dialects: Iterable[Dialect]) -> Plane:
-    """The application of the front port. The first dialect renders errors on paths that belong to none."""
+    """The application of the front port. The first dialect renders errors for paths that belong to no dialect."""
     fronts = {dialect.name: dialect.front for dialect in dialects if dialect.front is not None}
     table = RouteTable([*fronts.values(), operation_routes(fronts)])
     return Plane("front", table, services, services.authenticator, _answer_headers)
 
 
 def _answer_headers(path: str, request_id: str) -> Headers:
-    """OpenAI's clients show this id with every answer and error."""
+    """OpenAI's clients show this id with every response and error."""
     return [(b"x-request-id", request_id.encode())] if path.startswith("/v1/") else []

@@ -1,4 +1,4 @@
-"""The front plane's own routes: metrics for Prometheus, and the documentation of all routes."""
+"""The front plane's own routes: Prometheus metrics and the API documentation."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ POLICY = (
 
 
 async def metrics(exchange: Exchange, services: Services) -> None:
-    """Both families on one page."""
+    """GET /metrics: the request metrics and the engine metrics."""
     await exchange.respond(Response(200, services.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8"))
 
 
 async def docs(exchange: Exchange, services: Services) -> None:
-    """The page that shows /openapi.json."""
+    """GET /docs: the page that shows /openapi.json."""
     headers = [(b"content-security-policy", POLICY)]
     await exchange.respond(Response(200, PAGE, b"text/html; charset=utf-8", headers))
 
 
 async def asset(exchange: Exchange, services: Services) -> None:
-    """The page's script and style, from the installed package: no other site is asked for anything."""
+    """Script and style of the documentation page, from the installed package: no other site is contacted."""
     name = exchange.parameters["name"]
     if name not in ASSETS:
         raise RouteNotFound("Not Found")
@@ -60,7 +60,7 @@ async def asset(exchange: Exchange, services: Services) -> None:
 
 
 def operation_routes(fronts: Mapping[str, RouteSet]) -> RouteSet:
-    """These routes; the documentation describes them and `fronts`, the dialects' routes by the dialects' names."""
+    """The metrics and documentation routes; `fronts` maps dialect names to the routes to document."""
 
     async def openapi(exchange: Exchange, services: Services) -> None:
         await exchange.respond(json_response(document({**fronts, "operations": routes}, services.version)))
@@ -73,7 +73,7 @@ def operation_routes(fronts: Mapping[str, RouteSet]) -> RouteSet:
         public("/docs", docs, "Show this documentation"),
         public("/docs/{name}", asset, "Get a file of the documentation page"),
         public("/openapi.json", openapi, "Get this documentation as OpenAPI"),
-        # TGI's router has them here.
+        # TGI's router serves the documentation here.
         public("/docs/", docs, "Show this documentation"),
         public("/api-doc/openapi.json", openapi, "Get this documentation as OpenAPI"),
     )

@@ -1,4 +1,6 @@
-"""A plane is a listener's application: find the route, check the key, run the handler, answer errors as its dialect does."""
+"""The ASGI application of a plane: matches the route, checks the API key, runs the handler, and renders errors as the
+dialect does.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,12 @@ class Plane:
         authenticator: Authenticator,
         answer_headers: Callable[[str, str], Headers],
     ) -> None:
-        """`answer_headers(path, request_id)` gives what every answer carries, whatever comes of it."""
+        """`answer_headers(path, request_id)` gives the headers of every response, including errors."""
         self.name, self.table, self.services = name, table, services
         self.authenticator, self.answer_headers = authenticator, answer_headers
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """One HTTP request, from its route to its answer."""
+        """Handle one HTTP request."""
         if scope["type"] != "http":
             await send({"type": "websocket.close"})
             return
@@ -53,10 +55,10 @@ class Plane:
         try:
             await self._answer(exchange)
         except ClientGone:
-            logger.info("client gone", path=exchange.path)
+            logger.info("client disconnected", path=exchange.path)
 
     def rank(self, method: str, path: str) -> int:
-        """How closely one of its routes fits; -1 where none does."""
+        """How closely one of its routes matches; -1 without a match. See `RouteTable.rank`."""
         return self.table.rank(method, path)
 
     async def _answer(self, exchange: Exchange) -> None:
@@ -78,23 +80,21 @@ class Plane:
                 render = route.render
             await route.handler(exchange, self.services)
         except ServingError as error:
-            if exchange.status:  # a handler that has begun an answer must end it itself
+            if exchange.status:  # a handler that has begun a response must end it itself
                 raise
             response = _rendered(render, error)
             log_refusal(error, exchange.method, exchange.path, response.status, exchange.request_id)
             await exchange.respond(response)
         except ClientGone:
             raise
-        except Exception:  # one of the edges: an unforeseen error is logged here and answered without details
+        except Exception:  # outermost handler: an unexpected error is logged here and answered without details
             logger.exception("unhandled error", path=exchange.path)
             if exchange.status:
                 raise
             await exchange.respond(render(InternalError("internal error")))
 
     def preview(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
-        """The answer where host, route, origin and key, which stand in the headers, already decide; None where the body is
-        wanted.
-        """
+        """The early response from host, route, origin and key; None if the body is needed."""
         render = self.table.renderer(path)
         try:
             self.services.sites.check_host(headers)
@@ -106,7 +106,7 @@ class Plane:
         return None
 
     def overloaded(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
-        """The answer to a request that would find no place; None where it may, or where its body decides whose it is."""
+        """The early response when no permit is free; None if one is, or if the body decides the route."""
         admission = self.services.admission
         if not admission.crowded:
             return None
@@ -128,12 +128,13 @@ class Plane:
         return None
 
     def refuse(self, method: str, path: str, error: ServingError) -> Response:
-        """The answer to a request that never reached a handler."""
+        """The error response for a request without a handler."""
         return self._refusal(method, path, self.table.renderer(path), error, secrets.token_hex(16))
 
     def _admit(self, route: Route, headers: dict[bytes, bytes]) -> str:
-        """The tenant: the prefix of the key that the route asks for, else nothing. Raises ForeignOrigin, Unauthorized or
-        Forbidden.
+        """Authenticate: returns the key's prefix, "" if the route needs no key.
+
+        Raises ForeignOrigin, Unauthorized or Forbidden.
         """
         if route.guarded:
             self.services.sites.check_origin(headers)
@@ -145,7 +146,7 @@ class Plane:
         return key.prefix if key else ""
 
     def _refusal(self, method: str, path: str, render: Render, error: ServingError, request_id: str) -> Response:
-        """The whole answer to a request that is refused before an exchange begins, with its log line."""
+        """The complete error response to a request that is refused before its exchange begins; also logs it."""
         response = _rendered(render, error)
         log_refusal(error, method, path, response.status, request_id)
         response.headers = [*response.headers, *self.answer_headers(path, request_id)]
@@ -153,7 +154,7 @@ class Plane:
 
 
 def _rendered(render: Render, error: ServingError) -> Response:
-    """The dialect's answer; a 401 says how to authenticate, as RFC 9110 section 15.5.2 demands, whatever the dialect."""
+    """The dialect's error response; a 401 names the scheme, as RFC 9110 section 15.5.2 requires."""
     response = render(error)
     if response.status == 401:
         response.headers = [*response.headers, (b"www-authenticate", b"Bearer")]

@@ -1,1 +1,1 @@
-"""HTTP under the application: Daphne with deadlines, limits, back-pressure and a drain."""
+"""The HTTP server: Daphne with deadlines, limits, back-pressure and graceful shutdown."""

@@ -1,8 +1,8 @@
-"""One HTTP/1.1 connection with absolute deadlines, and a body that is taken only when its headers deserve it.
+"""An HTTP/1.1 connection with absolute deadlines and early refusal.
 
-Twisted's own timeout starts anew with every byte, so a client that drips one now and then would stay for ever. What can
-be refused by its headers is answered before any of its body is kept, and the connection ends there: what the client
-still sends is thrown away for a moment, so that the answer reaches it, and then nobody listens any more.
+Twisted's timeout restarts with every byte, which a slow client can abuse. A request that is refused by its headers
+gets the response before its body is read; then the connection discards input for LINGER_S, so that the client sees
+the response, and closes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from twisted.web import http
 
 LAST_WORDS_S = 1.0
 LINGER_S, LINGER_BYTES = 2.0, 80 << 20
-"""How long, and for how much, a client that was turned away may go on sending."""
+"""How long, and for how many bytes, input is discarded after a refusal."""
 LARGE_ANSWER_BYTES = 1 << 16
-"""Behind so much a stream waits for its client; whole answers are watched."""
+"""Buffered bytes above which a stream waits for the client, and a whole response is watched."""
 
 
 class DeadlineChannel(http.HTTPChannel):
-    """Twisted's channel, which also refuses header lines folded over several lines."""
+    """Twisted's channel with deadlines; it also refuses header lines that are folded over several lines."""
 
     headers_timeout_s = 10.0
     body_timeout_s = 60.0
@@ -30,18 +30,18 @@ class DeadlineChannel(http.HTTPChannel):
     """Called once, when the channel leaves its connection."""
     _deadline: Any = None
     _discardable: float | None = None
-    """Set once the client was turned away: so many further bytes are thrown away, then the connection ends."""
+    """Set after a refusal: the bytes to discard before the connection closes."""
     _body_left: float = math.inf
     _reading: Any = None
-    """Looks at whether the client reads a large answer."""
+    """Checks whether the client reads a large response."""
 
     def connectionMade(self) -> None:
-        """A new connection must send its first request's headers in time."""
+        """Start the deadline for the first request's headers."""
         super().connectionMade()
         self._expect(self.headers_timeout_s)
 
     def dataReceived(self, data: bytes) -> None:
-        """The first byte of a further request starts its deadline."""
+        """Start the deadline of a further request with its first byte."""
         if self._discardable is not None:
             self._throw_away(len(data))
             return
@@ -50,7 +50,7 @@ class DeadlineChannel(http.HTTPChannel):
         super().dataReceived(data)
 
     def lineReceived(self, line: bytes) -> None:
-        """A continuation line is obsolete (RFC 9112 section 5.2) and an old way to smuggle; it is refused."""
+        """Refuse continuation lines: obsolete (RFC 9112 section 5.2) and used for request smuggling."""
         if self._discardable is not None:
             return
         if line[:1] in (b" ", b"\t"):
@@ -59,16 +59,16 @@ class DeadlineChannel(http.HTTPChannel):
         super().lineReceived(line)
 
     def rawDataReceived(self, data: bytes) -> None:
-        """Bytes of a body, of which none is wanted any more once the client was turned away."""
+        """Body bytes; discarded after a refusal."""
         if self._discardable is not None:
             self._throw_away(len(data))
             return
         super().rawDataReceived(data)
 
     def allHeadersReceived(self) -> None:
-        """A request with a body may be refused here; else, from here, the body has its own deadline.
+        """Refuse a request with a body here, or start the deadline of the body.
 
-        `Expect: 100-continue` is answered by Twisted behind this, so that nobody is asked for a body in vain.
+        Twisted answers `Expect: 100-continue` after this check, so that a refused client does not send its body.
         """
         if self.length != 0:
             answer = self.requests[-1].refusal(self._command, self._path, self._version, self.length)
@@ -80,7 +80,7 @@ class DeadlineChannel(http.HTTPChannel):
         super().allHeadersReceived()
 
     def _maybeChooseTransferDecoder(self, header: bytes, data: bytes) -> bool:
-        """Exactly one `chunked` and no length beside it: whatever else may end at another byte for a proxy (RFC 9112
+        """Accept exactly one `chunked` without a length: anything else may end at another byte for a proxy (RFC 9112
         section 6.3).
         """
         coding = header == b"Transfer-Encoding"
@@ -91,7 +91,7 @@ class DeadlineChannel(http.HTTPChannel):
         return taken
 
     def turn_away(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        """Answer in place of the application, and end the connection soon."""
+        """Send a response instead of the application, then close."""
         if self._discardable is not None:
             return
         self._discardable = LINGER_BYTES
@@ -116,29 +116,29 @@ class DeadlineChannel(http.HTTPChannel):
     def _hang_up(self) -> None:
         self._met()
         self.loseConnection()
-        # A client that sends on may not read either; then the answer is never flushed.
+        # A client that keeps sending may not read either; the response would never be flushed.
         self._deadline = reactor.callLater(LAST_WORDS_S, self.transport.abortConnection)
 
     def allContentReceived(self) -> None:
-        """The request is complete; how long it takes to serve is not the channel's business."""
+        """The request is complete; the channel has no deadline for serving it."""
         if self._discardable is not None:
             return
         self._met()
         super().allContentReceived()
 
     def requestDone(self, request: Any) -> None:
-        """An answer is complete; a large one must also be read."""
+        """The response is complete; a large one must also be read in time."""
         super().requestDone(request)
         if self._reading is None and self._unsent() > LARGE_ANSWER_BYTES:
             self._watch(self._unsent())
 
     def connectionLost(self, reason: Any) -> None:
-        """Nothing is expected any more."""
+        """Cancel the deadlines."""
         self.leave()
         super().connectionLost(reason)
 
     def leave(self) -> None:
-        """The connection has ended, or belongs to another protocol from here on."""
+        """The connection ended or was upgraded."""
         self._met()
         if self._reading is not None and self._reading.active():
             self._reading.cancel()
@@ -157,7 +157,7 @@ class DeadlineChannel(http.HTTPChannel):
         self._reading = reactor.callLater(self.slow_client_timeout_s, self._still_unread, before)
 
     def _still_unread(self, before: int) -> None:
-        """Break the connection of a client that has read nothing since."""
+        """Abort the connection if the client has read nothing since the last check."""
         self._reading, now = None, self._unsent()
         if now >= before:
             self.transport.abortConnection()

@@ -1,4 +1,4 @@
-"""The listener of gRPC services, on the loop that the planes run on."""
+"""The gRPC listener, on the event loop of the planes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_STREAMS = 128
-"""Calls of one connection at once."""
+"""Concurrent calls per connection."""
 MAX_METADATA_BYTES = 16 << 10
 IDLE_S, PING_EVERY_S, PING_TIMEOUT_S = 300, 60, 20
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcLimits:
-    """What clients may send and hold: the longest message, connections, and seconds until a new one must speak HTTP/2."""
+    """Limits of the gRPC port: the longest message, connections, and the seconds until a new connection must speak
+    HTTP/2.
+    """
 
     max_message_bytes: int
     max_connections: int
@@ -26,7 +28,9 @@ class GrpcLimits:
 
     @property
     def options(self) -> list[tuple[str, int]]:
-        """In gRPC core's own names; all else is its default. A message that is too long is refused by its length, unread."""
+        """Channel arguments of gRPC core; all others have their defaults. A message that is too long is refused by its
+        length, unread.
+        """
         return [
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", -1),
@@ -36,10 +40,10 @@ class GrpcLimits:
             ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
             ("grpc.server_handshake_timeout_ms", round(self.handshake_timeout_s * 1000)),
             ("grpc.max_connection_idle_ms", IDLE_S * 1000),
-            # A client that has stopped altogether answers no ping; its calls and places end with its connection.
+            # A stalled client answers no ping; its calls and permits end with its connection.
             ("grpc.keepalive_time_ms", PING_EVERY_S * 1000),
             ("grpc.keepalive_timeout_ms", PING_TIMEOUT_S * 1000),
-            # A window that grows with the bandwidth would take in what nobody has asked to read yet.
+            # A window that grows with the bandwidth would buffer data that no handler has asked for yet.
             ("grpc.http2.bdp_probe", 0),
             ("grpc.so_reuseport", 0),
         ]
@@ -53,7 +57,7 @@ class GrpcServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Bind; raises OSError or RuntimeError when the address is taken."""
+        """Bind; raises OSError or RuntimeError if the address is in use."""
         self._server = grpc.aio.server(options=self._limits.options)
         self._server.add_generic_rpc_handlers(self._handlers)
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -62,6 +66,6 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls, let those that run end within `grace_s`, and cancel the rest."""
+        """Refuse new calls, wait up to `grace_s` for running ones, cancel the rest."""
         if self._server is not None:
             await self._server.stop(grace_s)

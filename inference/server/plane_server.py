@@ -1,11 +1,11 @@
-"""Daphne, taught to limit, to wait and to stop: a Server whose bodies are bounded and whose streams end honestly.
+"""A Daphne server with limits, back-pressure and graceful shutdown.
 
-- What the headers alone condemn (route, key, length, Host) is answered before the body is read.
-- A body that grows over `max_body_bytes` is answered with 413 where it does, and not read further.
-- `send()` waits while the client does not read, and gives the client up after `slow_client_timeout_s`.
-- A response that cannot be finished is a broken connection, never one that looks complete.
-- SIGTERM stops listening, tells the application to refuse, lets streams finish for `drain_s`, then asks them to end.
-- Requests without exactly one Host, and the header that would move the root path, are not believed.
+- Requests rejected by their headers (route, key, length, Host) are answered before the body is read.
+- A body over `max_body_bytes` is answered with 413 and not read further.
+- `send()` blocks while the client does not read, and aborts after `slow_client_timeout_s`.
+- A response that fails midway closes the connection, so it never looks complete.
+- SIGTERM stops listening, refuses new requests, waits `drain_s` for streams, then ends them.
+- Requests without exactly one Host are refused; `Daphne-Root-Path` is ignored.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
-"""Connections that wait to be accepted; the kernel may allow fewer. What finds no room waits a second, then three, before
-it knocks again: more than any answer takes."""
+"""The accept backlog; the kernel may allow less. A client whose SYN is dropped retries after 1 s, then 3 s."""
 SMALL_BODY_BYTES = 1 << 16
-"""Up to here a body is read although no place is free, so that the connection can be kept."""
+"""The largest body that is read when no permit is free, to keep the connection alive."""
 LAST_WORDS_S = 2.0
-"""After the drain's deadline, streams get this long to send their final event."""
+"""Seconds for streams to send their final event after the drain's deadline."""
 
 
 @implementer(IPushProducer)
 class PlaneRequest(WebRequest):
-    """One request, from its headers to the last byte of its answer."""
+    """One request, from its headers to the last byte of its response."""
 
     writable: asyncio.Event | None = None  # set while the client reads too slowly
     too_large = False
@@ -56,7 +55,7 @@ class PlaneRequest(WebRequest):
     def refusal(
         self, method: bytes, target: bytes, version: bytes, length: int | None
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
-        """What the headers of a request with a body of `length` bytes (None: chunked) are answered before it is read."""
+        """The early response to a request's headers, or None to read the body (`length` None: chunked)."""
         address, path = self.getHost(), target.split(b"?", 1)[0].decode("latin-1")
         verb = method.decode("latin-1")
         self.max_body_bytes = self.server.max_body_bytes(address.host, address.port)
@@ -77,13 +76,15 @@ class PlaneRequest(WebRequest):
         return status, *self.server.refuse(address.host, address.port, verb, path, status)
 
     def gotLength(self, length: int | None) -> None:
-        """The headers are fine. The body is kept in memory, where `max_body_bytes` bounds it: Twisted would write one of
-        100 kB or of unknown length to disk, on the event loop, and fail where the disk is full.
+        """Called when the headers are complete and accepted.
+
+        The body is kept in memory, bounded by `max_body_bytes`: Twisted would write one of 100 kB or of unknown
+        length to disk, on the event loop, and fail if the disk is full.
         """
         super().gotLength(0)
 
     def handleContentChunk(self, data: bytes) -> None:
-        """Keep body bytes only while they are within the limit."""
+        """Keep body bytes up to the limit."""
         if self.too_large:
             return
         if self.content.tell() + len(data) <= self.max_body_bytes:
@@ -96,7 +97,7 @@ class PlaneRequest(WebRequest):
         channel.turn_away(413, *self.server.refuse(address.host, address.port, method, path, 413))
 
     def process(self) -> None:
-        """The request is complete: refuse it here or hand it to the application."""
+        """The request is complete: refuse it or start the application."""
         if self._has_wrong_host(self.clientproto):
             self._refuse(400)
         elif (answer := self._overloaded()) is not None:
@@ -109,7 +110,7 @@ class PlaneRequest(WebRequest):
                 channel.leave()
 
     def _overloaded(self) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
-        """The answer where no place is free. The application is not started for it, and the connection is kept."""
+        """The response when no permit is free. The application is not started, and the connection is kept."""
         address, path = self.getHost(), self.path.split(b"?", 1)[0].decode("latin-1")
         return self.server.overloaded(
             address.host, address.port, self.method.decode("latin-1"), unquote(path), self._lower_headers()
@@ -135,7 +136,7 @@ class PlaneRequest(WebRequest):
     stopProducing = resumeProducing
 
     def handle_reply(self, message: dict[str, Any]) -> None:
-        """One ASGI message."""
+        """Write one ASGI message."""
         if message["type"] == "http.response.body":
             if not message.get("more_body"):
                 if self.producer is not None:
@@ -151,14 +152,14 @@ class PlaneRequest(WebRequest):
         super().handle_reply(message)
 
     def handle_exception(self, exception: BaseException | None) -> None:
-        """After the head is out only a broken connection tells the client the truth."""
+        """After the status line, an error can only close the connection."""
         if not self._response_started:
             self._reply(500, [(b"content-type", b"application/json")], b'{"error":"internal error"}')
         else:
             self.abort()
 
     def abort(self) -> None:
-        """Break the connection."""
+        """Abort the connection."""
         if self.channel is not None:
             if self.producer is not None:
                 self.unregisterProducer()
@@ -177,9 +178,9 @@ class PlaneRequest(WebRequest):
         super().handle_reply({"type": "http.response.body", "body": body})
 
     def _write_now(self, data: bytes) -> bool:
-        """Send one chunk without a trip through the reactor; False when it must queue. Halves the cost of an event."""
+        """Write one chunk directly to the socket; False if it must be queued. Halves the cost of an event."""
         transport = getattr(self.channel, "transport", None)
-        # Exactly a plain TCP socket: a TLS wrapper forwards attributes and would leak plaintext.
+        # Only for a plain TCP socket: a TLS wrapper forwards attributes and would leak plaintext.
         if not isinstance(transport, tcp.Server) or transport.TLS or not self.chunked or self.finished:
             return False
         if not data or not transport.connected or transport.dataBuffer or transport._tempDataBuffer:
@@ -198,22 +199,22 @@ class PlaneRequest(WebRequest):
 
 
 class PlaneFactory(HTTPFactory):
-    """Connections with deadlines that make PlaneRequests."""
+    """Creates connections with deadlines, and PlaneRequests on them."""
 
     open = 0
-    """Connections of this factory."""
+    """The number of open connections."""
 
     @staticmethod
     def protocol() -> Any:
-        """Twisted calls this for a new connection."""
+        """Called by Twisted for a new connection."""
         return http._GenericHTTPChannelProtocol(DeadlineChannel())
 
     def acceptableProtocols(self) -> list[bytes]:
-        """Over TLS: HTTP/1.1 alone, for Twisted's HTTP/2 knows none of this server's deadlines and limits."""
+        """Only HTTP/1.1 over TLS: Twisted's HTTP/2 has none of these deadlines and limits."""
         return [b"http/1.1"]
 
     def buildProtocol(self, addr: Any) -> Any:
-        """One connection; None closes it where there are too many."""
+        """A new connection; None closes it if there are too many."""
         if self.open >= self.server.max_connections:
             return None
         protocol = super().buildProtocol(addr)
@@ -232,14 +233,14 @@ class PlaneFactory(HTTPFactory):
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """An address, and the TLS that connections to it must speak; it stands where Daphne has an endpoint's text."""
+    """An address and its TLS settings; replaces Daphne's endpoint description string."""
 
     host: str
     port: int
     tls: MutualContextFactory | None = None
 
     def endpoint(self, reactor: Any) -> Any:
-        """The listening socket to be."""
+        """The Twisted endpoint to listen on."""
         if self.tls is not None:
             return endpoints.SSL4ServerEndpoint(reactor, self.port, self.tls, BACKLOG, self.host)
         kind = endpoints.TCP6ServerEndpoint if ":" in self.host else endpoints.TCP4ServerEndpoint
@@ -270,11 +271,15 @@ class PlaneServer(daphne_server.Server):
         on_drain: Callable[[], list[asyncio.Task[None]]],
         on_deadline: Callable[[], Awaitable[None]],
     ) -> None:
-        """`max_body_bytes(host, port)` is a listener's limit, `refuse(host, port, method, path, status)` gives headers and body
-        of an answer that the application never sees, `preview(host, port, method, path, headers)` the whole answer where a
-        request's headers (names in lower case) already decide, and `overloaded`, with the same arguments, where no place is free. `on_drain` is called when the drain begins and gives what else must end before the process does, `on_deadline` when streams must end, both on the loop.
+        """`max_body_bytes(host, port)` is a listener's limit; `refuse(host, port, method, path, status)` gives
+        headers and body of a response that the server sends itself; `preview(host, port, method, path, headers)`
+        gives the whole response if the headers (names in lower case) are enough to reject the request; `overloaded`,
+        with the same arguments, gives it if no permit is free.
+
+        `on_drain` is called when the drain begins and returns what must end before the process does; `on_deadline` is
+        called when streams must end. Both run on the loop.
         """
-        # What Daphne would parse from a text per listener, it gets ready-made.
+        # Passed ready-made instead of the endpoint strings that Daphne would parse.
         self._by_text = {f"{each.host} {each.port}": each for each in listeners}
         daphne_server.serverFromString = lambda reactor, text: self._by_text[text].endpoint(reactor)
         super().__init__(application, list(self._by_text), ready_callable=on_ready, verbosity=0, server_name="dragoman")
@@ -288,12 +293,12 @@ class PlaneServer(daphne_server.Server):
         self.failed: str | None = None
 
     def listen_success(self, port: Any) -> None:
-        """Remember the port, so that a drain can close it."""
+        """Keep the port, so that a drain can close it."""
         super().listen_success(port)
         self.ports.append(port)
 
     def listen_error(self, failure: Any) -> None:
-        """An address that is taken ends the server, with its reason."""
+        """Stop the server with the reason if an address is in use."""
         self.failed = failure.getErrorMessage()
         self.stop()
 
@@ -306,7 +311,7 @@ class PlaneServer(daphne_server.Server):
         return queue
 
     def _reap(self, protocol: Any, task: asyncio.Task[None]) -> None:
-        """At once, and never raising: daphne's own checker polls each second and dies on a late error."""
+        """Called at once, and never raises: Daphne's own checker polls every second and dies on a late error."""
         details = self.connections.get(protocol)
         if details is None or details.get("application_instance") is not task:
             return
@@ -321,7 +326,7 @@ class PlaneServer(daphne_server.Server):
             self.connections.pop(protocol, None)
 
     async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
-        """Pass a message on, and wait while the client does not read."""
+        """Write a message, and wait while the client does not read."""
         await super().handle_reply(protocol, message)
         writable = getattr(protocol, "writable", None)
         if writable is None or writable.is_set():
@@ -329,11 +334,11 @@ class PlaneServer(daphne_server.Server):
         try:
             await asyncio.wait_for(writable.wait(), self.slow_client_timeout_s)
         except TimeoutError:
-            logger.warning("client stopped reading; connection broken")
+            logger.warning("client stopped reading; connection closed")
             protocol.abort()
 
     def kill_all_applications(self) -> defer.Deferred[None]:
-        """SIGTERM or SIGINT: what is described at the top of this file."""
+        """On SIGTERM or SIGINT: drain, as described at the top of this file."""
         return defer.Deferred.fromFuture(asyncio.ensure_future(self._drain()))
 
     async def _drain(self) -> None:

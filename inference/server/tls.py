@@ -1,4 +1,4 @@
-"""Mutual TLS for a listener: the client's certificate is its key. It reads files once, when the server starts."""
+"""Mutual TLS for a listener: clients authenticate with certificates. Files are read once at startup."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MIN_RSA_BITS = 3072
 
 
 class TlsError(Exception):
-    """A certificate, key or list cannot be used; the text names the file."""
+    """A certificate, key or revocation list cannot be used; the text names the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the server's certificate chain and key, the authorities that clients' certificates must come from, and
-    the lists of those that were revoked.
+    """PEM files: the server's certificate chain and key, the authorities of client certificates, and revocation
+    lists.
     """
 
     certificate: Path
@@ -32,7 +32,7 @@ class TlsFiles:
 
 
 class MutualContextFactory(ssl.ContextFactory):
-    """Contexts that ask for a client's certificate and take none without one."""
+    """TLS contexts that require a client certificate."""
 
     def __init__(self, files: TlsFiles) -> None:
         """Reads and checks the files; raises TlsError."""
@@ -63,7 +63,7 @@ class MutualContextFactory(ssl.ContextFactory):
         self._context = context
 
     def getContext(self) -> Any:
-        """Twisted asks for one per connection."""
+        """Called by Twisted for every connection."""
         return self._context
 
 

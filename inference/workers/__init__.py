@@ -1,1 +1,1 @@
-"""The engine workers as the data plane sees them: connections, tokenizers, adapters."""
+"""The data plane's side of engine workers: connections, tokenizers, adapters."""

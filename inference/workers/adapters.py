@@ -1,4 +1,4 @@
-"""The use cases behind every route that loads and unloads adapters while requests run. It knows no dialect."""
+"""Loads and unloads adapters at run time, for every dialect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOAD_TIMEOUT_S = 300.0
 
 
 class AdapterControl:
-    """Adapters of running deployments: what a worker cannot serve is never registered."""
+    """Adapters of running deployments. An adapter is registered only after every worker has loaded it."""
 
     def __init__(self, registry: Registry, router: EngineRouter, holder: SnapshotHolder) -> None:
         self._registry, self._router, self._holder = registry, router, holder
@@ -35,10 +35,11 @@ class AdapterControl:
     async def load(
         self, name: str, source: str, base: str | None, replace: bool, actor: str, max_adapters: int | None = None
     ) -> None:
-        """Have every worker read the adapter, then register it for the model of the deployment `base` (None: the default).
+        """Load the adapter on every worker, then register it for the model of the deployment `base` (None: the
+        default).
 
-        `max_adapters` is how many adapters there may be. Raises TooManyAdapters, AdapterExists, AdapterNotFound, AdapterRefused,
-        ModelNotFound or Unavailable; nothing is registered then.
+        `max_adapters` limits the registered adapters; None: no limit. Raises TooManyAdapters, AdapterExists,
+        AdapterNotFound, AdapterRefused, ModelNotFound or Unavailable; nothing is registered then.
         """
         async with self._changing:
             target = self._router.resolve(base)
@@ -59,9 +60,8 @@ class AdapterControl:
                 raise
 
     async def unload(self, name: str, actor: str) -> None:
-        """Forget the adapter: no new request finds it, those that run go on, and workers free it after the last.
-
-        Raises AdapterNotFound.
+        """Unload: new requests no longer find the adapter; running ones finish, then workers free it. Raises
+        AdapterNotFound.
         """
         async with self._changing:
             if not any(d.adapter(name) is not None for d in self._holder.current.deployments):
@@ -69,7 +69,7 @@ class AdapterControl:
             await self._registry.remove_adapter(name, actor)
 
     async def _forget(self, target: Target, adapter: AdapterRef) -> None:
-        """Undo a load, unless another name has the same content."""
+        """Unload from the workers, unless another registered name has the same digest."""
         if any(a.digest == adapter.digest for d in self._holder.current.deployments for a in d.adapters):
             return
         clients = [client for client in target.clients.values() if client.usable]

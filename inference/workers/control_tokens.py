@@ -1,9 +1,9 @@
-"""Special tokens that only the model's own template may write: in a client's text their names are plain text.
+"""Escapes special tokens in client text, so that only the chat template can write them.
 
-Each special token gets a second, secret name of the same length, made anew in each process, and a copy of the tokenizer
-knows the tokens by these names alone. What a client wrote can therefore never be one of them; in a rendered template the
-names that the template wrote are exchanged for the secret ones. While the template is rendered, names in the client's
-own texts are hidden behind stand-ins of the same length, so that the two can be told apart afterwards.
+Each special token gets a random alias of the same length, different in every process, and a copy of the tokenizer
+knows only the aliases. Client text can therefore never produce a special token; in a rendered template, the names
+that the template wrote are replaced by their aliases. While the template is rendered, names in client text are
+replaced by stand-ins of the same length, so that the two can be distinguished afterwards.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PRIVATE_FIRST, PRIVATE_COUNT = 0xF0000, 0xFFFE
-"""Unicode's plane 15, whose characters mean nothing to anybody."""
+"""Unicode's private-use plane 15."""
 SAMPLE = "One line of text, with 12 numbers;\n and another.\tÉté"
 
 
 class ControlTokens:
-    """The special tokens of one tokenizer.json. `plain` encodes marked texts, and what clients wrote as it is."""
+    """The special tokens of one tokenizer.json. `plain` encodes rendered templates with aliases, and client text as
+    it is.
+    """
 
     def __init__(self, path: Path, fast: FastTokenizer) -> None:
-        """Raises ValueError for a tokenizer whose special tokens cannot be given other names."""
+        """Raises ValueError for a tokenizer whose special tokens cannot be renamed."""
         specials = {token.content: i for i, token in fast.get_added_tokens_decoder().items() if token.special}
         self._secret = {content: _private(len(content)) for content in specials}
         self._stand_in = {content: _private(len(content)) for content in specials}
@@ -42,7 +44,7 @@ class ControlTokens:
             raise ValueError("the tokenizer's special tokens cannot be kept apart from text")
 
     def hidden(self, value: Any, but: frozenset[str] = frozenset()) -> Any:
-        """A client's value with stand-ins in all its texts; the names in `but` stay."""
+        """Escape special tokens in all strings of a value, except those in `but`."""
         if isinstance(value, str):
             return self._contents.sub(lambda m: m[0] if m[0] in but else self._stand_in[m[0]], value)
         if isinstance(value, list):
@@ -52,11 +54,11 @@ class ControlTokens:
         return value
 
     def shown(self, rendered: str) -> str:
-        """A rendered template as a person reads it."""
+        """Undo the escaping of a rendered template."""
         return self._marks.sub(lambda match: self._written[match[0]], rendered)
 
     def marked(self, rendered: str) -> str:
-        """A rendered template as `plain` encodes it; as long as what `shown` gives."""
+        """A rendered template with aliases for its special tokens, as `plain` encodes it; same length as `shown`."""
         return self.shown(self._contents.sub(lambda match: self._secret[match[0]], rendered))
 
 
@@ -65,19 +67,19 @@ def _private(length: int) -> str:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of the texts, the longest first; nothing where there are none."""
+    """A pattern for any of the texts, the longest first; matches nothing if there are none."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
 
 
 def _renamed(tokenizer: dict[str, Any], names: dict[str, str]) -> str:
-    """tokenizer.json with other names for these tokens, wherever it tells of them by name alone."""
+    """tokenizer.json with aliases for these tokens, wherever it refers to them by name only."""
     for token in tokenizer["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
     model = tokenizer["model"]
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         model["vocab"] = {names.get(text, text): i for text, i in vocabulary.items()}
-    else:  # Unigram: pieces with their scores, the place is the id
+    else:  # Unigram: pieces with their scores, the index is the id
         model["vocab"] = [[names.get(text, text), score] for text, score in vocabulary]
     if isinstance(model.get("unk_token"), str):
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])

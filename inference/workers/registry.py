@@ -1,4 +1,4 @@
-"""What the data plane may ask of the registries. The control plane implements it; nothing here knows how."""
+"""The registry interface of the data plane; implemented in `config.registry`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentState:
-    """One deployment as the registry has it: `state` is stopped, starting, ready, stopping or failed."""
+    """A deployment in the registry; `state` is stopped, starting, ready, stopping or failed."""
 
     name: str
     version: int
@@ -20,30 +20,32 @@ class DeploymentState:
 
 
 class Registry(Protocol):
-    """Changes are durable and in the snapshot when a call returns. `actor` is who asked, for the audit."""
+    """Changes are durable and in the snapshot when a call returns. `actor` is recorded in the audit log."""
 
     async def read_adapter(self, name: str, source: str) -> AdapterEntry:
-        """The identity of an adapter's files, which nothing was done with yet; raises AdapterNotFound where there is no
-        adapter or where nobody may read, AdapterRefused for files that are no LoRA.
+        """Read and hash an adapter's files; registers nothing.
+
+        Raises AdapterNotFound if there are none or access is not allowed, AdapterRefused for files that are not a
+        LoRA.
         """
         ...
 
     async def register_adapter(self, name: str, model: str, source: str, actor: str) -> None:
-        """Give the adapter a name; the same name with other content replaces it. Raises AdapterRefused."""
+        """Register the adapter; an adapter of the same name with other content is replaced. Raises AdapterRefused."""
         ...
 
     async def remove_adapter(self, name: str, actor: str) -> None:
-        """Forget the adapter of this name, if there is one."""
+        """Remove the adapter of this name, if there is one."""
         ...
 
     async def deployments(self) -> list[DeploymentState]:
-        """All of them, stopped ones too."""
+        """All deployments, including stopped ones."""
         ...
 
     async def start_deployment(self, name: str, actor: str) -> bool:
-        """Ask for a worker; False where no deployment has this name."""
+        """Set the desired number of workers to at least 1; False for an unknown deployment."""
         ...
 
     async def stop_deployment(self, name: str, actor: str) -> bool:
-        """Ask for none; False where no deployment has this name."""
+        """Set the desired number of workers to 0; False for an unknown deployment."""
         ...

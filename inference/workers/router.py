@@ -1,4 +1,4 @@
-"""Which worker serves a request: connections to the running deployments' workers, kept in step with the snapshot."""
+"""Selects the worker for a request: connections to the running deployments' workers, synced with the snapshot."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ logger = structlog.get_logger(__name__)
 
 CHECK_EVERY_S = 0.25
 RESEND_AFTER_S = 2.0
-"""After a worker could not do what it was told about an adapter."""
+"""Seconds before a failed adapter command is retried."""
 
 
 @dataclass(slots=True)
 class Target:
-    """A deployment that can serve: its model's facts, its tokenizer, its connected workers."""
+    """A deployment that can serve requests: model info, tokenizer, connected workers."""
 
     entry: DeploymentEntry
     info: ModelInfo
     tokenizer: ModelTokenizer
     clients: dict[WorkerEntry, EngineClient] = field(default_factory=dict)
     adapter: AdapterEntry | None = None
-    """What the client asked for beside the model; only in what `resolve` returns."""
+    """The requested adapter; set only in the result of `resolve`."""
 
     @property
     def adapter_ref(self) -> AdapterRef | None:
-        """The adapter in the engine's terms."""
+        """The adapter as the engine's AdapterRef."""
         return None if self.adapter is None else AdapterRef(self.adapter.digest, self.adapter.directory)
 
     def pick(self) -> EngineClient:
-        """The usable worker with the fewest requests of ours; raises Unavailable without one.
+        """The usable worker with the fewest requests of this process.
 
-        One that has not been heard of lately gets nothing: who asks is told at once, and need not wait for its end.
+        Workers without recent heartbeats are skipped. Raises Unavailable if none is left.
         """
         responsive = self.responsive
         if not responsive:
@@ -55,11 +55,11 @@ class Target:
 
     @property
     def responsive(self) -> list[EngineClient]:
-        """The workers that take requests and answer."""
+        """Usable workers with recent heartbeats."""
         return [client for client in self.clients.values() if client.usable and not client.suspect]
 
     def relieve(self) -> None:
-        """What waits for its first token at a silent worker goes to another, where there is one."""
+        """Move requests without a first token from silent workers to others, if there are any."""
         if self.responsive:
             for client in self.clients.values():
                 if client.suspect:
@@ -67,31 +67,31 @@ class Target:
 
 
 class EngineRouter:
-    """Connects, reconnects and hangs up as the snapshot says."""
+    """Connects to workers, reconnects and disconnects as the snapshot changes."""
 
     def __init__(self, holder: SnapshotHolder, parse_special_tokens: bool = True) -> None:
-        """`parse_special_tokens` is for the models' tokenizers."""
+        """`parse_special_tokens` is passed to the models' tokenizers."""
         self._holder, self._parse_special_tokens = holder, parse_special_tokens
         self._targets: dict[str, Target] = {}
         self._refused: set[WorkerEntry] = set()
         self._casualties = Casualties()
         self._sent: dict[WorkerEntry, dict[str, AdapterEntry]] = {}
-        """By worker: the adapters that it was told to keep, by digest, as they were when it agreed."""
+        """Per worker: the adapters that it confirmed, by digest."""
         self._retry_at: dict[WorkerEntry, float] = {}
         self._syncs: dict[WorkerEntry, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.stopping = False
-        """Workers are left because this server ends, and not because anything happened to them."""
+        """Set during shutdown, so that closed connections are not logged as failures."""
 
     def start(self) -> None:
-        """Begin to follow the snapshot; call on the event loop."""
+        """Start following the snapshot; call on the event loop."""
         loop = asyncio.get_running_loop()
         self._holder.subscribe(lambda _: loop.call_soon_threadsafe(self._wake.set))
         self._task = loop.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Hang up on every worker; requests in flight fail as those that a shutdown ends."""
+        """Close all connections; requests in flight fail with ShuttingDown."""
         self.stopping = True
         tasks = [*self._syncs.values(), *([self._task] if self._task is not None else [])]
         for task in tasks:
@@ -103,7 +103,7 @@ class EngineRouter:
 
     @property
     def targets(self) -> list[Target]:
-        """The deployments that have, or had a moment ago, a connected worker."""
+        """Deployments with a connected worker, now or a moment ago."""
         return list(self._targets.values())
 
     @property
@@ -112,7 +112,7 @@ class EngineRouter:
         return any(target.responsive for target in self._targets.values())
 
     def resolve(self, name: str | None) -> Target:
-        """The deployment, and the adapter, that a client's model name means; raises ModelNotFound or Unavailable."""
+        """Resolve a client's model name to a deployment and an adapter; raises ModelNotFound or Unavailable."""
         resolved = self._holder.current.resolve(name)
         if resolved is None:
             if name:
@@ -127,8 +127,8 @@ class EngineRouter:
         while True:
             try:
                 await self._reconcile(self._holder.current)
-            except Exception:  # one of the edges: one bad model must not end the routing to all others
-                logger.exception("routing table not updated")
+            except Exception:  # outermost handler: one bad model must not stop the routing to all others
+                logger.exception("snapshot update failed")
             self._wake.clear()
             try:
                 await asyncio.wait_for(self._wake.wait(), CHECK_EVERY_S)
@@ -161,7 +161,7 @@ class EngineRouter:
                 self._start_adapter_sync(self._targets[deployment.name], deployment)
 
     def _start_adapter_sync(self, target: Target, deployment: DeploymentEntry) -> None:
-        """The deployment's entry is now this one: its workers are told, beside everything else."""
+        """Start a task that syncs the adapters of the deployment's workers."""
         known = {adapter.digest for adapter in deployment.adapters}
         gone = {a.digest: _released(a) for a in target.entry.adapters if a.digest not in known}
         target.entry = deployment
@@ -173,7 +173,7 @@ class EngineRouter:
                 self._syncs[worker] = asyncio.ensure_future(self._sync_adapters(worker, client, deployment))
 
     def _needs_sync(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> bool:
-        """Whether the registry wishes something else of the worker than it was told, and nobody is telling it now."""
+        """Whether the worker's adapters differ from the desired state and no sync is running."""
         if client.failure is not None or client.model.embedding is not None:
             return False
         if time.monotonic() < self._retry_at.get(worker, 0.0):
@@ -183,9 +183,10 @@ class EngineRouter:
         return self._sent.get(worker, {}) != _desired_adapters(deployment)
 
     async def _sync_adapters(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> None:
-        """Bring a worker nearer to what the registry wishes of its adapters: read ahead, pinned, forgotten.
+        """Sync a worker's adapters with the registry: preload, pin, unload.
 
-        What it cannot do yet (pin what is being read, forget what is in use) is asked of it again a little later.
+        Commands that the worker cannot carry out yet (pinning while it loads, unloading while in use) are retried
+        after RESEND_AFTER_S.
         """
         sent = self._sent.setdefault(worker, {})
         wanted = _desired_adapters(deployment)
@@ -214,7 +215,7 @@ class EngineRouter:
                 else:
                     self._retry_at[worker] = time.monotonic() + RESEND_AFTER_S
         except EngineDead as error:
-            logger.info("worker not told of adapters", worker=worker.worker_id, reason=str(error))
+            logger.info("adapter sync failed", worker=worker.worker_id, reason=str(error))
 
     async def _load_tokenizer(self, info: ModelInfo) -> ModelTokenizer:
         return await asyncio.to_thread(ModelTokenizer.load, info, self._parse_special_tokens)
@@ -232,18 +233,18 @@ class EngineRouter:
             clients[worker] = client
             logger.info("worker connected", worker=worker.worker_id, deployment=deployment.name)
         except EngineDead as error:
-            logger.info("worker not reachable yet", worker=worker.worker_id, reason=str(error))
-        except Exception as error:  # whatever is wrong with its files, the worker is of no use and others are
+            logger.info("worker not reachable", worker=worker.worker_id, reason=str(error))
+        except Exception as error:  # any error in its files: this worker cannot be used, others can
             logger.exception("tokenizer not usable", deployment=deployment.name, reason=str(error))
             self._refused.add(worker)
             await client.close()
 
 
 def _desired_adapters(deployment: DeploymentEntry) -> dict[str, AdapterEntry]:
-    """The adapters that workers should keep, by digest."""
+    """The desired adapters (preload or pinned), by digest."""
     return {adapter.digest: adapter for adapter in deployment.adapters if adapter.preload or adapter.pinned}
 
 
 def _released(adapter: AdapterEntry) -> AdapterEntry:
-    """The adapter as one that nobody wishes to keep."""
+    """The same adapter without preload and pin."""
     return msgspec.structs.replace(adapter, preload=False, pinned=False)

@@ -1,4 +1,4 @@
-"""A model's tokenizer and chat template, read from its own files. It knows no dialect and runs no model code."""
+"""A model's tokenizer and chat template, loaded from its files. It knows no dialect and runs no model code."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 INLINE_CHARACTERS = 8192
-"""Longer texts are tokenised in a thread, so that the event loop goes on serving streams."""
+"""Longer texts are tokenised in a thread, so that the event loop keeps serving streams."""
 INLINE_MESSAGES = 16
 CHARACTERS_PER_TOKEN = 8
-"""A text with more than so many for each token that is wanted is not tokenised whole."""
+"""Characters per token above which a text is tokenised only in part."""
 PART_CHARACTERS = 1 << 16
 MUCH_TEXT = 1 << 18
-"""Characters whose tokenising takes so much memory that it is given back at once."""
+"""Characters of a text after which the memory of its tokenising is returned to the system."""
 EDGE_TOKENS = 64
-"""Where a text is cut, so many tokens beside the cut may be others than in the whole text."""
+"""Tokens beside a cut that may differ from those of the whole text."""
 PROMPT_END_TOKENS = 8
-"""So many of a prompt's last tokens tell whether it leaves reasoning open."""
+"""The last tokens of a prompt that are searched for an open reasoning tag."""
 MAX_RENDERED_CHARACTERS = 4_000_000
 
 
 class Beginning(list[int]):
-    """The first ids of a prompt that has more of them than anybody takes; the rest was not tokenised."""
+    """The first ids of a prompt over the limit; the rest was not tokenised."""
 
 
 @dataclass(slots=True)
@@ -58,19 +58,19 @@ class ModelTokenizer:
     template: jinja2.Template | None
     special_texts: dict[str, str]
     configuration: dict[str, Any]
-    """tokenizer_config.json, with the chat template wherever that came from."""
+    """tokenizer_config.json, including the chat template from whichever file it was read."""
     tool_style: Style = "hermes"
     may_reason: bool = False
-    """Whether outputs may begin with reasoning: the template or the vocabulary knows its marks."""
+    """Whether outputs may begin with reasoning: the template or the vocabulary contains the tags."""
     control: ControlTokens | None = None
-    """Where special tokens are kept apart from what clients write."""
+    """Escapes special tokens in client text; None if clients may write them."""
     _texts: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, info: ModelInfo, parse_special_tokens: bool = True) -> ModelTokenizer:
-        """Read the files that the worker named; raises OSError or ValueError when they are unusable.
+        """Load the files that the worker named; raises OSError or ValueError if they are unusable.
 
-        Without `parse_special_tokens`, names of special tokens in a client's text are plain text.
+        Without `parse_special_tokens`, names of special tokens in client text are plain text.
         """
         directory = Path(info.directory)
         try:
@@ -89,8 +89,8 @@ class ModelTokenizer:
         special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
         try:
             template = None if text is None else _environment().from_string(text)
-        except jinja2.TemplateSyntaxError as error:  # such a model still completes text
-            logger.warning("chat template not usable", reason=str(error))
+        except jinja2.TemplateSyntaxError as error:  # such a model can still complete text
+            logger.warning("chat template unusable", reason=str(error))
             template = None
         may_reason = reasoning.END in (text or "") or fast.token_to_id(reasoning.END) is not None
         shown = {"tokenizer_class": "PreTrainedTokenizerFast", **config, "chat_template": text}
@@ -103,16 +103,16 @@ class ModelTokenizer:
 
     @property
     def tool_mark_is_special(self) -> bool:
-        """Whether the mark of a tool call would be lost with the special tokens."""
+        """Whether the tag of a tool call is a special token, which decoding may skip."""
         return self.fast.token_to_id(MARKS[self.tool_style]) in self.special_ids
 
     def reasoning_ids(self, vocab_size: int) -> tuple[int, int] | None:
-        """The tokens that begin and end reasoning, where each is one token that the model knows."""
+        """The ids of the reasoning tags, if each is a single token."""
         begin, end = self.fast.token_to_id(reasoning.BEGIN), self.fast.token_to_id(reasoning.END)
         return None if begin is None or end is None or max(begin, end) >= vocab_size else (begin, end)
 
     def leaves_reasoning_open(self, prompt_token_ids: list[int]) -> bool:
-        """Whether the prompt begins reasoning and does not end it."""
+        """Whether the prompt ends inside a reasoning block."""
         return self.may_reason and reasoning.opens_reasoning(self.decode(prompt_token_ids[-PROMPT_END_TOKENS:]))
 
     async def encode(
@@ -120,9 +120,9 @@ class ModelTokenizer:
     ) -> list[int]:
         """The prompt's token ids; raises InvalidRequest or TemplateError.
 
-        `keep_last` cuts to so many ids from the end; leading special tokens stay, as in transformers' truncation. The
-        caller cuts to `keep_first`, and takes no more than `limit`: a text that is far longer than that is tokenised
-        only as far as is needed, and comes back as a Beginning of `limit + 1` ids where it is too long.
+        `keep_last` truncates to that many ids from the end; leading special tokens stay, as in transformers'
+        truncation. The caller truncates to `keep_first`, and rejects more than `limit` ids: a text that is much
+        longer is tokenised only in part, and is returned as a Beginning of `limit + 1` ids if it is too long.
         """
         if isinstance(prompt, TokenPrompt):
             return prompt.token_ids if keep_last is None else prompt.token_ids[-keep_last:]
@@ -142,7 +142,7 @@ class ModelTokenizer:
         return self.cut(ids, keep_last, special)
 
     async def _beginning(self, text: str, limit: int) -> Beginning | None:
-        """Part by part until there are surely too many; None where the whole may fit after all."""
+        """Tokenise in pieces until the limit is exceeded; None if the text may fit."""
         ids, at, parts = Beginning(), 0, 0
         while at < len(text):
             end = _boundary(text, at + PART_CHARACTERS)
@@ -153,7 +153,7 @@ class ModelTokenizer:
         return None
 
     async def _end_of(self, text: str, special: bool, keep_last: int | None, keep_first: int | None) -> list[int]:
-        """The ids of as much from one end of the text as holds what is kept, and of the whole where that is not clear."""
+        """Tokenise one end of the text, enough for the kept ids; the whole text if the cut is ambiguous."""
         keep = keep_last or keep_first or 0
         window = 2 * CHARACTERS_PER_TOKEN * (keep + EDGE_TOKENS)
         if len(text) > max(2 * window, INLINE_CHARACTERS):
@@ -168,7 +168,7 @@ class ModelTokenizer:
         if len(text) <= INLINE_CHARACTERS:
             return list(self._encoder.encode(text, add_special_tokens=add_special_tokens).ids)
 
-        def work() -> list[int]:  # the batch form alone releases the interpreter's lock; this one keeps no offsets
+        def work() -> list[int]:  # only the batch form releases the GIL; this one computes no offsets
             ids = list(self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
             if len(text) > MUCH_TEXT:
                 give_back_memory()
@@ -177,7 +177,7 @@ class ModelTokenizer:
         return await asyncio.to_thread(work)
 
     def cut(self, ids: list[int], keep_last: int | None, has_special_tokens: bool) -> list[int]:
-        """The last `keep_last` ids; where special tokens lead, they stay."""
+        """The last `keep_last` ids; leading special tokens are kept."""
         if keep_last is None or len(ids) <= keep_last:
             return ids
         leading = next((i for i, token in enumerate(ids) if token not in self.special_ids), 0)
@@ -185,20 +185,20 @@ class ModelTokenizer:
         return ids[:leading] + ids[len(ids) - (keep_last - leading) :]
 
     async def encoding(self, text: str, add_special_tokens: bool) -> Encoding:
-        """Token ids with the character range that each covers."""
+        """Token ids with the character range of each."""
         return (await self.encodings([text], add_special_tokens))[0]
 
     async def encodings(self, texts: list[str], add_special_tokens: bool) -> list[Encoding]:
-        """As `encoding`, of several; long texts are worked on beside the event loop."""
+        """`encoding` of several texts; long ones run in a thread."""
         for text in texts:
             _check_unicode(text)
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
             return [self._encoder.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-        # The batch form alone releases the interpreter's lock, without which the thread would be of no use.
+        # Only the batch form releases the GIL, without which the thread would not help.
         return await asyncio.to_thread(self._encoder.encode_batch, texts, add_special_tokens=add_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """One token on its own, special tokens included."""
+        """The text of a single token, including special tokens."""
         known = self._texts.get(token_id)
         if known is not None:
             return known
@@ -207,16 +207,16 @@ class ModelTokenizer:
             return ""
         text: str = self.fast.decode([token_id], skip_special_tokens=False)
         text = f" {text}" if raw.startswith("\u2581") and not text.startswith(" ") else text
-        self._texts[token_id] = text  # at most the vocabulary
+        self._texts[token_id] = text  # bounded by the vocabulary
         return text
 
     def pieces(self, token_ids: list[int]) -> list[str]:
-        """The texts of a sequence's tokens; tokens that make a character only together are one piece."""
+        """The texts of a sequence's tokens; tokens that form a character only together are one piece."""
         stream = DecodeStream(skip_special_tokens=False)
         return [piece for token in token_ids if (piece := stream.step(self.fast, token))]
 
     def decode_long(self, token_ids: list[int]) -> str:
-        """As `decode`, special tokens included; call it in a thread: this form releases the interpreter's lock."""
+        """Decode with special tokens, for use in a thread: this form releases the GIL."""
         text: str = self.fast.decode_batch([token_ids], skip_special_tokens=False)[0]
         return text
 
@@ -226,28 +226,28 @@ class ModelTokenizer:
         return text
 
     async def chat_encoding(self, prompt: ChatPrompt) -> tuple[str, Encoding]:
-        """The rendered template, and its tokens with the character range that each covers."""
+        """The rendered template, and its tokens with the character range of each."""
         text = await self._rendered(prompt)
         if self.control is None:
             return text, await self.encoding(text, prompt.add_special_tokens)
         return self.control.shown(text), await self.encoding(self.control.marked(text), prompt.add_special_tokens)
 
     async def _rendered(self, prompt: ChatPrompt) -> str:
-        """As `render`; long ones beside the event loop."""
+        """Render the template; long conversations run in a thread."""
         short = len(prompt.messages) <= INLINE_MESSAGES and not prompt.template_arguments
         if short and sum(_length(message) for message in prompt.messages) <= INLINE_CHARACTERS:
             return self.render(prompt)
         return await beside(self.render, prompt)
 
     def render(self, prompt: ChatPrompt) -> str:
-        """The model's chat template over the messages; with `control`, stand-ins hide the special tokens in them."""
+        """Render the chat template; with `control`, special tokens in the messages are escaped by stand-ins."""
         if self.template is None:
             raise TemplateError(
                 "This model has no usable chat template; use a completion route or add one to the model."
             )
         messages, arguments = prompt.messages, prompt.template_arguments
         if self.control is not None:
-            # The marks of reasoning are the assistant's own, and templates look for them.
+            # Reasoning tags are written by the assistant, and templates search for them.
             marks, none = frozenset((reasoning.BEGIN, reasoning.END)), frozenset[str]()
             messages = [self.control.hidden(m, marks if m.get("role") == "assistant" else none) for m in messages]
             arguments = self.control.hidden(arguments)
@@ -286,14 +286,14 @@ def _check_unicode(text: str) -> None:
 
 
 def _length(message: dict[str, Any]) -> int:
-    """A message's characters; one with anything but texts in it counts as long."""
+    """The characters of a message; a message with anything but text counts as long."""
     if not all(isinstance(value, str | None) for value in message.values()):
         return INLINE_CHARACTERS + 1
     return sum(len(value or "") for value in message.values())
 
 
 def _boundary(text: str, near: int) -> int:
-    """A place at or a little before `near` where no word is cut: a white space behind something else."""
+    """A position at or shortly before `near` where no word is cut: white space after another character."""
     if near >= len(text):
         return len(text)
     for at in range(near, max(near - 1024, 1), -1):
@@ -315,14 +315,14 @@ def _template_text(directory: Path, config: dict[str, Any]) -> str | None:
 
 
 def _content(token: Any) -> str | None:
-    """A special token's text: written as a string, or as an object with `content`."""
+    """A special token's text: a string, or an object with `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 @lru_cache
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Jinja as transformers sets it up for chat templates: sandboxed, and without access to anything outside."""
+    """The Jinja environment that transformers uses for chat templates: sandboxed."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )

@@ -159,7 +159,9 @@ class CompletionReply(Reply):
         if len(order) > 1:
             order = sorted(order, key=lambda choice: choice.cumulative_logprob, reverse=True)[: self._returned]
         value = self._head()
-        value["choices"] = [self._render_choice(i, choice.text, choice.entries, choice) for i, choice in enumerate(order)]
+        value["choices"] = [
+            self._render_choice(i, choice.text, choice.entries, choice) for i, choice in enumerate(order)
+        ]
         tokens = sum(choice.tokens for choice in order)
         value["usage"] = usage(self._generation, tokens, self._clock, self._settings.benchmark_enabled)
         return json_response(value)
@@ -167,7 +169,9 @@ class CompletionReply(Reply):
     def _head(self) -> dict[str, Any]:
         return {"id": self._id, "object": "text_completion", "created": int(time.time()), "model": self._model}
 
-    def _render_choice(self, index: int, text: str, entries: list[TokenLogprob], choice: CompletionChoice) -> dict[str, Any]:
+    def _render_choice(
+        self, index: int, text: str, entries: list[TokenLogprob], choice: CompletionChoice
+    ) -> dict[str, Any]:
         return {
             "index": index,
             "text": text,
