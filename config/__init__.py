@@ -1,1 +1,1 @@
-"""How the parts are put together. It imports everything and is imported by none."""
+"""Assembles the server. Imports all other packages and is imported by none."""

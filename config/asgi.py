@@ -1,4 +1,4 @@
-"""The ASGI applications: the control plane is Django's, the front plane is plain ASGI; the local port tells them apart."""
+"""The ASGI applications: the control plane is Django's, the front plane is plain ASGI; selected by the local port."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from inference.http.sites import SAFE_METHODS, Sites  # noqa: E402
 from management.status import StatusConsumer  # noqa: E402
 
 FOREIGN = 4403
-"""Closes a WebSocket that another site's page has opened."""
+"""WebSocket close code for a connection from a foreign origin."""
 
 
 class SiteGuard:
-    """Keeps other sites' pages from an application that trusts a session."""
+    """Refuses cross-site requests to an application that trusts a session."""
 
     def __init__(self, application: Any, sites: Sites) -> None:
         self._application, self._sites = application, sites
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """One connection."""
+        """Handle one connection."""
         headers = dict(scope["headers"])
         try:
             self._sites.check_host(headers)
-            if scope.get("method") not in SAFE_METHODS:  # a WebSocket has none
+            if scope.get("method") not in SAFE_METHODS:  # a WebSocket has no method
                 self._sites.check_origin(headers)
         except Forbidden as error:
             await _turn_away(scope, send, error.message)
@@ -55,11 +55,11 @@ async def _turn_away(scope: dict[str, Any], send: Any, message: str) -> None:
 
 
 async def no_such_socket(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """A WebSocket on a path that has none: turned away before it opens."""
+    """Refuse a WebSocket on an unknown path before it opens."""
     await send({"type": "websocket.close"})
 
 
-# Also what a generic ASGI server would run: the admin alone.
+# The entry point for a generic ASGI server: only the admin.
 application = SiteGuard(
     ProtocolTypeRouter(
         {
@@ -82,33 +82,35 @@ class ControlPlane:
     """Django's application as a plane."""
 
     def rank(self, method: str, path: str) -> int:
-        """Its own paths are nobody else's."""
+        """How closely a path matches: no other plane has the control plane's own paths."""
         return len(path) + 1 if path.startswith(CONTROL_PATHS) else -1
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """One connection."""
+        """Handle one connection."""
         await application(scope, receive, send)
 
 
 class SharedPort:
-    """Several planes on one port: the one whose route fits best serves a path; the first refuses what none has."""
+    """Several planes on one port: the plane with the closest matching route serves a path; the first handles unknown
+    paths.
+    """
 
     def __init__(self, planes: list[Any]) -> None:
         self.planes = planes
 
     def plane_of(self, method: str, path: str) -> Any:
-        """By method and decoded path; among equals the first."""
+        """The plane of a method and decoded path; the first one among equals."""
         if len(self.planes) == 1:
             return self.planes[0]
         return max(self.planes, key=lambda plane: plane.rank(method, path))
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """One connection."""
+        """Handle one connection."""
         await self.plane_of(scope.get("method", "GET"), scope["path"])(scope, receive, send)
 
 
 class PlaneRouter:
-    """Sends each connection to the planes of the address that it came in on, whatever the Host header says."""
+    """Dispatches each connection to the planes of its local address, whatever the Host header says."""
 
     def __init__(self, listeners: dict[tuple[str, int], SharedPort]) -> None:
         self._exact = listeners
@@ -116,9 +118,9 @@ class PlaneRouter:
         self._by_port = {**{port: planes for (_, port), planes in listeners.items()}, **wild}
 
     def planes_of(self, host: str, port: int) -> SharedPort:
-        """What listens there; a wildcard's listener takes every address."""
+        """The planes that listen on an address; a wildcard listener matches every address."""
         return self._exact.get((host, port)) or self._by_port[port]
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """One connection."""
+        """Handle one connection."""
         await self.planes_of(*scope["server"])(scope, receive, send)

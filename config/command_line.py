@@ -1,4 +1,4 @@
-"""Django's command line with this server's settings and version: `manage.py` and the installed `dragoman` are the same."""
+"""Django's command line with this server's settings and version; `manage.py` and the installed `dragoman` share it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from config.installation import version
 
 
 def main(arguments: list[str]) -> None:
-    """Run the command that `arguments` name; the first of them is the program."""
+    """Run the command in `arguments`, whose first element is the program's name."""
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # other people's deprecations say nothing to those who run a server
-    if arguments[1:] in (["--version"], ["version"]):  # Django would say its own
+        warnings.simplefilter("ignore")  # deprecations in dependencies do not concern operators of a server
+    if arguments[1:] in (["--version"], ["version"]):  # Django would print its own version
         print(version())
         return
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")

@@ -1,4 +1,4 @@
-"""Where this server's own files lie, where it may write, and which version it is: in a source tree and in a wheel."""
+"""Paths and version of the installation, in a source tree and in a wheel."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-"""The folder of our packages: the source tree, or in a wheel the folder `dragoman` of site-packages (see `setup.py`)."""
+"""The folder of our packages: the source tree, or in a wheel the folder `dragoman` of site-packages (see `setup.py`).
+"""
 PROJECT = ROOT / "pyproject.toml"
-"""Stands in a source tree alone."""
+"""Exists only in a source tree."""
 DEMO_MODEL = ROOT / "models" / "demo"
 DEMO_ADAPTERS = ROOT / "models" / "demo-adapters"
 
 
 def default_data_dir() -> Path:
-    """`var` of a source tree. An installed server writes nothing beside its code: `dragoman` in the user's folder for
-    data (https://specifications.freedesktop.org/basedir-spec/latest/).
+    """`var` in a source tree. An installed server writes nothing next to its code: `dragoman` in the user's data
+    folder (https://specifications.freedesktop.org/basedir-spec/latest/).
     """
     if PROJECT.is_file():
         return ROOT / "var"
@@ -25,7 +26,7 @@ def default_data_dir() -> Path:
 
 
 def version() -> str:
-    """What pyproject.toml says, directly in a source tree, through the installed metadata elsewhere."""
+    """The version in pyproject.toml: read directly in a source tree, from the installed metadata elsewhere."""
     if PROJECT.is_file():
         return str(tomllib.loads(PROJECT.read_text())["project"]["version"])
     return metadata.version("dragoman")

@@ -1,4 +1,4 @@
-"""Which planes and gRPC services listen where: the server's own and the dialects', those that share an address, their TLS."""
+"""The listeners: which planes and gRPC services, of the server and of the dialects, share an address, and their TLS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Address = tuple[str, int]
 
 @dataclass(slots=True)
 class Listeners:
-    """Planes by address, each address' TLS and longest body, and gRPC services by address."""
+    """Planes by address, TLS and body limit of each address, and gRPC services by address."""
 
     planes: dict[Address, list[Any]] = field(default_factory=dict)
     tls: dict[Address, MutualContextFactory] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Listeners:
     grpc: dict[Address, list[GrpcListener]] = field(default_factory=dict)
 
     def add(self, address: Address, plane: Any, limit: int, tls: MutualContextFactory | None = None) -> None:
-        """Let a plane listen there; the first plane of an address decides about TLS."""
+        """Add a plane to an address; the first plane of an address decides about TLS."""
         if address in self.planes and (address in self.tls) != (tls is not None):
             raise ValueError(f"the planes on port {address[1]} must all have TLS, or none")
         self.planes.setdefault(address, []).append(plane)
@@ -44,16 +44,16 @@ class Listeners:
 
     @property
     def shared(self) -> dict[Address, SharedPort]:
-        """What each address serves."""
+        """The application of each address."""
         return {address: SharedPort(planes) for address, planes in self.planes.items()}
 
     @property
     def endpoints(self) -> list[Listener]:
-        """What the server binds."""
+        """The addresses that the server binds, with their TLS."""
         return [Listener(host, port, self.tls.get((host, port))) for host, port in self.planes]
 
     def grpc_servers(self, handshake_timeout_s: float) -> list[GrpcServer]:
-        """A server for each address; the services on it share the largest of their limits."""
+        """One server per address; its services share the largest of their limits."""
         return [
             GrpcServer(
                 [service.handler for service in services],
@@ -71,7 +71,10 @@ class Listeners:
 def build_listeners(
     options: Options, dialects: Iterable[Dialect], setups: Iterable[Setup], services: Services, terminate: Terminate
 ) -> Listeners:
-    """All planes and gRPC services; starts the dialects. Raises SetupError, TlsError or ValueError, and binds nothing."""
+    """Build all planes and gRPC services, and start the dialects.
+
+    Raises SetupError, TlsError or ValueError, and binds nothing.
+    """
     listeners = Listeners()
     listeners.add((options.host, options.front_port), front_plane(services, dialects), options.max_body_bytes)
     listeners.add((options.host, options.control_port), ControlPlane(), options.max_body_bytes)
@@ -89,7 +92,7 @@ def build_listeners(
 
 def _add_plane(listeners: Listeners, options: Options, declared: PlaneListener, services: Services) -> None:
     tls = None if declared.tls is None else MutualContextFactory(declared.tls)
-    # A client's certificate is its key; without certificates, keys are asked for as on every plane.
+    # Client certificates replace API keys; without certificates, keys are required as on every plane.
     authenticator = Authenticator(tls is None and options.api_key_required_on(declared.host))
     table = RouteTable([declared.routes])
     plane = Plane(declared.name, table, services, authenticator, declared.answer_headers)

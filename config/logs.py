@@ -1,6 +1,6 @@
-"""Logging for every process that Django runs in: structlog on top of the standard library, to stderr.
+"""Logging for every Django process: structlog on top of the standard library, to stderr.
 
-Nothing here makes the event loop wait for whoever reads the log: see `engine.process.log_writer`.
+The event loop never waits for the reader of the log: see `engine.process.log_writer`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from engine.process.log_writer import LogHandler, LogWriter
 
 
 def dropped_lines() -> int:
-    """How many texts for the log or standard output were thrown away because nobody read."""
+    """The number of lines for the log or standard output that were dropped because the reader was too slow."""
     return sum(stream.dropped for stream in (sys.stderr, sys.stdout) if isinstance(stream, LogWriter))
 
 
 def configure(log_format: str, level: int = logging.INFO) -> None:
-    """`log_format` is "console" for people or "json" for machines. Replaces both standard streams, so that whatever
-    prints (an error in a thread, a library) cannot wait either.
+    """`log_format` is "console" for people or "json" for machines.
+
+    Replaces both standard streams, so that other writers (tracebacks of threads, libraries) cannot block either.
     """
     errors, output = LogWriter(sys.stderr), LogWriter(sys.stdout)
     sys.stderr, sys.stdout = errors, output
@@ -39,7 +40,7 @@ def configure(log_format: str, level: int = logging.INFO) -> None:
         if log_format == "json"
         else structlog.dev.ConsoleRenderer(
             colors=colours,
-            exception_formatter=structlog.dev.plain_traceback,  # others print local variables, keys included
+            exception_formatter=structlog.dev.plain_traceback,  # other formatters print local variables, including keys
         )
     )
     structlog.configure(

@@ -1,4 +1,6 @@
-"""The server's own settings, from the environment as DRAGOMAN_<NAME>, checked at start; a dialect's own are in its folder."""
+"""The server's own settings, from the environment as DRAGOMAN_<NAME>, checked at startup; a dialect's settings are in
+its folder.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ EngineSettings: Any = create_model(
         if field.option.setting
     },
 )
-"""A setting for each option of `engine.config` that has one."""
+"""One setting for each option of `engine.config` that has one."""
 
 
 class Options(EngineSettings):
@@ -97,17 +99,17 @@ class Options(EngineSettings):
 
     @property
     def own_hosts(self) -> frozenset[str]:
-        """The names with a dot by which the server may be called."""
+        """Host names with a dot that name this server."""
         return frozenset({self.host.lower(), socket.gethostname().lower(), *self.allowed_hosts})
 
     @property
     def engine_options(self) -> dict[str, Any]:
-        """What the deployment that `serve` makes is given."""
+        """The engine options of the deployment that `serve` creates."""
         return {name: getattr(self, name) for name in EngineSettings.model_fields}
 
     @property
     def api_key_required(self) -> bool:
-        """Whether inference routes ask for a key."""
+        """Whether inference routes require an API key."""
         return self.api_key_required_on(self.host)
 
     def api_key_required_on(self, host: str) -> bool:
@@ -115,14 +117,17 @@ class Options(EngineSettings):
         return not is_loopback(host) if self.require_api_key is None else self.require_api_key
 
     def allowed_adapter_roots(self, hosts: list[str]) -> list[Path] | None:
-        """For planes on these addresses; None allows every folder: who can reach them is on this machine."""
+        """The folders that clients of planes on these addresses may load adapters from: the setting's folders.
+
+        Without the setting: every folder (None) if all addresses are loopback, else no folder.
+        """
         if self.adapter_roots is not None or all(map(is_loopback, hosts)):
             return self.adapter_roots
         return []
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own alone."""
+    """Whether an address can only be reached from this machine."""
     if host == "localhost":
         return True
     try:
@@ -133,5 +138,5 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache
 def get_options() -> Options:
-    """The options of this process."""
+    """The options of this process, read once."""
     return Options()

@@ -1,4 +1,4 @@
-"""The registries for the data plane: its protocol over the control plane's services."""
+"""Implements the data plane's registry interface with the control plane's services."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ CALL_TIMEOUT_S = 8.0
 """A little more than one wait for the database may take."""
 
 _threads = ThreadPoolExecutor(4, "registry")
-"""Their own, so that nobody else waits behind calls that wait for the database."""
+"""A pool of its own, so that other work does not wait for the database."""
 
 
 async def _with_database(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run beside the event loop; a database that is away or does not answer is a refusal, and no failure of ours."""
+    """Run in a thread; an unavailable database is reported as Unavailable, not as an internal error."""
 
     def call() -> T:
-        close_old_connections()  # one that broke since the last call would refuse for ever
+        close_old_connections()  # a connection that broke since the last call would fail forever
         try:
             return function(*args, **kwargs)
         finally:
@@ -54,13 +54,15 @@ async def _with_database(function: Callable[P, T], *args: P.args, **kwargs: P.kw
         async with asyncio.timeout(CALL_TIMEOUT_S):
             return await asyncio.get_running_loop().run_in_executor(_threads, call)
     except (Error, TimeoutError) as error:
-        logger.warning("registry not reachable", error=str(error) or "no answer in time")
+        logger.warning("database not reachable", error=str(error) or "no answer in time")
         raise Unavailable("The registry is not reachable at the moment.") from error
 
 
 class DjangoRegistry:
-    """`inference.workers.registry.Registry`. `reconciler` publishes changes and knows what the database does not say
-    yet; `roots` are the folders that clients may name adapters in, None: any folder.
+    """Implements `inference.workers.registry.Registry`.
+
+    `reconciler` publishes changes and knows observed state that is not in the database yet; `roots` are the folders
+    that clients may load adapters from, None: any folder.
     """
 
     def __init__(self, reconciler: Reconciler, roots: list[Path] | None) -> None:
@@ -68,39 +70,37 @@ class DjangoRegistry:
         self._roots = None if roots is None else [root.resolve() for root in roots]
 
     async def read_adapter(self, name: str, source: str) -> AdapterEntry:
-        """The identity of an adapter's files, for workers to read them."""
         return await asyncio.to_thread(self._read, name, source)
 
     async def register_adapter(self, name: str, model: str, source: str, actor: str) -> None:
-        """Register for the model of this name."""
         identity = await asyncio.to_thread(_identity, Path(source))
         await _with_database(self._register, name, model, source, actor, identity)
 
     async def remove_adapter(self, name: str, actor: str) -> None:
-        """Remove the row."""
         await _with_database(self._remove, name, actor)
 
     async def deployments(self) -> list[DeploymentState]:
-        """The rows, by name."""
         return await _with_database(self._deployments)
 
     async def start_deployment(self, name: str, actor: str) -> bool:
-        """Ask for at least one worker, and give a failed one a fresh chance."""
         return await _with_database(self._start, name, actor)
 
     async def stop_deployment(self, name: str, actor: str) -> bool:
-        """Ask for no workers."""
         return await _with_database(self._stop, name, actor)
 
     def _read(self, name: str, source: str) -> AdapterEntry:
         try:
             directory = Path(source).expanduser().resolve()
             files = [(directory / file).resolve() for file in (CONFIG, WEIGHTS)]
-            # Nothing is an adapter's file that is empty, as those are too which the system makes up when they are read.
+            # An adapter's file is never empty; files that the kernel generates on reading have size 0.
             there = all(file.is_file() and file.stat().st_size for file in files)
-        except (OSError, ValueError, RuntimeError) as error:  # no text of a path, or nobody's home
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # not valid text, or an unknown user's home
             raise AdapterNotFound(source[:MAX_SHOWN]) from error
-        # The files too: a link must not lead out of the folders.
+        # Files are checked too: a symbolic link must not lead out of the folders.
         allowed = self._roots is None or all(
             any(path.is_relative_to(root) for root in self._roots) for path in (directory, *files)
         )
@@ -155,7 +155,7 @@ def _identity(directory: Path) -> tuple[str, int]:
 
 
 def _state(row: Deployment, seen: Observed) -> str:
-    """What was observed, unless the wish is newer than that."""
+    """The observed state, unless the desired state is newer."""
     if not row.replicas and seen.state in (str(Deployment.State.READY), str(Deployment.State.STARTING)):
         return str(Deployment.State.STOPPING)
     if row.replicas and seen.generation != row.generation:

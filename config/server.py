@@ -1,4 +1,4 @@
-"""Everything that `serve` runs in its process: startup, the main loop, shutdown."""
+"""Runs everything of `serve` in one process: startup, main loop, shutdown."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Server:
     """The planes, the reconciler and the connections to the workers."""
 
     def __init__(self, options: Options, dialects: Sequence[Dialect], setups: Sequence[Setup]) -> None:
-        """`setups` are the dialects under their settings. Raises SetupError, TlsError or ValueError, and binds nothing."""
+        """`setups` are the configured dialects. Raises SetupError, TlsError or ValueError, and binds nothing."""
         self.options, self.dialects = options, dialects
         self.holder = SnapshotHolder()
         self.launcher = LAUNCHERS[options.launcher]()
@@ -87,7 +87,7 @@ class Server:
         self.grpc = self.listeners.grpc_servers(options.headers_timeout_s)
         self.stopping = threading.Event()
         self.failed: str | None = None
-        """Why the server could not begin to serve."""
+        """Why startup failed."""
         self._announcing: asyncio.Task[None] | None = None
 
     def run(self) -> int:
@@ -96,7 +96,7 @@ class Server:
         _allow_open_files()
         live.set_source(self._stats)
         self.reconciler.forget_earlier_workers()
-        self.reconciler.reconcile_once()  # the worker loads its model while the rest of this starts
+        self.reconciler.reconcile_once()  # the worker loads its model while the rest starts
         loop_of_reconciler = threading.Thread(target=self.reconciler.run, args=(self.stopping,), name="reconciler")
         server = PlaneServer(
             self.planes,
@@ -129,12 +129,12 @@ class Server:
         return 0
 
     def _say_goodbye(self) -> None:
-        """The workers are gone; a registry that is away now is updated at the next start."""
+        """Record that the workers are gone; if the database is away, the next start does it."""
         close_old_connections()
         try:
             self.reconciler.forget_earlier_workers()
         except DatabaseError as error:
-            logger.warning("registry not reachable", error=str(error))
+            logger.warning("database not reachable", error=str(error))
 
     def _ready(self) -> None:
         loop = asyncio.get_event_loop()
@@ -159,7 +159,7 @@ class Server:
         return [loop.create_task(server.stop(self.options.drain_s + LAST_WORDS_S)) for server in self.grpc]
 
     def _terminate(self, force_after_s: float | None) -> None:
-        """End this process as SIGTERM does; after so many seconds in any case."""
+        """Stop this process as on SIGTERM; after that many seconds kill it."""
         if force_after_s is not None:
             timer = threading.Timer(force_after_s, os.kill, (os.getpid(), signal.SIGKILL))
             timer.daemon = True
@@ -172,7 +172,7 @@ class Server:
     def _refuse(
         self, host: str, port: int, method: str, path: str, status: int
     ) -> tuple[list[tuple[bytes, bytes]], bytes]:
-        """The answer to a request that the server itself turned down."""
+        """The response to a request that the server refuses itself."""
         plane = self.planes.planes_of(host, port).plane_of(method, path)
         limit = self._max_body_bytes(host, port)
         error = errors.BodyTooLarge(limit) if status == 413 else errors.MalformedBody(ONE_HOST)
@@ -184,14 +184,14 @@ class Server:
     def _preview(
         self, host: str, port: int, method: str, path: str, headers: dict[bytes, bytes]
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
-        """The answer to a request whose body is not worth reading."""
+        """The early response that the headers decide; None if the body is needed."""
         plane = self.planes.planes_of(host, port).plane_of(method, path)
         return _parts(plane.preview(method, path, headers) if isinstance(plane, Plane) else None)
 
     def _overloaded(
         self, host: str, port: int, method: str, path: str, headers: dict[bytes, bytes]
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
-        """The answer to a request that would find no place."""
+        """The early response when no permit is free."""
         if not self.services.admission.crowded:
             return None
         plane = self.planes.planes_of(host, port).plane_of(method, path)
@@ -205,7 +205,7 @@ class Server:
         }
 
     async def _announce(self) -> None:
-        """Tell the person at the terminal when the model answers, or why it does not."""
+        """Print to the terminal when the model is ready, or why it is not."""
         options = self.options
         while not self.router.ready:
             failure = self.reconciler.failure()
@@ -218,7 +218,7 @@ class Server:
 
 
 def _allow_open_files() -> None:
-    """A connection is an open file, and a shell's usual limit is 1024."""
+    """Raise the limit of open files: each connection is one, and a shell's usual limit is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -257,5 +257,5 @@ def _url(options: Options, port: int) -> str:
 
 
 def _shown(path: os.PathLike[str]) -> str:
-    """Relative where that is shorter."""
+    """The path relative to the current folder if that is shorter."""
     return min(os.fspath(path), os.path.relpath(path), key=len)

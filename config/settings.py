@@ -15,11 +15,11 @@ options = get_options()
 
 CONNECT_TIMEOUT_S = 3
 STATEMENT_TIMEOUT_S = 5
-"""The registries are small: what takes longer waits for a database that is away, paused or locked."""
+"""The registries are small: a longer statement waits for a database that is away, paused or locked."""
 
 
 def _secret_key(path: Path) -> str:
-    """The signing key of sessions: made once, readable by the owner alone."""
+    """The signing key of sessions: created once, readable only by the owner."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():
         path.touch(mode=0o600)
@@ -39,7 +39,7 @@ def _database(url: str) -> dict[str, Any]:
     if parts.scheme not in {"postgresql", "postgres"}:
         raise ValueError("DRAGOMAN_DATABASE_URL must begin with postgresql://")
     return {
-        "ENGINE": "config.postgresql",  # Django's, with an end to every wait
+        "ENGINE": "config.postgresql",  # Django's own backend, with a timeout for every wait
         "NAME": unquote(parts.path.lstrip("/")),
         "USER": unquote(parts.username or ""),
         "PASSWORD": unquote(parts.password or ""),
@@ -56,7 +56,7 @@ def _database(url: str) -> dict[str, Any]:
 
 SECRET_KEY = _secret_key(options.data_dir / "secret-key")
 DEBUG = False
-ALLOWED_HOSTS = ["*"]  # config.asgi checks the name before anything of Django's runs, by one rule for all planes
+ALLOWED_HOSTS = ["*"]  # config.asgi checks Host before Django runs, by one rule for all planes
 INSTALLED_APPS = [
     "daphne",
     "unfold",
@@ -117,7 +117,7 @@ BEHIND_TLS = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = options.behind_tls
 if BEHIND_TLS:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 X_FRAME_OPTIONS = "DENY"
-LOGGING_CONFIG = None  # config.logs sets logging up
+LOGGING_CONFIG = None  # config.logs configures logging
 UNFOLD = {
     "SITE_TITLE": "Dragoman",
     "SITE_HEADER": "Dragoman",

@@ -1,4 +1,4 @@
-"""What the admin answers while the database is away: 503 and when to come again, on a page that needs no database."""
+"""Responses of the admin while the database is unavailable: 503 with Retry-After, on a page that needs no database."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_S = 5
 TRY_AGAIN_LATER = 1013
-"""WebSocket's own word for it (https://www.iana.org/assignments/websocket)."""
+"""The WebSocket close code "Try Again Later" (https://www.iana.org/assignments/websocket)."""
 OURS = (DataError, IntegrityError, NotSupportedError, ProgrammingError)
-"""Errors of the database that are faults of the program; every other says that the database cannot serve now."""
+"""Database errors that are faults of the program; all others mean that the database is unavailable."""
 PAGE = b"<!doctype html><title>Unavailable</title><h1>The registry is not reachable at the moment</h1><p>Models go on serving."
 
 
 def is_unavailable(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, says that the database cannot serve now."""
+    """Whether an error, or its cause, means that the database is unavailable."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, Error) and not isinstance(error, OURS):
@@ -41,7 +41,9 @@ def server_error(request: HttpRequest) -> HttpResponse:
 
 
 def while_available(application: Callable[..., Any]) -> Callable[..., Any]:
-    """An ASGI application for WebSockets, which are closed, and are no failure of ours, while the database is away."""
+    """Wrap an ASGI application for WebSockets: connections are closed, without an error of ours, while the database
+    is unavailable.
+    """
 
     async def wrapped(scope: dict[str, Any], receive: Any, send: Any) -> None:
         try:

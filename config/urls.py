@@ -1,4 +1,4 @@
-"""The control plane's paths."""
+"""The control plane's URLs."""
 
 from __future__ import annotations
 

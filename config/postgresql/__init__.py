@@ -1,1 +1,1 @@
-"""Django's database backend for PostgreSQL, with an end to every wait."""
+"""Django's database backend for PostgreSQL, with a timeout for every wait."""

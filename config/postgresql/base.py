@@ -1,7 +1,8 @@
-"""Django's backend for PostgreSQL, whose connections wait for an answer for so long and no longer.
+"""Django's backend for PostgreSQL, with a client-side timeout for every answer.
 
-`statement_timeout` is kept by the server itself, and TCP's time-outs by the kernel of its machine: neither ends a wait
-for a server process that is stopped or swapped out while its machine goes on. So this side counts as well.
+`statement_timeout` is enforced by the server process, and TCP time-outs by the kernel of its machine: neither ends a
+wait for a server process that is stopped or swapped out while its machine goes on. So the client needs its own
+timeout.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 6.0
-"""Longer than the server's own statement_timeout, whose error says more."""
+"""Longer than the server's statement_timeout, whose error says more."""
 
 
 class DatabaseSchemaEditor(schema.DatabaseSchemaEditor):
-    """Migrations may take their time."""
+    """Migrations run without the timeout."""
 
     def __enter__(self) -> DatabaseSchemaEditor:
-        """Until the migration's end."""
         super().__enter__()
         self.connection.patient = True
         if self.atomic_migration and not self.collect_sql:
@@ -33,7 +33,6 @@ class DatabaseSchemaEditor(schema.DatabaseSchemaEditor):
         return self
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        """As before."""
         try:
             super().__exit__(exc_type, exc_value, traceback)
         finally:
@@ -47,12 +46,12 @@ class DatabaseWrapper(base.DatabaseWrapper):
     patient = False
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
-        """Connected within `connect_timeout`; every answer from then on comes within ANSWER_TIMEOUT_S."""
+        """Connect within `connect_timeout`; every later answer must come within ANSWER_TIMEOUT_S."""
         connection = super().get_new_connection(conn_params)
         wait = connection.wait
 
         def wait_for_so_long(generator: Generator[Any, Any, T], *arguments: Any, **options: Any) -> T:
-            """As psycopg's, which calls the generator ten times a second whether anything has come or not."""
+            """Like psycopg's wait, which resumes the generator ten times a second whether data has come or not."""
             result: T = wait(
                 generator if self.patient else _bounded(generator, connection.close), *arguments, **options
             )
@@ -63,7 +62,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
 
 def _bounded(generator: Generator[Any, Any, T], close: Callable[[], None]) -> Generator[Any, Any, T]:
-    """The same generator, which ends with OperationalError when nothing has come for too long."""
+    """The same generator; raises OperationalError when no data has come for too long."""
     deadline = monotonic() + ANSWER_TIMEOUT_S
     try:
         wanted = next(generator)
@@ -71,7 +70,7 @@ def _bounded(generator: Generator[Any, Any, T], close: Callable[[], None]) -> Ge
             ready = yield wanted
             if not ready and monotonic() > deadline:
                 generator.close()
-                close()  # what the server may still answer belongs to nobody
+                close()  # what the server may still answer must not reach the next query
                 raise OperationalError(f"no answer from the database within {ANSWER_TIMEOUT_S:.0f} s")
             wanted = generator.send(ready)
     except StopIteration as end:

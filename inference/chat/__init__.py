@@ -1,1 +1,1 @@
-"""Conversations: messages, reasoning, tools and the calls of tools."""
+"""Chat conversations: messages, reasoning, tools and tool calls."""

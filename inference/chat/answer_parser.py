@@ -1,4 +1,4 @@
-"""An assistant's answer as it grows: reasoning, content and tool calls told apart. It renders nothing."""
+"""Parses an assistant's output incrementally into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AnswerPart:
-    """What one piece of text brought; all empty where nothing is certain yet."""
+    """What one piece of text added; all fields are empty while undecided."""
 
     reasoning: str
     content: str
@@ -24,7 +24,7 @@ class AnswerPart:
 
 
 class AnswerParser:
-    """One output's text in, its parts out."""
+    """Parses one output."""
 
     def __init__(self, tokenizer: ModelTokenizer, prompt_token_ids: list[int], tools: Tools, choice: Choice) -> None:
         self._splitter: ReasoningSplitter | None = None
@@ -45,7 +45,7 @@ class AnswerParser:
         return self._splitter is None and self._parser is None
 
     def feed(self, text: str, ended: bool) -> AnswerPart:
-        """What is certain now; everything that is left when the output has `ended`."""
+        """The parts that are certain now; everything left when the output has `ended`."""
         reasoning, answer = self._split(text, ended)
         parts: list[Part] = [answer] if answer else []
         if self._parser is not None:

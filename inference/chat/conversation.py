@@ -1,4 +1,4 @@
-"""A conversation's messages as the chat template takes them."""
+"""Prepares a conversation's messages for the chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RESERVED_NAMES = {"messages", "tools", "add_generation_prompt", "continue_final_
 
 
 def parse_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Messages checked and their text parts joined; every other field goes to the template as it is."""
+    """Check the messages and join their text parts; all other fields are passed to the template unchanged."""
     if not messages:
         raise InvalidRequest("messages must be a non-empty list.", "messages")
     return [_message(i, message) for i, message in enumerate(messages)]
@@ -43,12 +43,12 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     if isinstance(message.get("tool_calls"), list):
         calls = [_call(f"{field}.tool_calls[{i}]", call) for i, call in enumerate(message["tool_calls"])]
         message = {**message, "tool_calls": calls}
-    # Optional fields sent as null are absent, as clients that send every field expect.
+    # Optional fields sent as null are treated as absent: some clients send every field.
     return {**{k: v for k, v in message.items() if v is not None}, "content": content}
 
 
 def _call(field: str, call: Any) -> dict[str, Any]:
-    """An earlier call, its arguments as the object that templates expect, and not as JSON text."""
+    """An earlier tool call with its arguments as an object, which templates expect, instead of JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{field}.function must be an object with a name.", field)

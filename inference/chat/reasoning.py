@@ -1,4 +1,4 @@
-"""Splits a model's reasoning, between `<think>` and `</think>`, from its answer, as the text grows."""
+"""Splits reasoning (`<think>`...`</think>`) from content in a growing text."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ BEGIN, END = "<think>", "</think>"
 
 
 def opens_reasoning(prompt_end: str) -> bool:
-    """Whether the prompt leaves reasoning open: the template wrote the opening mark itself."""
+    """Whether the prompt ends with an opening reasoning tag."""
     return prompt_end.rstrip().endswith(BEGIN)
 
 
 class ReasoningSplitter:
-    """One output's text in; reasoning and answer out. Only what the output begins with counts as reasoning."""
+    """Splits one output into reasoning and content. Reasoning is recognised only at the start."""
 
     def __init__(self, opened: bool) -> None:
-        """`opened`: the prompt opened the reasoning."""
+        """`opened`: the prompt ends inside a reasoning block."""
         self._mark = END if opened else BEGIN
         self._held = ""
         self._done = False
 
     def feed(self, text: str) -> tuple[str, str]:
-        """What is certain now: reasoning and answer."""
+        """The reasoning and the content that are certain now."""
         if self._done:
             return "", text
         self._held += text
@@ -39,7 +39,7 @@ class ReasoningSplitter:
         return reasoning, ""
 
     def end(self) -> tuple[str, str]:
-        """What was held back, when the output has ended."""
+        """Flush the held-back text at the end."""
         rest, self._held = self._held, ""
         return ("", rest) if self._done or self._mark == BEGIN else (rest, "")
 

@@ -1,7 +1,7 @@
-"""Finds the tool calls in a model's output as it grows, in the styles that model families write them in.
+"""Incremental parser of tool calls in the formats of several model families.
 
-What is fed in pieces comes out the same as what is fed at once. Text that only looks like a call comes out as text.
-Each style is a coroutine that is sent one character after the other.
+The result does not depend on how the text is split. Text that only looks like a call is returned as text. Each style
+is a coroutine that receives one character at a time.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 Style = Literal["hermes", "llama3", "mistral"]
-"""`<tool_call>{"name", "arguments"}</tool_call>` (Hermes, Qwen); `{"name", "parameters"}`, which may stand behind
+"""`<tool_call>{"name", "arguments"}</tool_call>` (Hermes, Qwen); `{"name", "parameters"}`, optionally after
 `<|python_tag|>` (Llama 3); `[TOOL_CALLS][{"name", "arguments"}]` or `[TOOL_CALLS]name[ARGS]{...}` (Mistral).
 """
 MARKS: dict[Style, str] = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
 ARGUMENTS = ("arguments", "parameters")
 KEYS = (*ARGUMENTS, "name", "type", "id")
-"""What a call's object holds; with any other key a bare object is an answer in JSON, and no call."""
+"""The keys of a call's object; a bare object with any other key is a JSON answer, not a call."""
 
 
 @dataclass(slots=True)
 class CallPart:
-    """A piece of call number `index`: the first one has the name, all have more of the arguments' JSON."""
+    """A piece of call number `index`: the first piece has the name, all have part of the arguments' JSON."""
 
     index: int
     name: str | None = None
@@ -32,7 +32,7 @@ class CallPart:
 
 
 Part = str | CallPart
-"""Text beside the calls, or a piece of one."""
+"""Text outside the calls, or a piece of a call."""
 
 Wait = Generator[None, str, None]
 Character = Generator[None, str, str]
@@ -40,15 +40,15 @@ Machine = Callable[["ToolCallParser"], Wait]
 
 
 class _NotACall(Exception):
-    """What was read so far is text."""
+    """Raised when the text read so far is not a call."""
 
 
 class _End(Exception):
-    """The output has ended."""
+    """Raised at the end of the output."""
 
 
 def style_of(template: str) -> Style:
-    """The style that a chat template asks for; Hermes' where it shows none."""
+    """The style that a chat template uses; Hermes by default."""
     for style, mark in MARKS.items():
         if mark in template:
             return style
@@ -56,31 +56,31 @@ def style_of(template: str) -> Style:
 
 
 class ToolCallParser:
-    """One output's text in, its parts out. `calls` is how many calls have begun."""
+    """Parses one output. `calls` is the number of calls so far."""
 
     def __init__(self, machine: Machine) -> None:
         self.calls = 0
         self._parts: list[list[str] | tuple[int, str | None, list[str]]] = []
         self._pushed = ""
         self._raw: list[str] | None = None
-        """What a call has read so far, in case that it is none."""
+        """The text of the current call, returned as text if it turns out not to be one."""
         self._machine = machine(self)
         next(self._machine)
 
     def feed(self, text: str) -> list[Part]:
-        """What is certain now."""
+        """The parts that are certain now."""
         for character in text:
             self._machine.send(character)
         return self._taken()
 
     def end(self) -> list[Part]:
-        """What was held back, when the output has ended."""
+        """Flush the held-back text at the end."""
         with suppress(_End, StopIteration):
             self._machine.throw(_End())
         return self._taken()
 
     def say(self, part: Part) -> None:
-        """Note a part; neighbours of one kind become one."""
+        """Add a part, merged with the previous one of its kind."""
         last = self._parts[-1] if self._parts else None
         if isinstance(part, str):
             if isinstance(last, list):
@@ -93,7 +93,7 @@ class ToolCallParser:
             self._parts.append((part.index, part.name, [part.arguments]))
 
     def sayer(self, index: int) -> Callable[[str], None]:
-        """Notes pieces of a call's arguments."""
+        """A function that adds pieces of a call's arguments."""
         return lambda text: self.say(CallPart(index, None, text))
 
     def _taken(self) -> list[Part]:
@@ -102,7 +102,7 @@ class ToolCallParser:
             "".join(part) if isinstance(part, list) else CallPart(part[0], part[1], "".join(part[2])) for part in noted
         ]
 
-    # What the styles are made of.
+    # Building blocks of the styles.
 
     def next(self) -> Character:
         """The next character."""
@@ -115,19 +115,19 @@ class ToolCallParser:
         return character
 
     def push(self, character: str) -> None:
-        """Read this character again."""
+        """Push a character back, to be read again."""
         self._pushed = character
         if self._raw:
             self._raw.pop()
 
     def visible(self) -> Character:
-        """The next character that is not space."""
+        """The next character that is not white space."""
         while (character := (yield from self.next())).isspace():
             pass
         return character
 
     def text_until(self, mark: str) -> Character:
-        """Give out text until `mark`; the mark, with the space before it, is not given out but returned."""
+        """Emit text up to `mark`; the mark, with the white space before it, is returned instead."""
         space: list[str] = []
         begun = ""
         try:
@@ -154,7 +154,7 @@ class ToolCallParser:
             seen = (seen + (yield from self.next()))[-len(mark) :]
 
     def call(self, mark: str, strict: bool) -> Generator[None, str, bool]:
-        """A call as an object, whose keys may be in any order; what is none comes out as text behind its `mark`."""
+        """Parse a call object, keys in any order; emit it as text after `mark` if it is not a call."""
         self._raw, begun = [], self.calls
         try:
             yield from self._object(strict)
@@ -163,13 +163,13 @@ class ToolCallParser:
                 self.say(mark + "".join(self._raw))
             if isinstance(reason, _End):
                 raise
-            return self.calls > begun  # what is wrong with a call that has begun goes to nobody
+            return self.calls > begun  # an error in a call that has begun is not shown to the client
         finally:
             self._raw = None
         return True
 
     def calls_in_list(self, mark: str) -> Wait:
-        """Calls between `[`, which was read, and `]`."""
+        """Parse calls between `[`, which was read, and `]`."""
         while (character := (yield from self.visible())) != "]":
             if character != ",":
                 self.push(character)
@@ -177,7 +177,7 @@ class ToolCallParser:
                     return
 
     def arguments(self, say: Callable[[str], None]) -> Wait:
-        """A value that is a call's arguments: an object as it is written, or the text of a string that holds one."""
+        """Parse a call's arguments: an object, or a string that contains one."""
         character = yield from self.visible()
         if character == '"':
             say((yield from self._string()) or "{}")
@@ -216,7 +216,7 @@ class ToolCallParser:
             if (yield from self.visible()) != ":" or (strict and key not in KEYS):
                 raise _NotACall
             if key in ARGUMENTS:
-                pieces: list[str] = []  # of a second one, which goes to nobody
+                pieces: list[str] = []  # of a second value, which is dropped
                 yield from self.arguments(self.sayer(index) if name and not said else pieces.append)
                 early, said = early or "".join(pieces), True
             else:
@@ -232,7 +232,7 @@ class ToolCallParser:
             self.say(CallPart(index, None, "{}"))
 
     def _string(self) -> Character:
-        """The rest of a string whose quote was read."""
+        """The rest of a string after its opening quote."""
         raw, escaped = '"', False
         while True:
             character = yield from self.next()
@@ -259,7 +259,7 @@ def _loads(text: str) -> object:
     try:
         value = json.loads(text, strict=False)
         if isinstance(value, str):
-            value.encode()  # half of a character, escaped, is none
+            value.encode()  # half of an escaped surrogate pair is not a character
     except ValueError as error:
         raise _NotACall from error
     return value
@@ -331,7 +331,7 @@ MACHINES: dict[Style, Machine] = {"hermes": _hermes, "llama3": _llama3, "mistral
 
 
 def listed(parser: ToolCallParser) -> Wait:
-    """Nothing but a list of calls, as a grammar enforces it."""
+    """Parse a grammar-enforced list of calls."""
     yield from parser.text_until("[")
     yield from parser.calls_in_list("[")
     while True:
@@ -339,7 +339,7 @@ def listed(parser: ToolCallParser) -> Wait:
 
 
 def only_arguments(name: str) -> Machine:
-    """Nothing but the arguments of a call to `name`, as a grammar enforces them."""
+    """Parse the grammar-enforced arguments of a call to `name`."""
 
     def machine(parser: ToolCallParser) -> Wait:
         first = yield from parser.next()

@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice`: what they may be, and the grammar that makes the model call one."""
+"""`tools` and `tool_choice`: their checks, and the grammar that makes the model call a tool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_NAME = 256
 
 
 def check_tools(tools: Tools, choice: Choice) -> None:
-    """Raise InvalidRequest for definitions and choices that cannot be."""
+    """Raise InvalidRequest for invalid tool definitions or an invalid choice."""
     if tools is None:
         if choice not in (None, "none"):
             raise InvalidRequest("tool_choice needs `tools`.", "tool_choice")
@@ -56,19 +56,21 @@ def _name(index: int, tool: dict[str, Any]) -> str:
 
 
 def named_tool(choice: Choice) -> str | None:
-    """The function that must be called."""
+    """The function that `tool_choice` names, if any."""
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
 
 
 def may_call(tools: Tools, choice: Choice) -> bool:
-    """Whether the answer may hold tool calls."""
+    """Whether the answer may contain tool calls."""
     return bool(tools) and choice != "none"
 
 
 def tool_grammar(tools: Tools, choice: Choice, parallel: bool = True) -> GrammarRequest | None:
-    """For a named tool its arguments, for "required" a list of calls, as JSON; None where the model is free."""
+    """The grammar of a forced call: the arguments of a named tool, or a list of calls for "required"; None if calls
+    are optional.
+    """
     functions = [tool["function"] for tool in tools or []]
     name = named_tool(choice)
     if name is not None:
@@ -83,7 +85,7 @@ def tool_grammar(tools: Tools, choice: Choice, parallel: bool = True) -> Grammar
         own = parameters.pop("$defs", None) or {}
         if not isinstance(own, dict):
             raise InvalidRequest("tools: $defs of a function's parameters must be an object.", "tools")
-        for key, value in own.items():  # references count from the schema's root
+        for key, value in own.items():  # references are resolved from the schema's root
             if definitions.setdefault(key, value) != value:
                 raise InvalidRequest(f"tools: two functions define {key[:100]!r} in $defs, and differ.", "tools")
         call = {"name": {"const": function["name"]}, "arguments": parameters}
@@ -99,7 +101,9 @@ def tool_grammar(tools: Tools, choice: Choice, parallel: bool = True) -> Grammar
 
 
 def _parameters(function: dict[str, Any]) -> dict[str, Any]:
-    """A function without parameters takes an empty object; one with some takes no others, unless its schema says so."""
+    """The schema of a function's arguments: an empty object without parameters; no additional properties unless the
+    schema allows them.
+    """
     given = function.get("parameters") or {"type": "object", "properties": {}}
     schema: dict[str, Any] = structured.closed(given, "tools", bare_too=False)
     return schema

@@ -1,1 +1,1 @@
-"""From a request that a dialect has parsed to the text and tokens of its answer."""
+"""Runs parsed requests on the engine: from a dialect's request to the text and tokens of its response."""

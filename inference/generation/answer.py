@@ -1,8 +1,8 @@
-"""One way to answer: a dialect parses a body into a Job, and the Job's Reply turns deltas into bytes.
+"""The common path of a response: a dialect parses a body into a Job, whose Reply renders deltas to bytes.
 
-`answer` (1) prepares the job's generations, where every refusal is still an ordinary answer, (2) runs them, (3) sends
-what the Reply makes of each delta as a stream, or the whole Reply at the end, (4) ends the generations when the client
-leaves. It knows no dialect.
+`answer` (1) prepares the job's generations; errors up to here are ordinary responses, (2) runs them, (3) streams what
+the Reply renders for each delta, or sends the whole Reply at the end, (4) ends the generations when the client
+disconnects. It knows no dialect.
 """
 
 from __future__ import annotations
@@ -29,38 +29,40 @@ if TYPE_CHECKING:
 
 
 INLINE_SEQUENCES = 16
-"""An answer with more of them is written beside the event loop."""
+"""A response with more sequences is encoded in a thread."""
 
 
 class Reply(ABC):
-    """One answer as it grows. A delta belongs to sequence `delta.index` of generation `delta.prompt`."""
+    """Renders one response. A delta belongs to sequence `delta.index` of generation `delta.prompt`."""
 
     @abstractmethod
     def chunks(self, delta: Delta) -> Iterable[bytes]:
-        """What a stream sends for this delta, chunk by chunk."""
+        """The chunks of the stream for this delta."""
 
     @abstractmethod
     def add(self, delta: Delta) -> None:
-        """Take a delta into the whole answer."""
+        """Add a delta to the whole response."""
 
     @abstractmethod
     def whole(self) -> Response:
-        """The complete answer; any thread may call this."""
+        """The complete response; may be called in any thread."""
 
     def last_chunks(self) -> Iterable[bytes]:
-        """What a stream sends behind the last delta."""
+        """The chunks of the stream after the last delta."""
         return ()
 
     def error_chunk(self, error: ServingError) -> bytes | None:
-        """An error in the stream, where it depends on the answer so far; None leaves it to the StreamFormat."""
+        """An error in the stream, if its form depends on the response so far; None leaves it to the StreamFormat."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFormat:
-    """How a dialect streams. `keep_alive` is sent in long silences, None: nothing is; `end` is the last chunk, after an
-    error only with `end_after_error`. With `head_first` the head is sent before anything is prepared, so that every
-    error is a chunk of a stream with status 200.
+    """A dialect's stream format.
+
+    `keep_alive` is sent during long silences; None: nothing is. `end` is the last chunk, after an error only with
+    `end_after_error`. With `head_first` the status line is sent before anything is prepared, so that every error is a
+    chunk of a stream with status 200.
     """
 
     headers: Headers
@@ -72,26 +74,26 @@ class StreamFormat:
 
 
 Monitor = Callable[[], None]
-"""Called with every delta; raises what ends the answer."""
+"""Called with every delta; may raise an error that ends the response."""
 
 
 def unmonitored(generations: list[Generation]) -> AbstractContextManager[Monitor]:
-    """Nothing watches the generations."""
+    """The default monitor; does nothing."""
     return nullcontext(lambda: None)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a dialect made of a body.
+    """A parsed request.
 
-    `prepare` gives the generations; `permit` is held while they are prepared and run, where the handler holds none;
-    `monitor` watches them while they run.
+    `prepare` returns the generations; `permit` is held while they are prepared and run, unless the handler holds one;
+    `monitor` is called with every delta.
     """
 
     prepare: Callable[[], Awaitable[list[Generation]]]
     reply: Callable[[list[Generation]], Reply]
     stream: StreamFormat | None = None
-    """None: one whole answer."""
+    """None: one complete response."""
     permit: Callable[[], AbstractContextManager[None]] = nullcontext
     monitor: Callable[[list[Generation]], AbstractContextManager[Monitor]] = unmonitored
 
@@ -99,7 +101,7 @@ class Job:
 def preparing(
     requests: list[GenerationRequest], exchange: Exchange, services: Services, dialect: str
 ) -> Callable[[], Awaitable[list[Generation]]]:
-    """`Job.prepare` of these requests."""
+    """A `Job.prepare` that prepares these requests."""
 
     async def prepare() -> list[Generation]:
         return [await services.generator.prepare(request, exchange, dialect) for request in requests]
@@ -108,7 +110,7 @@ def preparing(
 
 
 def prepared(generations: list[Generation]) -> Callable[[], Awaitable[list[Generation]]]:
-    """`Job.prepare` of generations that are there already."""
+    """A `Job.prepare` that returns existing generations."""
 
     async def prepare() -> list[Generation]:
         return generations
@@ -117,7 +119,7 @@ def prepared(generations: list[Generation]) -> Callable[[], Awaitable[list[Gener
 
 
 async def answer(exchange: Exchange, job: Job) -> None:
-    """Run the job and send its answer; raises a ServingError as long as nothing was sent."""
+    """Run the job and send its response; raises a ServingError as long as nothing has been sent."""
     form = job.stream
     if form is not None and form.head_first:
         return await _stream(exchange, _late_chunks(exchange, job), form)
@@ -138,7 +140,7 @@ async def answer(exchange: Exchange, job: Job) -> None:
 
 
 def deltas_of(generations: list[Generation]) -> AsyncGenerator[tuple[int, Delta], None]:
-    """(number of the generation, delta) as they come; the first error ends all."""
+    """Merge the generations into (index of the generation, delta) pairs; the first error ends the merge."""
     return merge([generation.deltas() for generation in generations])
 
 
@@ -155,7 +157,7 @@ async def _stream(exchange: Exchange, chunks: AsyncGenerator[bytes, None], form:
 
 
 async def _late_chunks(exchange: Exchange, job: Job) -> AsyncGenerator[bytes, None]:
-    """The chunks of a stream whose head is sent already."""
+    """The chunks of a stream whose status line is already sent."""
     try:
         with job.permit():
             generations = await job.prepare()

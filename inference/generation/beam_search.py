@@ -1,8 +1,8 @@
-"""Beam search over an engine that knows nothing of it: every step is a request of one token for each beam.
+"""Beam search on top of the engine: each step is a one-token request per beam.
 
-As vLLM does it: each beam's best 2 x width tokens extend it, the `width` likeliest of all go on, and what ends in an end token is
-kept aside; the best by length-normalised likelihood are the answer. The prefix cache holds what beams have in common. Nothing is
-known before the last step, so every sequence is one delta at the end.
+As in vLLM: each beam is extended by its best 2 x width tokens, the `width` likeliest continue, and beams that end in
+an end token are set aside; the best by length-normalised likelihood are returned. Beams share their common prefix
+through the prefix cache. The result is only known after the last step, so every sequence is one delta at the end.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ MAX_WIDTH = 64
 
 
 def check_beams(request: GenerationRequest) -> None:
-    """Raises InvalidRequest that names the field."""
+    """Check the parameters of a beam search; raises InvalidRequest with the field."""
     if request.n > MAX_WIDTH:
         raise InvalidRequest(f"n must be at most {MAX_WIDTH} with use_beam_search, got {request.n}.", "n")
     given = request.sampling
-    # What depends on more than the next token has no meaning where each step is a request.
+    # Parameters that depend on the history cannot be applied step by step.
     history = {
         "stop": request.stop,
         "repetition_penalty": given.repetition_penalty,
@@ -57,7 +57,7 @@ def check_beams(request: GenerationRequest) -> None:
 
 @dataclass(slots=True)
 class _Beam:
-    """One way to continue the prompt."""
+    """One candidate continuation of the prompt."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -73,7 +73,7 @@ class _Beam:
 
 
 class BeamSearch(Generation):
-    """A request with `beams`: its n sequences are the best n beams, the best one first."""
+    """A request with `beams`: its n sequences are the n best beams, best first."""
 
     async def _merged(self) -> AsyncGenerator[Delta, None]:
         width, length_penalty = self.request.n, self.request.length_penalty
@@ -97,7 +97,7 @@ class BeamSearch(Generation):
             yield self._delta(index, beam)
 
     async def _steps(self, beams: list[_Beam], params: SamplingParams) -> list[list[_Beam]]:
-        """All beams at once; the first failure ends the others."""
+        """Extend all beams concurrently; the first failure cancels the others."""
         tasks = [asyncio.ensure_future(self._step(beam, params)) for beam in beams]
         try:
             return await asyncio.gather(*tasks)

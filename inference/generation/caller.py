@@ -1,4 +1,4 @@
-"""Who asks for a generation: what a request's transport knows of its client."""
+"""The caller of a generation, as its transport identifies it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class Caller(Protocol):
 
     request_id: str
     tenant: str
-    """The public prefix of the API key that was used; empty where none is required."""
+    """The public prefix of the API key; "" if no key is required."""
 
 
 @dataclass(slots=True)
 class RpcCaller:
-    """The client of a remote procedure call."""
+    """The caller of a request that is not an HTTP exchange (gRPC)."""
 
     request_id: str
     tenant: str = ""
@@ -24,5 +24,5 @@ class RpcCaller:
 
     @property
     def permit_holder(self) -> str:
-        """Whose share of the permits the call counts against: without keys each connection stands for a client."""
+        """The tenant for permits: the API key, else the connection."""
         return self.tenant or self.connection

@@ -1,4 +1,4 @@
-"""The one internal form of a result: what each engine output brought one sequence, as text and as tokens."""
+"""The dialect-independent result: what one engine output adds to a sequence, as text and tokens."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 class Delta:
     """New text and tokens of sequence `index` of prompt `prompt`.
 
-    `text` may lag behind the tokens: incomplete characters and possible stop strings are held back. `token_texts`
-    has each shown token's own text; special tokens have theirs when the request asked for `token_texts`.
+    `text` may lag behind the tokens: incomplete characters and possible stop strings are held back. `token_texts` is
+    the text of each visible token; special tokens are included if the request asked for `token_texts`.
     `finish_reason` is None, STOP (end of sequence, stop token or stop string) or LENGTH. `stop_reason` is the stop
-    string or stop token id that ended it, None for the model's own end of sequence.
+    string or stop token id that ended the sequence, None for the model's own end token.
     """
 
     index: int
@@ -30,12 +30,12 @@ class Delta:
     stop_reason: str | int | None = None
     ended_by_eos: bool = False
     cause: EndCause | None = None
-    """Why it ended, for the log."""
+    """Why the sequence ended, for the log."""
     prompt: int = 0
 
 
 def joined(deltas: list[Delta]) -> Delta:
-    """All deltas of one sequence, at least one, as one."""
+    """Join all deltas of one sequence (at least one) into one."""
     last = deltas[-1]
     logprobs = None if last.logprobs is None else [entry for delta in deltas for entry in delta.logprobs or []]
     return Delta(

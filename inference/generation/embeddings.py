@@ -1,4 +1,4 @@
-"""The use case behind every embedding route: texts to vectors. It knows no dialect."""
+"""Computes embeddings, for every dialect."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class EmbeddingRequest:
-    """Texts, and how long their vectors should be (None: as the model makes them) and whether of length 1 (None: as
-    the model's files say). `truncate_left` keeps the last so many tokens of each, `truncate_right` the first.
+    """Texts to embed.
+
+    `dimensions` is the length of the vectors (None: the model's). `normalise`: whether they have length 1 (None: as
+    the model's files say). `truncate_left` keeps that many tokens from the end of each text, `truncate_right` from
+    its start.
     """
 
     model: str | None
@@ -56,7 +59,7 @@ class Embeddings:
 
 
 class Embedder:
-    """Makes embeddings with the running deployments."""
+    """Computes embeddings on the running deployments."""
 
     def __init__(self, router: EngineRouter, request_timeout_s: float) -> None:
         self.router, self.request_timeout_s = router, request_timeout_s
@@ -91,7 +94,7 @@ class Embedder:
     async def _run(
         self, target: Target, inputs: list[list[int]], dimensions: int | None, normalise: bool
     ) -> RequestOutput:
-        """Once more where the worker dies or drains: nothing was answered yet."""
+        """Run, and retry once if the worker dies or drains (nothing has been sent yet)."""
         timeout_s = self.request_timeout_s
         for attempt in (1, 2):
             try:
@@ -109,7 +112,7 @@ class Embedder:
 
 
 async def _token_ids(request: EmbeddingRequest, target: Target, info: EmbeddingInfo) -> list[list[int]]:
-    """Every input's ids, cut as asked; texts are tokenised together."""
+    """The ids of every input, truncated as requested; texts are tokenised in one batch."""
     tokenizer = target.tokenizer
     texts = [prompt for prompt in request.inputs if isinstance(prompt, TextPrompt)]
     special = texts[0].add_special_tokens if texts else True
@@ -117,7 +120,7 @@ async def _token_ids(request: EmbeddingRequest, target: Target, info: EmbeddingI
     if info.lower_case:
         prepared = [text.lower() for text in prepared]
     longest = target.info.max_model_len
-    # Those that are surely too long, or cut, are not tokenised whole; the others are together.
+    # Texts that are certainly too long, or truncated, are not tokenised whole; the others go in one batch.
     usual = [text for text in prepared if len(text) <= CHARACTERS_PER_TOKEN * longest]
     encoded, texts_left = iter(await tokenizer.encodings(usual, special)) if usual else iter(()), iter(prepared)
     rows = []

@@ -1,4 +1,4 @@
-"""Why a generation ended, for the log: a closed set of causes. Nothing of it is sent to clients."""
+"""Why a generation ended, for the log: a closed set of causes, never sent to clients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class EndCause(StrEnum):
-    """Why a sequence, or all of a request, ended."""
+    """Why a sequence, or the whole request, ended."""
 
     END_OF_SEQUENCE = "end_of_sequence"
     STOP_TOKEN = "stop_token"
@@ -15,12 +15,12 @@ class EndCause(StrEnum):
     LENGTH = "length"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
-    """The client asked for the end, or left a choice of the server's."""
+    """Stopped on request of the client, or by a rule of the dialect."""
     CLIENT_LEFT = "client_left"
     WORKER_LOST = "worker_lost"
     SHUTDOWN = "shutdown"
     FAILED = "failed"
-    """The engine refused or gave up; the failure's code says why."""
+    """The engine failed the request; see the failure's code."""
 
 
 class Ending:
@@ -31,22 +31,22 @@ class Ending:
         self.stops: list[str | int] = []
         """Stop strings and stop tokens that were found."""
         self.failure: tuple[str, str] | None = None
-        """Code and words of what ended all sequences."""
+        """Code and text of the failure that ended all sequences."""
 
     def sequence(self, cause: EndCause | None, stop_reason: str | int | None) -> None:
-        """The last delta of a sequence came, with these."""
+        """Record how a sequence ended."""
         if cause is not None:
             self.causes.append(cause)
         if stop_reason is not None:
             self.stops.append(stop_reason)
 
     def all(self, cause: EndCause, failure: tuple[str, str] | None = None) -> None:
-        """Every sequence ended so, whatever came before."""
+        """Set one cause for every sequence, replacing earlier ones."""
         self.causes, self.failure = [cause], failure
 
     @property
     def fields(self) -> dict[str, object]:
-        """For the log: each cause once, in the order of their sequences' ends."""
+        """The fields of the log line: each cause once, in the order of the sequences' ends."""
         fields: dict[str, object] = {"cause": ",".join(dict.fromkeys(self.causes)) or EndCause.CLIENT_LEFT.value}
         if self.stops:
             fields["stop"] = self.stops[0] if len(self.stops) == 1 else self.stops

@@ -1,4 +1,4 @@
-"""What the engine's failures mean to a client, by their codes."""
+"""Maps the engine's failure codes to errors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from inference.generation.requests import GrammarRequest
 
 MAX_LOGGED = 300
-"""Characters of a failure's words in the log: a grammar's may quote the grammar."""
+"""Logged characters of a failure's text: a grammar's may quote the grammar."""
 
 
 def failure_of(
     output: RequestOutput, grammar: GrammarRequest | None, *, cancelled: bool = False
 ) -> ServingError | None:
-    """The error that an output carries; None where it carries none. `grammar` is what the request asked for; a request
-    that was `cancelled` expects to be aborted.
+    """The error that an output carries, or None.
+
+    `grammar` is the request's grammar; a request that was `cancelled` expects to be aborted.
     """
     if output.finish_reason == FinishReason.TIMEOUT:
         return DeadlineExceeded("The request ran into its deadline.")
@@ -50,7 +51,7 @@ def failure_of(
 
 
 def log_failure(error: ServingError) -> tuple[EndCause, tuple[str, str] | None]:
-    """How the log tells of a generation that ended with this error: the cause, and a failure's code and words."""
+    """The cause for the log of a generation that ended with this error, and the failure's code and text."""
     failure = getattr(error, "failure", None)
     if failure is not None:
         return EndCause.FAILED, (failure.code.value, words(failure)[:MAX_LOGGED])

@@ -1,8 +1,8 @@
-"""A prepared request on its way through the engine: deltas out, until every sequence has ended.
+"""A prepared request that runs on the engine: yields deltas until every sequence has ended.
 
-`Generation.deltas` (1) submits the sequences to the least busy worker, (2) turns token ids into text and looks for stop
+`Generation.deltas` (1) submits the sequences to the least busy worker, (2) decodes token ids and searches for stop
 strings, (3) yields until every sequence has ended. (4) Closing the iterator early, by disconnect, deadline or error,
-aborts in the engine; (5) `finally` tells the observers and writes one log line.
+aborts the sequences in the engine; (5) `finally` notifies the observers and writes one log line.
 """
 
 from __future__ import annotations
@@ -39,23 +39,25 @@ logger = structlog.get_logger(__name__)
 
 SEED_MASK = (1 << 64) - 1
 INLINE_ENTRIES = 2000
-"""Tokens and their alternatives that an answer may hold and still be written on the event loop."""
+"""Tokens and top log-probabilities above which a response is encoded in a thread."""
 
 
 class Observer(Protocol):
-    """Hears of every generation; a plane's metrics."""
+    """Receives the start and end of every generation; implemented by metrics."""
 
     def started(self, generation: Generation) -> None:
-        """The generation goes to an engine."""
+        """The generation is submitted to an engine."""
 
     def finished(
         self, generation: Generation, finish: FinishReason, token_times: list[float], preemptions: int
     ) -> None:
-        """It ended: STOP, LENGTH, ERROR, or ABORT when the client left. Times are monotonic seconds."""
+        """The generation ended: STOP, LENGTH, ERROR, or ABORT when the client disconnected. Times are monotonic
+        seconds.
+        """
 
 
 class Generation:
-    """A request that was accepted: run it once with `deltas`, then read `usage` and `prompt_logprobs`."""
+    """A prepared request: run it once with `deltas`, then read `usage` and `prompt_logprobs`."""
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class Generation:
 
     @property
     def heavy(self) -> bool:
-        """Whether its answer is so long that it is better written beside the event loop."""
+        """Whether the response is large enough to be encoded in a thread."""
         each = 1 + (self.params.logprobs or 0)
         prompt = len(self.prompt_logprobs) * (1 + (self.params.prompt_logprobs or 0))
         return sum(self.sequence_tokens) * each + prompt > INLINE_ENTRIES
@@ -104,7 +106,7 @@ class Generation:
 
     @property
     def ended(self) -> bool:
-        """Every sequence has brought its last delta, whether or not that has been sent yet."""
+        """Whether every sequence has ended, even if its last delta is not sent yet."""
         return not self._unfinished
 
     @property
@@ -113,13 +115,13 @@ class Generation:
         return self._cancelled is not None
 
     def cancel(self, cause: EndCause = EndCause.CANCELLED) -> None:
-        """End every sequence where it is: `deltas` ends as after a stop string. `cause` is for the log."""
+        """End every sequence now: `deltas` ends as after a stop string. `cause` is for the log."""
         self._cancelled = cause
         for client, request_id in self._submitted:
             client.stop(request_id)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """What each step brings, until all sequences have ended; raises a ServingError when they cannot."""
+        """Yield the deltas of all sequences until they have ended; raises a ServingError on failure."""
         self.timings.submitted = time.monotonic()
         self._deadline = self.timings.submitted + min(self.request.timeout_s or math.inf, self._timeout_s)
         for observer in self._observers:
@@ -130,7 +132,7 @@ class Generation:
                     self._note_tokens(delta)
                     yield delta
             self._finish = delta.finish_reason or FinishReason.ABORT
-        except (GeneratorExit, asyncio.CancelledError):  # nobody waits for the rest
+        except (GeneratorExit, asyncio.CancelledError):  # no consumer is left
             if not self.ended:
                 self._ending.all(self._cancelled or EndCause.CLIENT_LEFT)
             raise
@@ -145,13 +147,13 @@ class Generation:
             logger.info("generation", **self._log_fields())
 
     async def _merged(self) -> AsyncGenerator[Delta, None]:
-        """All sequences' deltas as they come."""
+        """The deltas of all sequences, in order of arrival."""
         async with aclosing(merge([self._sequence(index) for index in range(self.request.n)])) as merged:
             async for _, delta in merged:
                 yield delta
 
     async def _sequence(self, index: int) -> AsyncGenerator[Delta, None]:
-        """One sequence; it is sent once more when its worker dies before the first token."""
+        """The deltas of one sequence; it is resubmitted if its worker dies before the first token."""
         params = self.params
         if index:
             params = msgspec.structs.replace(params, seed=(params.seed + index) & SEED_MASK, prompt_logprobs=None)
@@ -184,7 +186,7 @@ class Generation:
                     raise
 
     def _outputs(self, token_ids: list[int], params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
-        """What an engine makes of these tokens."""
+        """Engine outputs for sequence `index`."""
         client = self.target.pick()
         self._submitted.append((client, client.next_request_id()))
         return client.generate(
@@ -198,7 +200,7 @@ class Generation:
         )
 
     def note(self, index: int, output: RequestOutput) -> None:
-        """Take the facts that come with an output of sequence `index`; raises the error that it may carry."""
+        """Record usage and timings of an output of sequence `index`; raises its error."""
         failure = failure_of(output, self.request.grammar, cancelled=self.cancelled)
         if failure is not None:
             raise failure

@@ -1,4 +1,4 @@
-"""Several asynchronous iterators as one."""
+"""Merges several asynchronous iterators into one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ T = TypeVar("T")
 
 
 async def merge(sources: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(number of the source, item) as items come. The first error ends all; closing this closes every source.
+    """Merge iterators into (source index, item) pairs, in order of arrival.
 
-    Sources wait while the reader does: as many items as there are sources lie ready, and each has one more in hand.
+    The first error ends the merge; closing it closes every source. Bounded: one queued item per source, and one that
+    each source waits to queue.
     """
     if len(sources) == 1:
         async with aclosing(sources[0]) as source:
@@ -30,7 +31,7 @@ async def merge(sources: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[
             async with aclosing(source):
                 async for item in source:
                     await queue.put((number, item, None))
-        except Exception as error:  # carried to the consumer, who sees it where it would see its own source's
+        except Exception as error:  # raised in the consumer, as an error of its own source would be
             await queue.put((number, end, error))
         else:
             await queue.put((number, end, None))

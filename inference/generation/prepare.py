@@ -1,7 +1,7 @@
-"""From a GenerationRequest to a Generation: resolved, tokenised, checked. Nothing reaches an engine here.
+"""From a GenerationRequest to a Generation: resolved, tokenised, checked. Nothing is sent to an engine here.
 
-`Generator.prepare` (1) resolves the model in the snapshot, (2) tokenises, (3) checks lengths and token ids against the
-model, and fills in defaults; so every refusal is an ordinary answer.
+`Generator.prepare` (1) resolves the model in the snapshot, (2) tokenises, (3) checks lengths and token ids against
+the model, and fills in defaults; so every error is an ordinary response.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class Generator:
-    """Prepares requests against the running deployments."""
+    """Prepares requests for the running deployments."""
 
     def __init__(self, router: EngineRouter, observers: list[Observer], request_timeout_s: float) -> None:
         self.router, self.observers, self.request_timeout_s = router, observers, request_timeout_s
 
     async def prepare(self, request: GenerationRequest, caller: Caller, dialect: str) -> Generation:
-        """Resolve, tokenise, check and default; raises a ServingError and changes nothing."""
+        """Resolve, tokenise, check and fill in defaults; raises a ServingError and changes nothing."""
         arrived = time.monotonic()
         target = self.router.resolve(request.model)
         if target.info.embedding is not None:
@@ -61,7 +61,7 @@ class Generator:
 
 
 def _params(request: GenerationRequest, target: Target, prompt: list[int]) -> SamplingParams:
-    """Lengths and token ids checked against the model, defaults filled in."""
+    """The sampling parameters, with lengths and token ids checked against the model and defaults filled in."""
     info = target.info
     _check_prompt(request, target, prompt)
     room = info.max_model_len - len(prompt)
@@ -71,7 +71,7 @@ def _params(request: GenerationRequest, target: Target, prompt: list[int]) -> Sa
         raise InvalidRequest(f"min_tokens must be at most max_tokens, which is {max_tokens} here.", "min_tokens")
     grammar = None if request.grammar is None else request.grammar.grammar
     if grammar is not None and isinstance(request.prompt, ChatPrompt):
-        grammar = _behind_reasoning(grammar, target, prompt)
+        grammar = _after_reasoning(grammar, target, prompt)
     params = sampling_params(
         overrides,
         max_tokens=max_tokens,
@@ -89,7 +89,7 @@ def _check_prompt(request: GenerationRequest, target: Target, prompt: list[int])
     if not prompt:
         raise InvalidRequest("The prompt is empty: it must hold at least one token.", "prompt")
     limit = _longest_prompt(request, target)
-    if len(prompt) > limit:  # before anything looks at every id
+    if len(prompt) > limit:  # before the checks that look at every id
         least = "at least " if isinstance(prompt, Beginning) else ""
         raise PromptTooLong(
             f"This model's maximum context length is {info.max_model_len} tokens. However, your prompt contains "
@@ -106,7 +106,7 @@ def _check_prompt(request: GenerationRequest, target: Target, prompt: list[int])
 
 
 def _checked(overrides: SamplingOverrides, vocab_size: int) -> SamplingOverrides:
-    """The overrides with ids of the model's vocabulary alone; raises InvalidRequest."""
+    """Check that the overrides' token ids are in the model's vocabulary; raises InvalidRequest."""
     if overrides.bad_words is not None:  # a tokenizer may know more tokens than the model
         overrides = replace(overrides, bad_words=[w for w in overrides.bad_words if max(w) < vocab_size])
     if overrides.allowed_token_ids is not None:
@@ -124,13 +124,13 @@ def _checked(overrides: SamplingOverrides, vocab_size: int) -> SamplingOverrides
 
 
 def _longest_prompt(request: GenerationRequest, target: Target) -> int:
-    """In tokens: one at least must be left for output."""
+    """The longest prompt in tokens; one token is left for output."""
     longest = target.info.max_model_len
     return min(longest - 1, request.max_prompt_tokens or longest)
 
 
-def _behind_reasoning(grammar: Grammar, target: Target, prompt: list[int]) -> Grammar:
-    """The grammar of an answer that reasoning may come before, where the model has tokens for that."""
+def _after_reasoning(grammar: Grammar, target: Target, prompt: list[int]) -> Grammar:
+    """The grammar, applied after the reasoning part if the model has tokens for it."""
     ids = target.tokenizer.reasoning_ids(target.info.vocab_size)
     if ids is None:
         return grammar

@@ -1,4 +1,4 @@
-"""The one internal form of a request. A dialect builds it; nothing behind this point knows which dialect it was."""
+"""The dialect-independent request. A dialect builds it; code below this layer never sees the dialect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.sampling.params import Grammar, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text to tokenise; `add_special_tokens` as the model's tokenizer does (a leading BOS, say)."""
+    """Text to tokenise; `add_special_tokens` adds those of the model's tokenizer (a leading BOS, for example)."""
 
     text: str
     add_special_tokens: bool = True
@@ -18,14 +18,14 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids as they are."""
+    """Token ids, used unchanged."""
 
     token_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages for the model's own chat template."""
+    """Messages for the model's chat template."""
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool = True
@@ -41,7 +41,7 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 class SamplingOverrides:
     """The fields of `SamplingParams` that a client set, under the same names.
 
-    None is a field that the client left out: it comes from the model's generation_config.json, then from
+    None: the client did not set the field; the model's generation_config.json applies, then the default of
     `SamplingParams`.
     """
 
@@ -74,7 +74,7 @@ class SamplingOverrides:
 
 @dataclass(frozen=True, slots=True)
 class GrammarRequest:
-    """What the output must look like, and the client's `field` that asked for it, for errors."""
+    """The grammar of the output, and the client's `field` that asked for it, for errors."""
 
     grammar: Grammar
     field: str
@@ -84,9 +84,9 @@ class GrammarRequest:
 class GenerationRequest:
     """One prompt and how to continue it `n` times.
 
-    `max_tokens` None means the rest of the context. Sequence i samples with `seed + i`. `truncate_left` keeps the last
-    so many prompt tokens, `truncate_right` the first. `token_texts` asks for each token's own text, special tokens
-    included, and for stop strings to be looked for in that text.
+    `max_tokens` None means the rest of the context. Sequence i samples with `seed + i`. `truncate_left` keeps that
+    many prompt tokens from the end, `truncate_right` from the start. `token_texts` asks for the text of each token,
+    including special tokens; stop strings are then searched in that text.
     """
 
     model: str | None
@@ -97,7 +97,7 @@ class GenerationRequest:
     seed: int | None = None
     n: int = 1
     beams: bool = False
-    """The n sequences are the best of a beam search, their scores divided by length to the power `length_penalty`."""
+    """The n sequences are the best of a beam search; scores are divided by length to the power `length_penalty`."""
     length_penalty: float = 1.0
     stop: list[str] = field(default_factory=list)
     include_stop: bool = False
@@ -107,22 +107,22 @@ class GenerationRequest:
     truncate_right: int | None = None
     cache_salt: str = ""
     priority: int = 0
-    """Smaller goes first where requests wait."""
+    """Smaller values are scheduled first."""
     use_model_defaults: bool = True
     timeout_s: float | None = None
-    """A deadline below the server's own."""
+    """A deadline below the server's."""
     longest_s: float | None = None
-    """The operator's deadline for this dialect, in place of the server's own."""
+    """The operator's deadline for this dialect, instead of the server's."""
     max_prompt_tokens: int | None = None
-    """A limit below the model's own."""
+    """A limit below the model's."""
     number: int = 0
-    """Of the prompt among those of one answer."""
+    """Index of the prompt in its response."""
 
 
 def sampling_params(
     overrides: SamplingOverrides, *, max_tokens: int, seed: int, grammar: Grammar | None, defaults: dict[str, float]
 ) -> SamplingParams:
-    """The engine's form, with the model's own `defaults` under the client's choices."""
+    """The engine's sampling parameters: the client's values over the model's `defaults`."""
     known: dict[str, Any] = dict(defaults)
     if "top_k" in known:
         known["top_k"] = int(known["top_k"])

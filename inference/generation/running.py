@@ -1,4 +1,4 @@
-"""The requests that run now, by the ids that their clients gave them, so that a client can stop its own."""
+"""Running requests by client-supplied id, so that a client can stop its own."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 class RunningRequests:
-    """Ids are looked up within a tenant alone, and nothing else is ever found by one."""
+    """Ids are looked up only within a tenant."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], list[Generation]] = {}
 
     def knows(self, tenant: str, name: str) -> bool:
-        """Whether a request of this id runs: one whose last token is on its way to the client does not."""
+        """Whether a request of this id runs; False once its last token is on its way to the client."""
         return bool(self._under(tenant, name))
 
     @contextmanager
     def entry(self, tenant: str, names: set[str], generation: Generation) -> Iterator[None]:
-        """The generation can be stopped under each of these ids until the end of the block."""
+        """Register the generation under each of these ids until the end of the block."""
         for name in names:
             self._running.setdefault((tenant, name), []).append(generation)
         try:
@@ -35,7 +35,7 @@ class RunningRequests:
                     del self._running[(tenant, name)]
 
     def stop(self, tenant: str, name: str) -> bool:
-        """Stop what runs under this id; False when nothing does."""
+        """Stop the request of this id; False if there is none."""
         generations = self._under(tenant, name)
         for generation in generations:
             generation.cancel()

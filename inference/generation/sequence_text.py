@@ -1,4 +1,4 @@
-"""The token ids of one sequence as Deltas: decoded, searched for stop strings, with the way it ended."""
+"""Turns the token ids of one sequence into Deltas: decodes, searches for stop strings, sets the finish reason."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class SequenceText:
-    """One sequence. It counts tokens and keeps the text that is not certain yet."""
+    """The text of one sequence. Counts tokens and holds back text that may still change."""
 
     def __init__(
         self, request: GenerationRequest, target: Target, prompt_token_ids: list[int], min_tokens: int, index: int
     ) -> None:
-        """`min_tokens` come before any stop string counts."""
+        """Stop strings are ignored in the first `min_tokens` tokens."""
         tokenizer = target.tokenizer
         self._request, self._index, self._min_tokens = request, index, min_tokens
         skip = request.skip_special_tokens and not request.token_texts
@@ -32,8 +32,9 @@ class SequenceText:
         """Tokens so far."""
 
     def render(self, output: RequestOutput, cancelled: EndCause | None) -> Delta:
-        """One engine output, which may hold several tokens when this reader lagged. A sequence that was `cancelled`
-        ends as after a stop string.
+        """The Delta of one engine output, which may hold several tokens if the reader lagged.
+
+        A sequence that was `cancelled` ends as after a stop string.
         """
         delta = Delta(self._index, "", [], prompt=self._request.number)
         shown: list[str] = []
@@ -42,7 +43,7 @@ class SequenceText:
             delta.token_ids.append(token)
             last = position == len(output.token_ids) - 1
             if last and output.stop_token_id is not None and not self._request.include_stop:
-                break  # the token that ends the text is no part of it
+                break  # the token that ends the text is not part of it
             text = self._decoder.step(token)
             delta.token_texts.append(text)
             if self.count < self._min_tokens:
@@ -63,7 +64,7 @@ class SequenceText:
         return delta
 
     def _end(self, delta: Delta, output: RequestOutput, cancelled: EndCause | None) -> None:
-        """The engine says that the sequence ended."""
+        """Handle the end of the sequence in the engine."""
         aborted = cancelled is not None and output.finish_reason == FinishReason.ABORT
         delta.finish_reason = FinishReason.STOP if aborted else output.finish_reason
         if output.stop_token_id is not None:
@@ -74,5 +75,5 @@ class SequenceText:
             delta.cause = EndCause.LENGTH
         elif aborted:
             delta.cause = cancelled
-        else:  # a complete grammar ends the text as its end token would
+        else:  # a complete grammar ends the text as an end token would
             delta.ended_by_eos, delta.cause = cancelled is None, EndCause.GRAMMAR_COMPLETE

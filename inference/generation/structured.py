@@ -1,4 +1,4 @@
-"""What a client asks the output to look like, as a GrammarRequest. Each dialect names its own fields."""
+"""Builds the GrammarRequest of a structured output. Each dialect names its own fields."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_CHARACTERS = 1 << 16
 MAX_CHOICES = 1024
 MAX_DEPTH = 100
 WHITESPACE = r"[ \t\n\r]{0,20}"
-"""Between the parts of a JSON value; a small model would go on with blank lines for ever if it could."""
+"""White space allowed between the parts of a JSON value; bounded, because small models can emit blank lines forever."""
 
 
 def json_schema(schema: Any, field: str, whitespace: str = WHITESPACE) -> GrammarRequest:
-    """A JSON schema, as an object or as text; `whitespace` is what may stand between the parts of a value."""
+    """A JSON schema, as an object or as text; `whitespace` is the white space allowed between the parts of a value."""
     schema = parsed(schema, field)
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{field}: a JSON schema must be an object.", field)
@@ -32,7 +32,7 @@ def json_object(field: str, whitespace: str = WHITESPACE) -> GrammarRequest:
 
 
 def regex(pattern: Any, field: str) -> GrammarRequest:
-    """A regular expression that the whole output matches."""
+    """A regular expression that matches the whole output."""
     if not isinstance(pattern, str) or not pattern:
         raise InvalidRequest(f"{field}: a regular expression must be a non-empty string.", field)
     return _limited("regex", pattern, field)
@@ -47,14 +47,14 @@ def choice(choices: Any, field: str) -> GrammarRequest:
 
 
 def grammar(text: Any, field: str) -> GrammarRequest:
-    """A context-free grammar, in Lark's form or GBNF's."""
+    """A context-free grammar, in Lark's format or GBNF."""
     if not isinstance(text, str) or not text:
         raise InvalidRequest(f"{field}: a grammar must be a non-empty string.", field)
     return _limited("grammar", text, field)
 
 
 def parsed(value: Any, field: str) -> Any:
-    """What JSON text says; anything else as it is."""
+    """The value of a JSON text; any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -64,9 +64,9 @@ def parsed(value: Any, field: str) -> Any:
 
 
 def closed(schema: Any, field: str, depth: int = 0, bare_too: bool = True) -> Any:
-    """The schema with every object that does not say otherwise closed to further properties.
+    """The schema, with `additionalProperties` set to false in every object that does not set it.
 
-    Objects that name no properties at all stay open unless `bare_too`.
+    Objects without properties stay open unless `bare_too`.
     """
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"{field}: a schema may be nested {MAX_DEPTH} levels deep.", field)
@@ -82,7 +82,9 @@ def closed(schema: Any, field: str, depth: int = 0, bare_too: bool = True) -> An
 
 
 def structural_tag(value: Any, field: str) -> GrammarRequest:
-    """Free text, in which each of `triggers` begins one of `structures` ({begin, schema, end}), in vLLM's older form."""
+    """Free text, in which each of `triggers` starts one of `structures` ({begin, schema, end}), in vLLM's older
+    format.
+    """
     value = parsed(value, field)
     structures = value.get("structures") if isinstance(value, dict) else None
     triggers = value.get("triggers") if isinstance(value, dict) else None

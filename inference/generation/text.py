@@ -1,4 +1,4 @@
-"""From token ids to text as it grows, and the search for stop strings in it."""
+"""Incremental decoding of token ids, and the search for stop strings in the text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONTEXT_TOKENS = 16
-"""So many prompt tokens before the output decide about a leading space."""
+"""Prompt tokens decoded before the output, to get leading spaces right."""
 
 
 class IncrementalDecoder:
-    """Text of a growing token sequence; an incomplete character yields "" until it is whole."""
+    """Decodes a growing token sequence; an incomplete character yields "" until it is complete."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int], skip_special_tokens: bool) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
@@ -27,13 +27,13 @@ class IncrementalDecoder:
         except Exception as error:  # tokenizers raises bare Exception
             if "Invalid prefix" not in str(error):
                 raise
-            # A byte sequence that never becomes a character: go on behind it.
+            # A byte sequence that never becomes a character: continue after it.
             self._stream = DecodeStream(skip_special_tokens=self._skip)
             return self._stream.step(self._tokenizer, token_id) or ""
 
 
 class StopStrings:
-    """Looks for stop strings in text that arrives piece by piece and holds back what may become one."""
+    """Searches for stop strings in text that arrives in pieces, and holds back a possible beginning of one."""
 
     def __init__(self, stop: list[str], include_stop: bool) -> None:
         self._stop, self._include = stop, include_stop
@@ -41,7 +41,7 @@ class StopStrings:
         self._pending = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that is safe to show, and the stop string that ended it."""
+        """The text that is safe to show, and the stop string that was found."""
         if not self._stop:
             return text, None
         self._pending += text
@@ -56,6 +56,6 @@ class StopStrings:
         return shown, None
 
     def flush(self) -> str:
-        """What was held back, when the text has ended."""
+        """Flush the held-back text at the end."""
         rest, self._pending = self._pending, ""
         return rest

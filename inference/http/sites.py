@@ -68,7 +68,7 @@ class Sites:
             raise ForeignOrigin
 
     def lets_in(self, origin: bytes) -> bool:
-        """Whether this origin is in `ALLOWED_ORIGINS`."""
+        """Whether this origin is in `origins`."""
         return ANY in self.origins or origin.decode("latin-1").lower() in self.origins
 
     def answer_headers(self, headers: Mapping[bytes, bytes]) -> Headers:

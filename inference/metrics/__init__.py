@@ -1,1 +1,1 @@
-"""Metrics in the Prometheus format, under the names that dashboards query."""
+"""Prometheus metrics, under the names that dashboards query."""

@@ -1,4 +1,6 @@
-"""The workers' own gauges, counters and histograms in vLLM's and TGI's names, read from their last message on every scrape."""
+"""Engine gauges, counters and histograms in vLLM's and TGI's names, read from the workers' last heartbeats at scrape
+time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ LABELS = ("model_name", "engine")
 
 
 class EngineCollector:
-    """vLLM's families, summed over a deployment's workers."""
+    """vLLM's metrics, summed over a deployment's workers."""
 
     GAUGES = {"num_requests_running": "running", "num_requests_waiting": "waiting"}
     COUNTERS = {
@@ -63,7 +65,7 @@ class EngineCollector:
         yield self._adapters(rows)
 
     def _steps(self, rows: list[tuple[Target, list[Stats]]]) -> Metric:
-        """A histogram in spite of its name."""
+        """The histogram `iteration_tokens_total` of vLLM."""
         family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per engine step.", labels=LABELS)
         for target, _ in rows:
             histograms = histograms_of(target)
@@ -90,7 +92,7 @@ class EngineCollector:
         return family
 
     def _adapters(self, rows: list[tuple[Target, list[Stats]]]) -> Metric:
-        """Names of the adapters that stand in a slot; the value is when this was asked."""
+        """vllm:lora_requests_info: adapters in slots; the value is the scrape time."""
         labels = ["max_lora", "waiting_lora_adapters", "running_lora_adapters"]
         family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in slots.", labels=labels)
         in_slots = {digest for _, stats in rows for s in stats for digest in s.adapters}
@@ -100,7 +102,7 @@ class EngineCollector:
 
 
 class BatchCollector:
-    """TGI's families about batches; steps with prompt tokens are its prefill, the others its decode."""
+    """TGI's batch metrics; steps with prompt tokens count as prefill, all others as decode."""
 
     def __init__(self, router: EngineRouter) -> None:
         self._router = router
@@ -118,7 +120,7 @@ class BatchCollector:
 
 
 def histograms_of(target: Target) -> list[StepHistograms]:
-    """Of the deployment's workers."""
+    """The histograms of the deployment's workers."""
     return [client.histograms for client in target.clients.values()]
 
 
@@ -127,6 +129,6 @@ def _summed(lists: list[list[int]], length: int) -> list[int]:
 
 
 def _buckets(bounds: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:
-    """Cumulative counts, as Prometheus has them."""
+    """Cumulative counts, as in Prometheus' format."""
     texts = [repr(float(bound)) for bound in bounds] + ["+Inf"]
     return list(zip(texts, map(float, accumulate(counts)), strict=True))

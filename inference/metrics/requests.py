@@ -1,7 +1,7 @@
-"""The numbers of a front plane: vLLM's `vllm:*` and TGI's `tgi_*` families, under the names that dashboards query.
+"""Request metrics of the front plane in vLLM's (`vllm:*`) and TGI's (`tgi_*`) names.
 
-Request metrics are counted here when a request ends; engine gauges are read from the workers' last heartbeat when
-somebody asks. Labels come from the registry alone, so a client cannot create series.
+Counters are updated when a request ends; engine gauges are read from the last heartbeats at scrape time. Label values
+come only from the registry, so a client cannot create series.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ TGI_COUNTS = ("generated_tokens", "input_length", "max_new_tokens")
 
 
 class Metrics:
-    """Counts requests of all dialects and renders one page."""
+    """Counts requests of all dialects and renders the metrics page."""
 
     def __init__(self, router: EngineRouter, dropped_log_lines: Callable[[], int]) -> None:
-        """`dropped_log_lines` gives the count of log lines that nobody read in time."""
+        """`dropped_log_lines` returns the number of log lines dropped because the reader was too slow."""
         self._dropped_log_lines = dropped_log_lines
         self._vllm_registry, self._tgi_registry = CollectorRegistry(), CollectorRegistry()
         self._vllm_registry.register(EngineCollector(router))
@@ -74,7 +74,8 @@ class Metrics:
                 "batch_current_max_tokens": "Maximum tokens for the current batch",
             }.items()
         }
-        # TGI's counters carry no `_total`, which prometheus_client would add; so they are kept and written here.
+        # TGI's counters have no `_total` suffix, which prometheus_client would add; so they are counted and rendered
+        # here.
         self._tgi_counters: dict[str, dict[str, int]] = {
             "tgi_request_count": {"": 0},
             "tgi_request_success": {"": 0},
@@ -82,15 +83,15 @@ class Metrics:
         }
 
     def started(self, generation: Generation) -> None:
-        """A request goes to an engine."""
+        """Count a request sent to an engine."""
         self._tgi_counters["tgi_request_count"][""] += 1
 
     def refused(self, reason: str) -> None:
-        """A request ended before an engine saw it; `reason` is TGI's `err` label."""
+        """Count a request refused before it reached an engine; `reason` is TGI's `err` label."""
         self._count_failure(reason)
 
     def finished(self, generation: Generation, finish: str, token_times: list[float], preemptions: int) -> None:
-        """A request ended: "stop", "length", "error", or "abort" when the client left."""
+        """Count a finished request: "stop", "length", "error", or "abort" when the client disconnected."""
         labels = (generation.target.entry.name, "0")
         self._success.labels(*labels, finish).inc()
         timings, usage = generation.timings, generation.usage
@@ -142,7 +143,7 @@ class Metrics:
             self._tgi[name].observe(value)
 
     def render(self) -> bytes:
-        """Both families in the Prometheus text format."""
+        """The vLLM and TGI metrics in the Prometheus text format."""
         stats = [c.stats for target in self._router.targets for c in target.clients.values()]
         self._tgi_gauges["queue_size"].set(sum(s.waiting for s in stats))
         self._tgi_gauges["batch_current_size"].set(sum(s.running for s in stats))

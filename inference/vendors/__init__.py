@@ -1,1 +1,1 @@
-"""Pieces of a vendor's wire that several dialects speak, each file named after the vendor whose it is."""
+"""Vendor formats that several dialects share; each file is named after the vendor."""

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's envelope, with vLLM's types and statuses; the dialects that tell errors so share it."""
+"""OpenAI's error envelope with vLLM's types and statuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from inference.errors import ServingError
 from inference.http.exchange import Response, json_response, retry_headers
 from inference.http.sse import event
 
-# First match wins, so a subclass stands before its base.
+# First match wins, so a subclass comes before its base.
 TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.MalformedBody, 400, "Bad Request"),
     (errors.InvalidRequest, 400, "BadRequestError"),
@@ -37,8 +37,8 @@ def body(error: ServingError) -> tuple[int, dict[str, object]]:
 
 
 def render(error: ServingError) -> Response:
-    """A complete answer."""
-    if isinstance(error, errors.Unauthorized):  # vLLM answers with a bare string here
+    """The error as a complete response."""
+    if isinstance(error, errors.Unauthorized):  # vLLM sends a bare string here
         return json_response({"error": "Unauthorized"}, 401)
     status, envelope = body(error)
     headers = retry_headers(error)
@@ -48,5 +48,5 @@ def render(error: ServingError) -> Response:
 
 
 def render_event(error: ServingError) -> bytes:
-    """An error after the head: its own frame, before [DONE]."""
+    """An error in a stream: a frame of its own, before [DONE]."""
     return event(body(error)[1])

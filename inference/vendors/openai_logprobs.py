@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes and in vLLM's for prompts."""
+"""Log-probabilities in OpenAI's chat and completions formats, and in vLLM's format for prompts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from inference.workers.tokenizer import ModelTokenizer
 
 FLOOR = -9999.0
-"""JSON has no infinity; vLLM's floor."""
+"""vLLM's lowest log-probability, since JSON has no infinity."""
 
 
 class LogprobTexts:
-    """Token strings for one request; `as_ids` writes "token_id:N" instead."""
+    """Renders the tokens of one request; `as_ids` renders "token_id:N" instead."""
 
     def __init__(self, tokenizer: ModelTokenizer, as_ids: bool) -> None:
         self._tokenizer, self._as_ids = tokenizer, as_ids
 
     def text(self, token_id: int) -> str:
-        """How the token is written."""
+        """The token as a string."""
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
     def chat(self, logprobs: list[TokenLogprob], top: int) -> dict[str, Any]:
@@ -45,7 +45,9 @@ class LogprobTexts:
         return {**lists, "top_logprobs": encoded(lists["top_logprobs"])} if len(entries) > SLICE else lists
 
     def prompt(self, logprobs: list[TokenLogprob]) -> list[dict[str, Any] | None] | msgspec.Raw:
-        """VLLM's `prompt_logprobs`: null for the first token, then {token id: {logprob, rank, decoded_token}}."""
+        """`prompt_logprobs` in vLLM's format: null for the first token, then {token id: {logprob, rank,
+        decoded_token}}.
+        """
         rows: list[dict[str, Any] | None] = [None]
         for logprob in logprobs:
             row = {str(i): self._ranked(i, value, rank) for rank, (i, value) in enumerate(logprob.top, 1)}
@@ -68,5 +70,5 @@ class LogprobTexts:
 
 
 def floor(value: float) -> float:
-    """A number that JSON can carry."""
+    """The log-probability, at least FLOOR."""
     return max(value, FLOOR)

@@ -1,6 +1,6 @@
-"""vLLM's sampling fields, which its OpenAI routes and its own /generate share: their ranges and what they mean.
+"""vLLM's sampling fields, shared by its OpenAI routes and /generate.
 
-`null` is an absent value. What a request leaves out comes from the model's generation_config.json.
+`null` is an absent value. Values that a request leaves out come from the model's generation_config.json.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 LEAST_TEMPERATURE = 1e-2
-"""vLLM lifts temperatures between 0 and this to it, so that tiny ones do not overflow."""
+"""Temperatures between 0 and this are raised to it, as in vLLM, to avoid overflow."""
 
 
 class SamplingFields(msgspec.Struct):
@@ -55,12 +55,12 @@ class SamplingFields(msgspec.Struct):
 
     @property
     def engine_seed(self) -> int | None:
-        """-1 is no seed."""
+        """The seed; None for -1, which means no seed."""
         return None if self.seed == -1 else self.seed
 
 
 def check_sampling(body: SamplingFields, limits: Limits) -> None:
-    """Everything that can be judged without the model; raises InvalidRequest."""
+    """Checks that need no model; raises InvalidRequest."""
     check_range("temperature", body.temperature, 0, 2)
     check_range("min_p", body.min_p, 0, 1)
     check_range("presence_penalty", body.presence_penalty, -2, 2)
@@ -78,7 +78,7 @@ def check_sampling(body: SamplingFields, limits: Limits) -> None:
             f"repetition_penalty must be in (0, 100], got {body.repetition_penalty}.", "repetition_penalty"
         )
     if body.seed is not None and not INT64_MIN <= body.seed <= INT64_MAX:
-        # The words in brackets are pydantic's, which vLLM's clients look for.
+        # The words in brackets are pydantic's error types, which vLLM's clients search for.
         rule = "greater_than_equal" if body.seed < INT64_MIN else "less_than_equal"
         raise InvalidRequest(f"seed must be between {INT64_MIN} and {INT64_MAX} ({rule}).", "seed")
     check_count("stop", body.stop_strings, limits.max_stop_strings)
@@ -95,7 +95,7 @@ def check_sampling(body: SamplingFields, limits: Limits) -> None:
 
 
 def sampling_overrides(body: SamplingFields, tokenizer: ModelTokenizer) -> SamplingOverrides:
-    """What the body sets of the engine's sampling parameters."""
+    """The sampling parameters that the body sets."""
     temperature = body.temperature
     if temperature:
         temperature = max(temperature, LEAST_TEMPERATURE)
@@ -119,7 +119,7 @@ def sampling_overrides(body: SamplingFields, tokenizer: ModelTokenizer) -> Sampl
 
 
 def logit_bias(body: SamplingFields) -> dict[int, float]:
-    """Keys as ids, values clamped to -100..100 as vLLM does."""
+    """Keys as ids, values clamped to -100..100 as in vLLM."""
     bias = body.logit_bias or {}
     if len(bias) > 300:
         raise InvalidRequest(f"logit_bias must have at most 300 entries, got {len(bias)}.", "logit_bias")
@@ -129,7 +129,7 @@ def logit_bias(body: SamplingFields) -> dict[int, float]:
 
 
 def _bad_words(words: list[str], tokenizer: ModelTokenizer) -> list[list[int]]:
-    """Each word's ids at the start of a text and after a space."""
+    """The ids of each word at the start of a text and after a space."""
     sequences = []
     for word in words:
         for text in (word.lstrip(), " " + word.lstrip()):

@@ -42,19 +42,17 @@ ACTOR = "serve"
 
 
 class Command(BaseCommand):
-    """One command for the whole server."""
+    """Runs the whole server."""
 
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """`--model` overrides DRAGOMAN_MODEL."""
         parser.add_argument("--model", help="Directory or hub id of the model to deploy.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Prepare, then run."""
         settings = get_options()
         logs.configure(settings.log_format)
-        # Files of this server hold secrets; nobody else needs to read them.
+        # Files of this server hold secrets; only the owner may read them.
         os.umask(0o077)
         self.stdout.write("Preparing the database ...")
         try:
@@ -69,7 +67,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         self.stdout.write(f"Starting {deployment.name} ({deployment.version.source}) ...")
         self.stdout.flush()
-        from config.server import Server  # takes a while; the lines above are shown first
+        from config.server import Server  # takes a while, so the lines above are shown first
 
         try:
             server = Server(settings, declared, setups)
@@ -79,7 +77,9 @@ class Command(BaseCommand):
 
 
 def deploy_as_configured(model: str | None, settings: Options, setups: Iterable[Setup]) -> Deployment:
-    """The model that the command names, else the first deployment that a dialect wants, else the setting's model."""
+    """Deploy the model that the command names, else the first deployment that a dialect wants, else the setting's
+    model.
+    """
     wanted = next((setup.deployment for setup in setups if setup.deployment is not None), None)
     if model is not None or wanted is None:
         return deploy(model or settings.model)
@@ -90,9 +90,9 @@ def deploy_as_configured(model: str | None, settings: Options, setups: Iterable[
 
 
 def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None = None) -> Deployment:
-    """The deployment of this source: registered, default, started; an earlier default gives way.
+    """Register and start the deployment of this source, and make it the default; an earlier default is stopped.
 
-    Without a `name` it has the source's; `changed_options` go over the settings' engine options.
+    Without a `name` it is named after the source; `changed_options` override the engine options of the settings.
     """
     settings = get_options()
     path = Path(source).expanduser()
@@ -122,7 +122,7 @@ def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None =
 
 
 def ensure_admin(password_file: Path) -> None:
-    """The first start makes the user `admin` with a random password, kept in a file that only the owner reads."""
+    """Create the user `admin` on the first start, with a random password in a file that only the owner can read."""
     users = get_user_model()
     if users.objects.filter(is_superuser=True).exists():
         return
