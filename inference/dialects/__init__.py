@@ -1,4 +1,4 @@
-"""One folder a dialect: it parses bodies into `GenerationRequest`s and renders results, and holds no engine logic."""
+"""One folder per dialect: parses bodies into `GenerationRequest`s and renders results; no engine logic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from inference.planes.declaration import Dialect
 
-DIALECTS = (  # folders; the first dialect renders errors on paths of the front plane that belong to none
+DIALECTS = (  # folders; the first dialect renders errors for paths of the front plane that belong to none
     "tgi",
     "openai",
     "vllm",

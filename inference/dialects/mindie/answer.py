@@ -1,7 +1,8 @@
-"""The life of one inference request of MindIE's: permit, parse, generate, and frames or one body.
+"""The common path of MindIE's inference endpoints: acquire a permit, parse, generate, then stream frames or send one
+body.
 
-An endpoint is a module that makes an `InferenceRequest` of a body, with a Reply from deltas to bytes. Everything that
-fails before the first token is an ordinary answer even when a stream was asked for.
+Each endpoint module turns a body into an `InferenceRequest` whose Reply renders deltas. Failures before the first
+token are ordinary responses, also for streams.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ UNPARSED = "Failed to parse request context to json"
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """What an endpoint made of a body."""
+    """A parsed request."""
 
     target: Target
     prompt: Prompt
@@ -52,16 +53,16 @@ class InferenceRequest:
     truncate: int | None = None
     grammar: GrammarRequest | None = None
     names: set[str] = field(default_factory=set)
-    """Ids beside the internal one under which the request can be stopped."""
+    """Additional ids under which the request can be stopped."""
     timeout_s: int | None = None
     priority: int | None = None
-    """1 goes first; absent is 5, the last, which is what other dialects' requests have."""
+    """1 (highest) to 5 (lowest, the default and the priority of other dialects' requests)."""
     end: bytes = b""
     beams: bool = False
 
 
 class Clock:
-    """When tokens came: milliseconds as the frames tell them."""
+    """Token arrival times in milliseconds, as MindIE reports them."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation, self._last = generation, 0.0
@@ -72,7 +73,7 @@ class Clock:
         self.waits_us: list[int] = []
 
     def tick(self) -> None:
-        """A step brought something."""
+        """Record a step."""
         now = time.monotonic()
         if self.prefill_ms is None and not self.batch_sizes:
             self.prefill_ms = round((now - self._generation.timings.submitted) * 1e3)
@@ -80,13 +81,13 @@ class Clock:
         else:
             self.prefill_ms, self.decode_ms = None, round((now - self._last) * 1e3)
             self.decodes.append(self.decode_ms)
-            self.waits_us.append(0)  # a running sequence waits for nothing
+            self.waits_us.append(0)  # a running sequence has no queue time
         self.batch_sizes.append(self._generation.batch_size)
         self._last = now
 
 
 async def body_of(exchange: Exchange, state: MindieState, wrong: str = UNPARSED) -> dict[str, object]:
-    """The body as an object; `wrong` is the row's refusal of anything else."""
+    """The body as a JSON object; `wrong` is the endpoint's error text for anything else."""
     try:
         return await exchange.work(parse_json, await exchange.body(), state.settings.max_json_depth)
     except MalformedBody as error:
@@ -95,7 +96,7 @@ async def body_of(exchange: Exchange, state: MindieState, wrong: str = UNPARSED)
 
 @contextmanager
 def counted(exchange: Exchange, services: Services, state: MindieState) -> Iterator[None]:
-    """A permit for an inference request, and its counters."""
+    """Acquire a permit for an inference request, and count it."""
     state.metrics.received()
     try:
         with services.admission.permit(exchange.tenant):
@@ -110,7 +111,7 @@ def counted(exchange: Exchange, services: Services, state: MindieState) -> Itera
 async def answer(
     exchange: Exchange, services: Services, state: MindieState, request: InferenceRequest, internal_id: str
 ) -> None:
-    """Generate and answer."""
+    """Run a request and send its response."""
     names = {internal_id, *request.names}
     generation = await services.generator.prepare(_generation_request(request, state), exchange, "mindie")
     if any(state.running.knows(exchange.tenant, name) for name in names):
@@ -155,7 +156,7 @@ def _generation_request(request: InferenceRequest, state: MindieState) -> Genera
         right = longest
     logprobs = request.logprobs
     if logprobs is None and request.sequences > 1:
-        logprobs = 0  # what sequences are ordered by
+        logprobs = 0  # choices are sorted by it
     wanted = capacity.max_iter_times if request.max_tokens is None else request.max_tokens
     adapter = request.target.adapter
     internal = GenerationRequest(
@@ -183,7 +184,7 @@ def _generation_request(request: InferenceRequest, state: MindieState) -> Genera
 
 
 class Timers:
-    """MindIE's three timers over one generation: one handle on the loop, and nothing but a clock's reading for a token."""
+    """MindIE's three timers of a generation, on one loop handle; a token costs one clock reading."""
 
     def __init__(self, generation: Generation, request: InferenceRequest, state: MindieState) -> None:
         self._generation, self._loop = generation, asyncio.get_running_loop()
@@ -198,13 +199,13 @@ class Timers:
         self._handle = self._loop.call_at(self._next[0], self._look)
 
     def token(self) -> None:
-        """Something came; raises CallbackTimeout where that is only the end that a timer made."""
+        """Record a token; raises CallbackTimeout if a timer ended the generation."""
         self._last = self._loop.time()
         if self._expired is not None:
             raise CallbackTimeout(self._expired)
 
     def close(self) -> None:
-        """Look no more."""
+        """Cancel the timers."""
         self._handle.cancel()
 
     @property

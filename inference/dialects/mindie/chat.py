@@ -1,4 +1,4 @@
-"""MindIE's POST /v1/chat/completions, in the flavour that `openAiSupport` chooses."""
+"""MindIE's POST /v1/chat/completions, in the flavour that `openAiSupport` selects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNKNOWN_TO_OPENAI = "Got model {name}, but not found in server"
 
 
 async def create(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """The route's handler."""
+    """Handle POST /v1/chat/completions."""
     with counted(exchange, services, state):
         body = await body_of(exchange, state)
         state.check_accepting(services)
@@ -52,7 +52,7 @@ def _parse(body: Fields, state: MindieState, request_id: str) -> InferenceReques
         arguments["tools"] = tools
     sampling = common.sampling
     if may_call(tools, choice) and target.tokenizer.tool_mark_is_special:
-        sampling = replace(sampling, skip_special_tokens=False)  # else the mark of a call would be lost
+        sampling = replace(sampling, skip_special_tokens=False)  # otherwise the tag of a call would be lost
     return InferenceRequest(
         target=target,
         prompt=ChatPrompt(messages, template_arguments=arguments),
@@ -71,7 +71,7 @@ def _parse(body: Fields, state: MindieState, request_id: str) -> InferenceReques
 
 
 def _messages(given: Any, with_tools: bool) -> list[dict[str, Any]]:
-    """Messages by MindIE's rules; the texts of a list of parts are joined with nothing between them."""
+    """Messages by MindIE's rules; the texts of a list of parts are joined without a separator."""
     if given is None:
         raise invalid("Not found messages.")
     if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
@@ -119,7 +119,7 @@ def _tools(body: Fields) -> tuple[list[dict[str, Any]] | None, str | dict[str, A
 
 
 def _top_logprobs(body: Fields) -> int | None:
-    """How many alternatives; None where no log-probabilities are asked for."""
+    """The number of alternatives; None if no log-probabilities are requested."""
     asked, top = body.boolean("logprobs"), body.unsigned("top_logprobs", 0, 20)
     if top is not None and asked is False:
         raise invalid("top_logprobs needs logprobs to be true.")

@@ -1,4 +1,4 @@
-"""The answer to a chat: one object, or chunks of one choice each, with `usage` in every choice's last."""
+"""The response to a chat request: one object, or chunks of one choice each, with `usage` in every choice's last."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 class ChatChoice:
-    """One sequence."""
+    """The state of one sequence."""
 
     def __init__(self, parser: AnswerParser) -> None:
         self.parser = parser
@@ -40,11 +40,11 @@ class ChatChoice:
 
     @property
     def cumulative_logprob(self) -> float:
-        """What choices are sorted by."""
+        """Choices are sorted by it."""
         return sum(token.logprob for token in self.logprobs)
 
     def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """Take a delta in; returns the keys of the chunks that it makes."""
+        """Add a delta; returns the keys of its chunks."""
         ended = delta.finish_reason is not None
         part = self.parser.feed(delta.text, ended)
         self.tokens += len(delta.token_ids)
@@ -65,7 +65,7 @@ class ChatChoice:
         return chunks
 
     def _call(self, part: CallPart) -> list[dict[str, Any]]:
-        """A call's deltas: first its name, then its arguments."""
+        """The deltas of a call: first its name, then its arguments."""
         entries: list[dict[str, Any]] = []
         if part.name is not None:
             call_id = "call_" + "".join(secrets.choice(ALPHANUMERIC) for _ in range(8))
@@ -103,7 +103,7 @@ class ChatReply(Reply):
         self._begun = False
 
     def chunks(self, delta: Delta) -> list[bytes]:
-        """An empty chunk of every choice first; then what is certain, and at the end of a choice its usage."""
+        """First an empty chunk for every choice; then the new parts, with usage at the end of a choice."""
         frames = []
         if not self._begun:
             self._begun = True
@@ -121,11 +121,10 @@ class ChatReply(Reply):
         return [*frames, self._chunk(delta.index, last, logprobs, None if delta.finish_reason is None else choice)]
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
         self._choices[delta.index].add(delta)
 
     def whole(self) -> Response:
-        """The likeliest choice first."""
+        """The complete response, the likeliest choice first."""
         order = self._choices
         if len(order) > 1:
             order = sorted(order, key=lambda choice: choice.cumulative_logprob, reverse=True)

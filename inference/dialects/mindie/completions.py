@@ -33,7 +33,7 @@ MAX_TOKENS = 1 << 20
 
 
 async def create(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """The route's handler."""
+    """Handle POST /v1/completions."""
     with counted(exchange, services, state):
         body = await body_of(exchange, state)
         state.check_accepting(services)
@@ -86,7 +86,7 @@ def _logprobs(body: Fields) -> int | None:
 
 
 class CompletionChoice:
-    """One sequence."""
+    """The state of one sequence."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -97,7 +97,7 @@ class CompletionChoice:
         self.stop_reason: str | int | None = None
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
+        """Add a delta."""
         self.text += delta.text
         self.entries += delta.logprobs or []
         self.tokens += len(delta.token_ids)
@@ -106,7 +106,7 @@ class CompletionChoice:
 
     @property
     def cumulative_logprob(self) -> float:
-        """What choices are sorted by."""
+        """Choices are sorted by it."""
         return sum(token.logprob for token in self.entries)
 
 
@@ -130,10 +130,10 @@ class CompletionReply(Reply):
         self._offset = 0
 
     def chunks(self, delta: Delta) -> list[bytes]:
-        """A chunk of one choice; its last has the usage, behind the choices here."""
+        """A chunk of one choice; its last chunk has `usage`, after `choices`."""
         choice = self._choices[delta.index]
         choice.add(delta)
-        if self._generation.request.beams and len(self._choices) > 1:  # one frame, the whole answer
+        if self._generation.request.beams and len(self._choices) > 1:  # one frame with the whole response
             return [b"data: " + self.whole().body + b"\n\n"] if all(c.finish for c in self._choices) else []
         ended = delta.finish_reason is not None
         choice.unsent += delta.logprobs or []
@@ -150,11 +150,10 @@ class CompletionReply(Reply):
         return [event(chunk)]
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
         self._choices[delta.index].add(delta)
 
     def whole(self) -> Response:
-        """The likeliest choice first."""
+        """The complete response, the likeliest choice first."""
         order = self._choices
         if len(order) > 1:
             order = sorted(order, key=lambda choice: choice.cumulative_logprob, reverse=True)[: self._returned]
@@ -181,7 +180,7 @@ class CompletionReply(Reply):
         }
 
     def _lists(self, entries: list[TokenLogprob]) -> dict[str, list[Any]]:
-        """`text_offset` counts UTF-8 bytes and goes on across choices, as MindIE's does."""
+        """The `logprobs` lists. `text_offset` counts UTF-8 bytes and continues across choices, as in MindIE."""
         lists: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for entry in entries:
             text = self._texts.text(entry.token_id)

@@ -1,7 +1,7 @@
-"""MindIE's config.json: its keys, ranges and defaults, checked as a whole before anything starts.
+"""MindIE's config.json: its keys, ranges and defaults, checked as a whole before startup.
 
-Keys that no part of this server has a use for (kernels, memory of NPUs, log levels) are checked where their range is known and
-otherwise left alone, so that a file written for MindIE is read as it is.
+Keys that this server does not use (kernels, NPU memory, log levels) are checked if their range is known and otherwise
+ignored, so that a file written for MindIE can be used unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MindieConfigError(SetupError):
 
 
 class Strict(BaseModel):
-    """Types are not guessed; unknown keys are ignored."""
+    """Types are not coerced; unknown keys are ignored."""
 
     model_config = {"strict": True, "extra": "ignore", "frozen": True}
 
@@ -43,7 +43,7 @@ class HealthCheck(Strict):
 
 
 class Server(Strict):
-    """Addresses, TLS and the wire."""
+    """Addresses, TLS and protocol settings."""
 
     ipAddress: str
     managementIpAddress: str = ""
@@ -125,7 +125,7 @@ class ModelEntry(Strict):
 
 
 class LoraModule(Strict):
-    """An adapter that is there from the start."""
+    """An adapter that is loaded at startup."""
 
     name: str
     path: str
@@ -145,7 +145,7 @@ class ModelDeploy(Strict):
 
 
 class Schedule(Strict):
-    """Batches and limits."""
+    """Batch sizes and limits."""
 
     templateType: Literal["Standard", "Mix"]
     templateName: str
@@ -166,7 +166,7 @@ class Schedule(Strict):
 
 
 class Backend(Strict):
-    """What computes."""
+    """The inference backend."""
 
     backendName: Literal["mindieservice_llm_engine"]
     modelInstanceNumber: int = Field(ge=1, le=10)
@@ -214,7 +214,7 @@ class MindieConfig(Strict):
 
     @property
     def engine_options(self) -> dict[str, Any]:
-        """What the deployment's workers get."""
+        """The engine options of the deployment's workers."""
         deploy, schedule = self.BackendConfig.ModelDeployConfig, self.BackendConfig.ScheduleConfig
         options: dict[str, Any] = {
             "max_model_len": deploy.maxSeqLen,
@@ -228,7 +228,7 @@ class MindieConfig(Strict):
 
 
 def read_config(path: Path) -> MindieConfig:
-    """The file's contents; raises MindieConfigError."""
+    """Read and check the file; raises MindieConfigError."""
     try:
         size = path.stat().st_size
         if not 0 < size <= MAX_FILE_BYTES:
@@ -245,7 +245,7 @@ def read_config(path: Path) -> MindieConfig:
 def wire_settings(
     config: MindieConfig | None, environment: MindieEnvironment, management_address: str
 ) -> MindieSettings:
-    """What the handlers need of the file and of MindIE's environment variables."""
+    """The handlers' settings, from the file and MindIE's environment variables."""
     window = environment.average_window
     common: dict[str, Any] = {
         "metrics_enabled": environment.monitor_mode == "1",

@@ -1,4 +1,4 @@
-"""MindIE: the declaration. All its routes are on three planes of its own; config.json may set them up."""
+"""The declaration of MindIE's dialect. All its routes are on three planes of its own; config.json may configure them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def configure(environment: MindieEnvironment, server: ServerOptions) -> Setup:
-    """Reads config.json where the environment names one; raises MindieConfigError."""
+    """Read config.json if the environment names one; raises MindieConfigError."""
     path = environment.mindie_config
     config = None if path is None else read_config(path)
     addresses = plane_addresses(environment, config, server.host)
@@ -44,12 +44,12 @@ def configure(environment: MindieEnvironment, server: ServerOptions) -> Setup:
 
     if config is None:
         return Setup(hosts, start=start)
-    # maxLinkNum requests are worked on, and twice as many may wait.
+    # maxLinkNum requests run at once, and twice as many may wait.
     return Setup(hosts, 3 * config.ServerConfig.maxLinkNum, wanted_deployment(config), start)
 
 
 def wanted_deployment(config: MindieConfig) -> WantedDeployment:
-    """The one model of config.json, with its adapters."""
+    """The deployment of config.json's one model, with its adapters."""
     modules = config.BackendConfig.ModelDeployConfig.LoraModules
     return WantedDeployment(
         source=config.model.modelWeightPath,

@@ -1,4 +1,4 @@
-"""MindIE's one error body for every dialect, {"error", "error_type"}, and which status each failure has."""
+"""MindIE's error body {"error", "error_type"} and the status of each error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOPPED = "The service has been stopped"
 
 
 class MindieError(ServingError):
-    """A failure in MindIE's own words."""
+    """An error with MindIE's text."""
 
     def __init__(self, status: int, message: str, error_type: str | None = None) -> None:
         super().__init__(message)
@@ -28,24 +28,24 @@ class MindieError(ServingError):
 
 
 class CallbackTimeout(errors.DeadlineExceeded):
-    """A timer ran out; `which` is "client timeout", "server tokenTimeout" or "server e2eTimeout"."""
+    """A timer expired; `which` is "client timeout", "server tokenTimeout" or "server e2eTimeout"."""
 
     def __init__(self, which: str) -> None:
         super().__init__(f"Engine callback timeout: {which}")
 
 
 def invalid(message: str) -> MindieError:
-    """422."""
+    """A 422 error."""
     return MindieError(422, message)
 
 
 def model_not_found(name: str) -> MindieError:
-    """404 of the rows with a model in the path."""
+    """The 404 error of endpoints with a model in the path."""
     return MindieError(404, f"Model {name[:256]} not found.")
 
 
 def translated(error: ServingError) -> MindieError:
-    """Any failure as MindIE tells it."""
+    """Map any error to a MindieError."""
     if isinstance(error, MindieError):
         return error
     if isinstance(error, errors.PromptTooLong):
@@ -76,7 +76,7 @@ def translated(error: ServingError) -> MindieError:
 
 
 def render(error: ServingError) -> Response:
-    """A complete answer."""
+    """The error as a complete response."""
     if isinstance(error, errors.RouteNotFound | errors.MethodNotAllowed):
         return Response(404, b"", b"")
     if isinstance(error, errors.InternalError):
@@ -90,7 +90,7 @@ def render(error: ServingError) -> Response:
 
 
 def render_late(error: ServingError) -> bytes:
-    """A failure after the stream's head: bare text, and then the stream ends."""
+    """Render an error inside a stream: plain text, then the end."""
     if isinstance(error, errors.DeadlineExceeded | errors.ShuttingDown):
         return translated(error).message.encode()
     return b"Failed to get engine response"

@@ -1,4 +1,4 @@
-"""Reads a body's fields by MindIE's type rules, and refuses them in MindIE's words, the first wrong one first."""
+"""Reads body fields with MindIE's type rules and error texts; the first invalid field is reported."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ FLOAT32_MAX = 3.4028234663852886e38
 
 
 class Fields:
-    """One object of a body. An absent and a null field are the same; unknown ones are never looked at."""
+    """One object of a body. Absent and null fields are equivalent; unknown ones are ignored."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
 
     def get(self, key: str) -> Any:
-        """As it came."""
+        """The raw value."""
         return self.values.get(key)
 
     def boolean(self, key: str) -> bool | None:
-        """True or false."""
+        """A boolean."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
             raise invalid(f"{key} must be boolean type.")
@@ -32,7 +32,7 @@ class Fields:
         self, key: str, low: float, high: float = FLOAT32_MAX, *, open_low: bool = False, open_high: bool = False,
         interval_text: str | None = None
     ) -> float | None:  # fmt: skip
-        """Any number of JSON's within the interval; `told` is how the refusal writes it."""
+        """A number within the interval; `interval_text` is its form in the error text."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -45,7 +45,7 @@ class Fields:
         return float(value)
 
     def integer(self, key: str, low: int, high: int = INT32_MAX, *, kind: str = "integer") -> int | None:
-        """A whole number within the bounds, both allowed."""
+        """An integer within the bounds, both inclusive."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -56,35 +56,35 @@ class Fields:
         return value
 
     def unsigned(self, key: str, low: int, high: int) -> int | None:
-        """As `integer`, for fields that refuse negative numbers as a wrong type."""
+        """Like `integer`, but a negative number is a type error."""
         return self.integer(key, low, high, kind="unsigned")
 
     def string(self, key: str) -> str | None:
-        """Any text."""
+        """A string."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, str):
             raise invalid(f"{key} must be string type.")
         return value
 
     def object(self, key: str) -> Fields:
-        """A nested object; none where it is absent."""
+        """A nested object; an empty one if it is absent."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise invalid(f"{key} must be object type.")
         return Fields(value or {})
 
-    # The parameters that several rows share, with the ranges that they have there.
+    # Parameters that several endpoints share, with the ranges that they have there.
 
     def positive_temperature(self) -> float | None:
-        """TGI, Triton, native: greater than 0."""
+        """The temperature of TGI, Triton and native endpoints: greater than 0."""
         return self.number("temperature", 0.0, open_low=True, interval_text=f"(0.0,{FLOAT32_MAX}]")
 
     def temperature(self, high: float = FLOAT32_MAX) -> float | None:
-        """VLLM, OpenAI: from 0 on, though the refusal says otherwise."""
+        """The temperature of vLLM and OpenAI endpoints: 0 is allowed, although the error text says otherwise."""
         return self.number("temperature", 0.0, high, interval_text=f"(0.0,{high}]")
 
     def top_p(self, open_high: bool) -> float | None:
-        """Up to 1, which TGI and native rows refuse, though the refusal says otherwise."""
+        """Up to 1 inclusive, except for TGI and native endpoints; the error text is the same for all."""
         return self.number("top_p", 0.0, 1.0, open_low=True, open_high=open_high, interval_text="(0.0,1.0]")
 
     def typical_p(self) -> float | None:
@@ -104,14 +104,14 @@ class Fields:
         return self.number(key, -2.0, 2.0)
 
     def minus_one_top_k(self) -> int | None:
-        """VLLM: -1 is off, and so is an absent one; 0 is refused."""
+        """The top_k of vLLM endpoints: -1 or absent disables it, 0 is refused."""
         value = self.integer("top_k", -1)
         if value == 0:
             raise invalid(f"Parameter top_k must be -1 or in [1,{INT32_MAX}], got 0.")
         return value
 
     def priority(self) -> int | None:
-        """1 goes first, 5 last."""
+        """Priority 1 (highest) to 5 (lowest)."""
         return self.unsigned("priority", 1, 5)
 
     def timeout_s(self) -> int | None:

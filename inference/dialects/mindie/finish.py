@@ -1,4 +1,4 @@
-"""How a sequence ended, in MindIE's words."""
+"""MindIE's finish reasons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def finish_reason(delta: Delta) -> str:
-    """TGI's, Triton's and the native rows'."""
+    """The finish reason of TGI, Triton and native endpoints."""
     if delta.finish_reason == "length":
         return "length"
     return "eos_token" if delta.ended_by_eos else "stop_sequence"

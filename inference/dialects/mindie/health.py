@@ -1,4 +1,4 @@
-"""The health rows of the management plane, and the check that most of its other rows begin with."""
+"""The health endpoints of the management plane, and the check that most of its other endpoints start with."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ABNORMAL = {"message": "Service is abnormal"}
 
 
 class NotHealthy(ServingError):
-    """No worker can take a request: 503 with an empty body."""
+    """No worker is available: 503 with an empty body."""
 
 
 def check(services: Services, state: MindieState) -> None:
-    """Refuse while the service stops, and while no worker is there."""
+    """Raise an error while the service stops (MindieError), or if no worker is connected (NotHealthy)."""
     if state.stopping or services.admission.draining:
         raise MindieError(503, "The service has been stopped.")
     if not any(target.clients for target in state.router.targets):
@@ -36,7 +36,7 @@ def check(services: Services, state: MindieState) -> None:
 
 
 async def live(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """GET /v2/health/live, and /v2/health/ready: workers that were not heard of lately are abnormal."""
+    """GET /v2/health/live and /v2/health/ready: abnormal without a worker that has a recent heartbeat."""
     check(services, state)
     answer = Response(200, b"", b"") if services.router.ready else json_response(ABNORMAL, 500)
     await exchange.respond(answer)
@@ -63,11 +63,11 @@ async def model_ready(exchange: Exchange, services: Services, state: MindieState
 
 
 async def timed(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """GET /health/timed and /health/timed-{N}: a real inference of one token within N seconds."""
+    """GET /health/timed and /health/timed-{N}: generates one token within N seconds."""
     match = TIMED.fullmatch(exchange.parameters.get("wait", ""))
     if match is None:
         raise RouteNotFound("Not Found")
-    if state.stopping or services.admission.draining:  # so that nobody kills a service that drains
+    if state.stopping or services.admission.draining:  # so that a probe does not kill a draining service
         return await exchange.respond(Response(200, HEALTHY))
     if not any(target.clients for target in state.router.targets):
         raise NotHealthy("")
@@ -88,7 +88,7 @@ async def timed(exchange: Exchange, services: Services, state: MindieState) -> N
 
 
 async def _one_token(exchange: Exchange, services: Services) -> None:
-    """Ahead of everything that waits."""
+    """Generate one token at the highest priority."""
     request = GenerationRequest(
         model=None, prompt=TokenPrompt([1]), sampling=SamplingOverrides(temperature=0.0), max_tokens=1, priority=-100
     )

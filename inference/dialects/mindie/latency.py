@@ -1,4 +1,6 @@
-"""Means over the last completed requests, for GET /metrics-json: the time to the first token, and between tokens."""
+"""Mean TTFT and ITL over the last completed requests, for GET /metrics-json; times start when an engine accepts the
+request.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,17 @@ if TYPE_CHECKING:
 
 
 class LatencyWindow:
-    """An observer of generations. A request counts when it has completed; its clock starts when an engine gets it."""
+    """An observer of generations; only completed requests count."""
 
     def __init__(self, size: int) -> None:
         self._first_ms: deque[int] = deque(maxlen=size)
         self._between_ms: deque[int] = deque(maxlen=size)
 
     def started(self, generation: Generation) -> None:
-        """Nothing is known yet."""
+        """No-op: counted in `finished`."""
 
     def finished(self, generation: Generation, finish: str, token_times: list[float], preemptions: int) -> None:
-        """A request with one token has no time between tokens."""
+        """Record a completed request; one with a single token has no ITL."""
         if generation.dialect != "mindie" or finish not in ("stop", "length") or not token_times:
             return
         self._first_ms.append(int((token_times[0] - generation.timings.submitted) * 1e3))
@@ -30,12 +32,12 @@ class LatencyWindow:
 
     @property
     def first_ms(self) -> int:
-        """Mean milliseconds to the first token."""
+        """Mean TTFT in milliseconds."""
         return _mean(self._first_ms)
 
     @property
     def between_ms(self) -> int:
-        """Mean milliseconds of a decode step."""
+        """Mean ITL in milliseconds."""
         return _mean(self._between_ms)
 
 

@@ -22,9 +22,9 @@ logger = structlog.get_logger(__name__)
 def plane_addresses(
     environment: MindieEnvironment, config: MindieConfig | None, host: str
 ) -> dict[str, tuple[str, int]]:
-    """The address of each plane by its name; `host` is the server's own. Port 0 is a plane that is switched off.
+    """The address of each plane by its name; `host` is the server's own.
 
-    Raises MindieConfigError.
+    Port 0 switches a plane off. Raises MindieConfigError.
     """
     allow_all = config is not None and config.ServerConfig.allowAllZeroIpListening
     service = _checked("MIES_CONTAINER_IP", environment.address, allow_all)
@@ -47,7 +47,7 @@ def plane_addresses(
 
 
 def _checked(name: str, address: str, allow_all: bool) -> str:
-    """An address from the environment, under the file's rules; empty where there is none. Raises MindieConfigError."""
+    """An address from the environment, checked by the file's rules; "" if there is none. Raises MindieConfigError."""
     try:
         unspecified = bool(address) and ipaddress.ip_address(address).is_unspecified
     except ValueError as error:
@@ -58,14 +58,14 @@ def _checked(name: str, address: str, allow_all: bool) -> str:
 
 
 def tls_files(config: MindieConfig | None, plane: str, path: Path | None) -> TlsFiles | None:
-    """The plane's own files, or None without TLS; `path` is config.json's.
+    """The plane's TLS files, or None without TLS; `path` is config.json's.
 
     The management and metrics planes use the service plane's files on the service plane's address.
     """
     if config is None or path is None or not config.ServerConfig.httpsEnabled:
         return None
     server = config.ServerConfig
-    root = path.resolve().parent.parent  # MindIE keeps the file in conf/ and names paths beside that folder
+    root = path.resolve().parent.parent  # MindIE keeps the file in conf/; its paths are relative to the parent folder
     if plane == "service" or server.managementIpAddress in ("", server.ipAddress):
         files = [server.tlsCaFile] if isinstance(server.tlsCaFile, str) else server.tlsCaFile
         authorities = [root / server.tlsCaPath / name for name in files]
@@ -83,11 +83,11 @@ def tls_files(config: MindieConfig | None, plane: str, path: Path | None) -> Tls
 
 
 def _revoked(folder: Path, names: list[str] | None) -> list[Path]:
-    """The lists of revoked certificates; where config.json names none, the file with MindIE's usual name if it exists."""
+    """The revocation lists; if config.json names none, the file with MindIE's default name if it exists."""
     if names is not None:
         return [folder / name for name in names]
     usual = folder / "server_crl.pem"
     if usual.is_file():
         return [usual]
-    logger.warning("no list of revoked certificates", expected=str(usual))
+    logger.warning("revocation list not found", expected=str(usual))
     return []

@@ -1,4 +1,6 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter: bare sentences, with status 200 for nearly everything."""
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter: plain-text messages, with status 200 for nearly every
+error.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ CALL = "Call to load LoRA method failed: "
 
 
 async def load(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """Names and paths are judged first; then what is loaded already; then the slots; then the files."""
+    """Load an adapter. Checks, in this order: name and path, whether it is loaded, free slots, its files."""
     body = await _body(exchange, state)
     if body is None:
         return await _say(exchange, "Req body converts to json fail.")
@@ -58,7 +60,7 @@ async def _load(exchange: Exchange, services: Services, state: MindieState, name
 
 
 async def unload(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """New requests stop seeing the adapter at once; those that use it go on."""
+    """Unload an adapter: new requests no longer find it; running ones finish."""
     body = await _body(exchange, state)
     if body is None:
         return await _say(exchange, "Req body converts to json fail.")
@@ -80,5 +82,5 @@ async def _body(exchange: Exchange, state: MindieState) -> dict[str, Any] | None
 
 
 async def _say(exchange: Exchange, text: str, status: int = 200) -> None:
-    """Not JSON, though its type says so."""
+    """Send plain text with the content type of JSON, as MindIE does."""
     await exchange.respond(Response(status, text.encode()))

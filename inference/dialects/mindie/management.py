@@ -1,4 +1,4 @@
-"""The rest of the management plane: what the service is and does, its end, its role, its latencies."""
+"""The other endpoints of the management plane: info, config, status, metrics, stop, role."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def status(exchange: Exchange, services: Services, state: MindieState) -> 
 
 
 async def status_v2(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """GET /v2/status: a pair of rank and free blocks for each data-parallel rank, of which there is one."""
+    """GET /v2/status: with a [rank, free blocks] pair for the one data-parallel rank."""
     health.check(services, state)
     load = Load(state.router.resolve(None), state)
     value = _status(load)
@@ -141,7 +141,9 @@ async def metrics(exchange: Exchange, services: Services, state: MindieState) ->
 
 
 async def stop_service(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """GET /stopService: refuse from now on, answer when the last request has ended, then end; or soon, by force."""
+    """GET /stopService: refuse new requests, respond when the last one has ended, then exit; or exit at once if
+    forced.
+    """
     if state.stopping:
         return await exchange.respond(Response(500, b"", b""))
     state.stopping = services.admission.draining = True
@@ -149,7 +151,7 @@ async def stop_service(exchange: Exchange, services: Services, state: MindieStat
         await exchange.respond(Response(200, b"", b""))
         state.terminate(FORCE_AFTER_S)
         return None
-    # A task of the server's own: the drain goes on when this client loses patience.
+    # A task of its own: the drain continues when this client disconnects.
     state.drain = asyncio.ensure_future(_drained(state))
     await asyncio.shield(state.drain)
     await exchange.respond(Response(200, b"", b""))
@@ -157,14 +159,14 @@ async def stop_service(exchange: Exchange, services: Services, state: MindieStat
 
 
 async def _drained(state: MindieState) -> None:
-    """Wait for the last request, then end the server, which still lets the handler answer."""
+    """Wait for the last request, then stop the server after this response."""
     while any(client.inflight for target in state.router.targets for client in target.clients.values()):  # noqa: ASYNC110
-        await asyncio.sleep(POLL_S)  # requests end in many places, and this is asked once in a server's life
+        await asyncio.sleep(POLL_S)  # requests end in many places, and this runs only once per process
     state.terminate(None)
 
 
 async def role(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """POST /v1/role/{role}: instances of this server hand each other no cache, so its role, none, cannot change."""
+    """POST /v1/role/{role}: prefill/decode disaggregation is not implemented, so the role stays `none`."""
     body = await _role_body(exchange, state)
     peers = body.get("peers") or []
     nodes = [body.get("local"), *(peers if isinstance(peers, list) else [None])]
@@ -174,7 +176,7 @@ async def role(exchange: Exchange, services: Services, state: MindieState) -> No
 
 
 async def role_v2(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """POST /v2/role/{role}: as version 1, with instances of several nodes."""
+    """POST /v2/role/{role}: version 1 for instances that span several nodes."""
     body = await _role_body(exchange, state)
     local, peers = body.get("local"), body.get("peers") or []
     if not isinstance(local, list) or not isinstance(peers, list) or not all(isinstance(p, list) for p in peers):
@@ -192,7 +194,7 @@ async def _role_body(exchange: Exchange, state: MindieState) -> dict[str, Any]:
 
 
 class Load:
-    """What a deployment's workers have and use at the moment, together."""
+    """Capacity and usage summed over a deployment's workers."""
 
     def __init__(self, target: Target, state: MindieState) -> None:
         stats = [client.stats for client in target.clients.values()]
@@ -205,7 +207,7 @@ class Load:
 
     @property
     def free_slots(self) -> int:
-        """Requests that could run beside those that are there."""
+        """Free request slots."""
         return max(0, self.slots - self.waiting - self.running)
 
 
@@ -229,7 +231,7 @@ def _status(load: Load) -> dict[str, Any]:
 
 
 def _is_node(node: Any, devices_key: str) -> bool:
-    """Whether a node of a role's body has what both versions ask for."""
+    """Whether a node of a role's body has the fields that both versions require."""
     if not isinstance(node, dict) or not _is_address(node.get("server_ip")):
         return False
     listed = node.get(devices_key)
@@ -264,7 +266,7 @@ def _are_devices(devices: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """A number written as a string."""
+    """Whether the value is a number written as a string."""
     return isinstance(value, str) and value.isascii() and value.isdigit()
 
 

@@ -1,4 +1,4 @@
-"""MindIE's own dialect: POST /infer and POST /infer_token, which take a text or token ids alike."""
+"""MindIE's own dialect: POST /infer and POST /infer_token, which both accept a text or token ids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_LIST = "Inputs arr is empty"
 
 
 async def infer(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """Both routes."""
+    """Handle POST /infer and POST /infer_token."""
     with counted(exchange, services, state):
         body = await body_of(exchange, state)
         state.check_accepting(services)
@@ -55,7 +55,7 @@ def _prompt(body: dict[str, Any], state: MindieState) -> Prompt:
 
 
 def _parse(body: Fields, prompt: Prompt, state: MindieState) -> InferenceRequest:
-    """The parameters in the order in which MindIE looks at them."""
+    """Parse the parameters in MindIE's order, which decides which error is reported."""
     stream = bool(body.boolean("stream"))
     given = body.object("parameters")
     sampling = Sampling(temperature=given.positive_temperature())
@@ -83,7 +83,7 @@ def _parse(body: Fields, prompt: Prompt, state: MindieState) -> InferenceRequest
 
 
 class NativeReply(Reply):
-    """One sequence in this dialect's terms."""
+    """One sequence in this dialect's format."""
 
     def __init__(self, generation: Generation, clock: Clock, details: bool, cumulative: bool) -> None:
         self._generation, self._clock, self._details, self._cumulative = generation, clock, details, cumulative
@@ -92,7 +92,7 @@ class NativeReply(Reply):
         self._finish = ""
 
     def chunks(self, delta: Delta) -> list[bytes]:
-        """One frame; the last one's token has no text, which is how the client knows it."""
+        """One frame; the last one's token has no text, which marks the end for clients."""
         self.add(delta)
         frame: dict[str, Any] = {"prefill_time": self._clock.prefill_ms, "decode_time": self._clock.decode_ms}
         ended = delta.finish_reason is not None
@@ -105,7 +105,6 @@ class NativeReply(Reply):
         return [event(frame)]
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
         self._texts.append(delta.text)
         self._ids += delta.token_ids
         if delta.finish_reason is not None:

@@ -1,4 +1,4 @@
-"""What MindIE's two OpenAI rows share: parameters in their order, the model's name, usage, the sequences' frames."""
+"""Shared by MindIE's two OpenAI endpoints: parameters in their order, the model's name, usage, the sequences' frames."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class OpenAiParameters:
     stream: bool
     beams: bool
     returned: int
-    """How many of the sequences a completion shows: `n` of the best, all of `best_of` where `n` is absent."""
+    """The number of sequences in a completion: the best `n`, or all of `best_of` if `n` is absent."""
 
 
 def parse_model(body: Fields, state: MindieState, unknown: str) -> tuple[Target, str]:
-    """The deployment or adapter of `model`; `unknown` is the row's refusal of another name."""
+    """The deployment or adapter of `model`; `unknown` is the endpoint's error for an unknown name."""
     name = body.get("model")
     if name is None:
         raise invalid("Request contains not model or model null")
@@ -55,7 +55,7 @@ def parse_model(body: Fields, state: MindieState, unknown: str) -> tuple[Target,
 def parse_parameters(
     body: Fields, state: MindieState, target: Target, model: str, vllm: bool = True
 ) -> OpenAiParameters:
-    """Everything but the input; `vllm` chooses vLLM's ranges over OpenAI's own."""
+    """Parse everything but the input; `vllm` selects vLLM's ranges instead of OpenAI's."""
     sampling = Sampling(ignore_eos=bool(body.boolean("ignore_eos")))
     sampling.stop = stop_strings(body, longest=None if vllm else 1024)
     sampling.stop_token_ids = stop_token_ids(body)
@@ -90,7 +90,7 @@ def parse_parameters(
 
 
 def response_format(body: Fields) -> GrammarRequest | None:
-    """The grammar for `response_format`."""
+    """The grammar of `response_format`."""
     given = body.object("response_format").values
     kind = given.get("type", "text")
     if kind == "text":
@@ -111,7 +111,7 @@ def response_format(body: Fields) -> GrammarRequest | None:
 def usage(
     generation: Generation, completion_tokens: int, clock: Clock, benchmark: bool, reasoning_tokens: int = 0
 ) -> dict[str, Any]:
-    """`usage`, with each step's batch size and wait where the benchmark's client wants them."""
+    """`usage`, with each step's batch size and queue time if the benchmark client's mode is on."""
     counts = generation.usage
     value: dict[str, Any] = {
         "prompt_tokens": counts.prompt_tokens,

@@ -1,4 +1,4 @@
-"""MindIE's sampling rules and texts, common to its rows: what is sampled, where it stops, what a prompt may be."""
+"""MindIE's sampling rules and error texts, shared by its endpoints: sampling, stop conditions, prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_STOP_STRINGS, MAX_STOP_LENGTH, MAX_STOP_TOTAL = 1024, 1024, 32768
 
 @dataclass(slots=True)
 class Sampling:
-    """An endpoint's parameters. None: not given."""
+    """The sampling parameters of a request. None: not given."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -35,14 +35,16 @@ class Sampling:
     ignore_eos: bool = False
 
     def sampled(self, sequences: int) -> bool:
-        """Whether tokens are drawn: `do_sample` decides, else any of the three, unless the temperature is 0."""
+        """Whether tokens are sampled: `do_sample` decides, else whether any of the three parameters is set, unless
+        the temperature is 0.
+        """
         if self.temperature == 0 or self.do_sample is False:
             return False
         named = (self.temperature, self.top_k, self.top_p)
         return bool(self.do_sample) or any(value is not None for value in named) or sequences > 1
 
     def overrides(self, sequences: int, vocab_size: int, logprobs: int | None) -> SamplingOverrides:
-        """For the engine; nothing of the model's own generation_config."""
+        """The engine's sampling parameters; the model's generation_config is not used."""
         sampled = self.sampled(sequences)
         temperature = 0.0
         if sampled:
@@ -64,7 +66,7 @@ class Sampling:
 
 
 def stop_strings(fields: Fields, longest: int | None = MAX_STOP_LENGTH) -> list[str]:
-    """`stop`: a text or a list of texts. `longest` limits a text that stands alone."""
+    """`stop`: a string or a list of strings. `longest` limits a string that is not in a list."""
     value = fields.get("stop")
     if value is None:
         return []
@@ -84,7 +86,7 @@ def stop_strings(fields: Fields, longest: int | None = MAX_STOP_LENGTH) -> list[
 
 
 def stop_token_ids(fields: Fields) -> list[int]:
-    """`stop_token_ids`; ids that no model has are dropped later."""
+    """`stop_token_ids`; ids outside the vocabulary are dropped later."""
     value = fields.get("stop_token_ids")
     if value is None:
         return []
@@ -96,12 +98,12 @@ def stop_token_ids(fields: Fields) -> list[int]:
 
 
 def utf16_length(text: str) -> int:
-    """Characters as MindIE counts them."""
+    """The length in UTF-16 units, as MindIE counts characters."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def text_of(value: Any, name: str, settings: MindieSettings, wrong: str, empty_list: str) -> str:
-    """A text, or a list of parts of which the texts are joined; `wrong` and `empty_list` are the row's refusals."""
+    """A text, or a list of parts whose texts are joined; `wrong` and `empty_list` are the endpoint's errors."""
     if isinstance(value, list):
         if not value:
             raise invalid(empty_list)
@@ -115,7 +117,7 @@ def text_of(value: Any, name: str, settings: MindieSettings, wrong: str, empty_l
 
 
 def part_text(part: Any, name: str) -> str:
-    """The text of one part; images, video and audio are nothing that a text model takes."""
+    """The text of one part; a text model refuses images, video and audio."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind != "text":
         raise invalid(f"{name}: parts of type {str(kind)[:40]} are not supported by this model.")
@@ -134,7 +136,10 @@ def sequences_of(
     prefill_batch: int,
     beams: bool = False,
 ) -> int:
-    """How many sequences to make, from `n` and `best_of`; refused in the words of vLLM's row. Beams need no sampling."""
+    """The number of sequences to generate, from `n` and `best_of`, with the error texts of vLLM's endpoint.
+
+    Beam search needs no sampling.
+    """
     wanted = best_of if best_of is not None else (n or 1)
     if best_of is not None and best_of < (n or 1):
         raise invalid("best_of must be greater than or equal to n")

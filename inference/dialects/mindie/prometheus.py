@@ -1,4 +1,6 @@
-"""GET /metrics of the metrics plane: MindIE's names, which have no prefix, for requests through its own planes."""
+"""GET /metrics of the metrics plane: MindIE's metric names, which have no prefix, for requests through its own
+planes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ E2E_S = (1, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
 TOKENS = (10, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 16000, 20000, 32000, 50000, 64000, 128000)
 LABELS = ["model_name"]
 CREATED = re.compile(r"(?:# (?:HELP|TYPE) )?\w+_created\b")
-"""Series that prometheus_client adds and MindIE has not."""
+"""Series that prometheus_client adds but MindIE does not have."""
 
 COUNTERS = {
     "request_received": "Count of received requests.",
@@ -52,7 +54,10 @@ HISTOGRAMS = {
 
 
 class MindieMetrics:
-    """An observer of generations, and the page. All series have the label `model_name`, several joined by " & "."""
+    """An observer of generations that renders the metrics page.
+
+    All series have the label `model_name`; several names are joined by " & ".
+    """
 
     def __init__(self, router: EngineRouter) -> None:
         self._router, self._registry = router, CollectorRegistry()
@@ -69,20 +74,20 @@ class MindieMetrics:
         return " & ".join(target.entry.name for target in self._router.targets)
 
     def received(self) -> None:
-        """An inference request came in."""
+        """Count a received request."""
         self._received += 1
         self._counters["request_received"].labels(self._model_name).inc()
 
     def failed(self) -> None:
-        """It was answered with an error."""
+        """Count a failed request."""
         self._failed += 1
         self._counters["request_failed"].labels(self._model_name).inc()
 
     def started(self, generation: Generation) -> None:
-        """It goes to an engine."""
+        """Count a request sent to an engine."""
 
     def finished(self, generation: Generation, finish: str, token_times: list[float], preemptions: int) -> None:
-        """A generation of ours ended."""
+        """Record a finished generation of MindIE's dialects."""
         if generation.dialect != "mindie" or not token_times:
             return
         name, timings = self._model_name, generation.timings
@@ -110,7 +115,7 @@ class MindieMetrics:
         for gauge, value in self._gauge_values(stats).items():
             self._gauges[gauge].labels(name).set(value)
         for metric in (*self._counters.values(), *self._histograms.values()):
-            metric.labels(name)  # so that every series is there from the start
+            metric.labels(name)  # so that every series exists from the start
         lines = generate_latest(self._registry).decode().splitlines(keepends=True)
         return "".join(line for line in lines if not CREATED.match(line)).encode()
 

@@ -1,4 +1,4 @@
-"""The model and service queries of the service plane; they look at no health and always answer."""
+"""The model and service queries of the service plane; they respond whether or not workers are healthy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_UTF16 = "Failed to check the input text.Can't convert string to UTF-16."
 
 
 async def list_models(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """GET /v1/models: the one page that is indented, its keys in alphabetical order."""
+    """GET /v1/models: indented, with keys in alphabetical order, unlike all other pages."""
     data = []
     for target in state.router.targets:
         name = target.entry.name
@@ -37,7 +37,7 @@ async def list_models(exchange: Exchange, services: Services, state: MindieState
 
 
 def _card(name: str, parent: str, root: str) -> dict[str, Any]:
-    """`root` is a registered name, never a path of the server."""
+    """A model card; `root` is a registered name, never a path of the server."""
     return {"id": name, "object": "model", "owned_by": OWNER, "parent": parent, "root": root}
 
 
@@ -100,7 +100,7 @@ async def config(exchange: Exchange, services: Services, state: MindieState) -> 
 
 
 async def tokenizer(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """POST /v1/tokenizer: how many tokens a text has, and their texts; neither stopping nor health matters."""
+    """POST /v1/tokenizer: the number of tokens of a text, and their texts; also while the server drains."""
     body = await body_of(exchange, state, "Req body converts to json fail.")
     text = body.get("inputs")
     if not isinstance(text, str) or not text:
@@ -114,7 +114,7 @@ async def tokenizer(exchange: Exchange, services: Services, state: MindieState) 
     except UnicodeEncodeError as error:
         raise invalid(NOT_UTF16) from error
     model = state.router.resolve(None).tokenizer
-    # A server that drains still counts tokens.
+    # A draining server still counts tokens.
     with nullcontext() if services.admission.draining else services.admission.permit(exchange.tenant):
         ids = await model.encode(TextPrompt(text))
         pieces = [] if body.get("do_decode") is False else await beside(model.pieces, ids)
@@ -122,12 +122,12 @@ async def tokenizer(exchange: Exchange, services: Services, state: MindieState) 
 
 
 async def decode_results(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """GET /dresult: a decode node's stream of results; this server is none."""
+    """GET /dresult: the result stream of a decode node, which this server is not."""
     raise MindieError(400, "Non DMI does not support dresult request")
 
 
 def path_target(exchange: Exchange, state: MindieState) -> Target:
-    """The deployment that the path names."""
+    """The deployment named in the path."""
     target = state.named(exchange.parameters["model"])
     if target is None:
         raise model_not_found(exchange.parameters["model"])

@@ -77,7 +77,7 @@ def management_routes(state: MindieState) -> tuple[Route, ...]:
     routes.get("/v2/health/ready", health.live, "Check whether the service is ready")
     routes.get(f"{MODEL}/ready", health.model_ready, "Check whether a model is ready")
     routes.get("/health", health.health, "Check whether the service is healthy")
-    # These two compute a token, and /stopService ends the service, although their method is GET.
+    # The first two generate a token, and /stopService stops the service, although their method is GET.
     routes.get("/health/timed", health.timed, "Generate one token within 10 seconds", changes=True)
     routes.get("/health/timed{wait}", health.timed, "Generate one token within the given seconds", changes=True)
     routes.get("/info", management.info, "List the models and the limits")
@@ -97,29 +97,29 @@ def management_routes(state: MindieState) -> tuple[Route, ...]:
 
 
 def metrics_routes(state: MindieState) -> tuple[Route, ...]:
-    """The metrics alone."""
+    """The metrics page."""
     routes = _Routes(state, "metrics")
     routes.get("/metrics", management.metrics, "List the metrics in the Prometheus format")
     return tuple(routes.made)
 
 
 class _Routes:
-    """Makes a plane's routes; a path with a model also exists with a version, which makes no difference."""
+    """Builds a plane's routes; a path with a model also exists with a version, which is ignored."""
 
     def __init__(self, state: MindieState, scope: str) -> None:
         self._state, self._scope = state, scope
         self.made: list[Route] = []
 
     def get(self, path: str, handler: MindieHandler, summary: str, changes: bool = False) -> None:
-        """A query."""
+        """Add a GET route."""
         self._make("GET", path, handler, summary, changes=changes)
 
     def post(self, path: str, handler: MindieHandler, summary: str) -> None:
-        """A request that takes no place."""
+        """Add a POST route that needs no permit."""
         self._make("POST", path, handler, summary)
 
     def infer(self, path: str, handler: MindieHandler, summary: str) -> None:
-        """An inference, which takes a place; the metrics count those that find none."""
+        """Add an inference route, which needs a permit; requests refused without one are counted."""
         self._make("POST", path, handler, summary, needs_permit=True, refused=self._count_refusal)
 
     def _make(self, method: str, path: str, handler: MindieHandler, summary: str, **fields: Any) -> None:
@@ -141,5 +141,5 @@ def _render(error: ServingError) -> Response:
 
 
 def answer_headers(path: str, request_id: str) -> Headers:
-    """Every answer has an id of its own."""
+    """Headers with an id that is different for every response."""
     return [(b"RequestUUID", secrets.token_hex(16).encode())]

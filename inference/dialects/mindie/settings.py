@@ -1,4 +1,4 @@
-"""What handlers read of MindIE's config.json and environment, with MindIE's defaults. It reads no file."""
+"""MindIE's config.json settings that affect the protocol, with MindIE's defaults. It reads no file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MindieSettings:
-    """One field for each key, in its words; times are seconds, sizes MiB. None: what the deployment has."""
+    """One field for each key, under its own name; times are seconds, sizes MiB. None: the deployment's value."""
 
     open_ai_support: str = "vllm"
     full_text_enabled: bool = False
@@ -24,7 +24,7 @@ class MindieSettings:
     max_iter_times: int | None = None
     max_input_token_len: int | None = None
     truncation: int = 0
-    """0 refuses prompts that are too long, 1 cuts their left side, -1 their right."""
+    """0 refuses prompts that are too long, 1 truncates them on the left, -1 on the right."""
     max_batch_size: int | None = None
     max_prefill_batch_size: int | None = None
     max_prefill_tokens: int | None = None
@@ -39,26 +39,26 @@ class MindieSettings:
     metrics_enabled: bool = False
     """MIES_SERVICE_MONITOR_MODE."""
     benchmark_enabled: bool = False
-    """MINDIE_LLM_BENCHMARK_ENABLE: batch sizes and waits in `usage`, times beside it."""
+    """MINDIE_LLM_BENCHMARK_ENABLE: adds batch sizes and queue times to `usage`, and step times."""
     async_scheduling: bool = False
-    """MINDIE_ASYNC_SCHEDULING_ENABLE: more than one sequence for a prompt is refused."""
+    """MINDIE_ASYNC_SCHEDULING_ENABLE: more than one sequence per prompt is refused."""
     average_window: int = 1000
-    """DYNAMIC_AVERAGE_WINDOW_SIZE: completed requests that /metrics-json looks back on."""
+    """DYNAMIC_AVERAGE_WINDOW_SIZE: the number of completed requests in the means of /metrics-json."""
 
     @property
     def max_request_bytes(self) -> int:
-        """Longest body, and longest text in UTF-16 units."""
+        """The largest body in bytes, and the longest text in UTF-16 units."""
         return self.max_request_length_mib * MEBIBYTE
 
     @property
     def vllm_flavour(self) -> bool:
-        """Whether /v1/chat/completions takes vLLM's ranges; else OpenAI's own."""
+        """Whether /v1/chat/completions uses vLLM's ranges instead of OpenAI's."""
         return self.open_ai_support == "vllm"
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The numbers that MindIE reports of a model: the settings' where they are set, else the worker's own."""
+    """Capacity figures that MindIE reports for a model: the settings' values if set, else the worker's."""
 
     max_seq_len: int
     max_input_token_len: int
@@ -71,7 +71,7 @@ class Capacity:
 
     @classmethod
     def of(cls, settings: MindieSettings, info: ModelInfo) -> Capacity:
-        """Of one deployment."""
+        """The capacity of one deployment."""
         batch = min(settings.max_batch_size or info.max_num_seqs, info.max_num_seqs)
         length = info.max_model_len
         return cls(

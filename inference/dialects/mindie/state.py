@@ -1,4 +1,4 @@
-"""What the routes of the three planes share while the server runs: the settings, what is running, what was measured."""
+"""State shared by MindIE's three planes: settings, running requests, metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class MindieState:
-    """`terminate(force_after_s)` ends the server: None drains it, a number kills it after so many seconds."""
+    """`terminate(force_after_s)` stops the server: None drains, a number kills it after that many seconds."""
 
     settings: MindieSettings
     router: EngineRouter
@@ -30,7 +30,7 @@ class MindieState:
     running: RunningRequests = field(default_factory=RunningRequests)
     stopping: bool = False
     drain: asyncio.Task[None] | None = None
-    """What waits for the last request and then ends the server."""
+    """The task that waits for the last request and then stops the server."""
     latency: LatencyWindow = field(init=False)
     metrics: MindieMetrics = field(init=False)
     _count: int = 0
@@ -40,11 +40,11 @@ class MindieState:
         self.metrics = MindieMetrics(self.router)
 
     def capacity(self, target: Target) -> Capacity:
-        """The numbers of one deployment."""
+        """The capacity of one deployment."""
         return Capacity.of(self.settings, target.info)
 
     def new_id(self, exchange: Exchange) -> str:
-        """A request's internal id: the caller's `req-id`, else the next number."""
+        """A request's internal id: the client's `req-id`, else the next number."""
         given = (exchange.header("req-id") or "")[:1024]
         if given and given.isprintable():
             return given
@@ -52,16 +52,16 @@ class MindieState:
         return f"endpoint_common_{self._count}"
 
     def check_accepting(self, services: Services) -> None:
-        """Refuse inference while the service stops."""
+        """Raise a MindieError (503) while the service stops."""
         if self.stopping or services.admission.draining:
             raise MindieError(503, STOPPED)
 
     def named(self, name: str) -> Target | None:
-        """The deployment whose name, or whose model's name, this is exactly."""
+        """The deployment with exactly this name, or whose model has it."""
         return next((t for t in self.router.targets if name in (t.entry.name, t.entry.model)), None)
 
     def lenient(self, adapter: str | None) -> Target:
-        """The default deployment with this adapter; without one where it has none of that name, as MindIE does."""
+        """The default deployment with this adapter; the base model if the adapter is unknown, as in MindIE."""
         target = self.router.resolve(None)
         found = None if adapter is None else target.entry.adapter(adapter)
         return target if found is None else replace(target, adapter=found)

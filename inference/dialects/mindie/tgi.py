@@ -36,7 +36,7 @@ async def generate_stream(exchange: Exchange, services: Services, state: MindieS
 
 
 async def compat(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """POST /: a stream if asked for, else a list of one answer."""
+    """POST /: a stream if requested, else a list with one result."""
     with counted(exchange, services, state):
         body = await body_of(exchange, state, "Failed to parse context to json body")
         stream = body.get("stream")
@@ -46,7 +46,7 @@ async def compat(exchange: Exchange, services: Services, state: MindieState) -> 
 
 
 async def generate(exchange: Exchange, services: Services, state: MindieState, body: dict[str, Any]) -> None:
-    """POST /generate, told apart from vLLM's by its body: never a stream."""
+    """POST /generate with TGI's body (`inputs`): never a stream."""
     await _run(exchange, services, state, body, stream=False, as_list=False)
 
 
@@ -60,7 +60,7 @@ async def _run(
 
 
 def _parse(body: Fields, prompt: str, state: MindieState, stream: bool, as_list: bool) -> InferenceRequest:
-    """The parameters in the order in which MindIE looks at them."""
+    """Parse the parameters in MindIE's order, which decides which error is reported."""
     given = body.object("parameters")
     sampling = Sampling(stop=stop_strings(given))
     sampling.temperature = given.positive_temperature()
@@ -100,7 +100,7 @@ def _parse(body: Fields, prompt: str, state: MindieState, stream: bool, as_list:
 
 
 class TgiReply(Reply):
-    """One sequence in this dialect's terms: ids without texts or log-probabilities."""
+    """One sequence in this dialect's format: ids without texts or log-probabilities."""
 
     def __init__(
         self, generation: Generation, before: str, *, details: bool, prefill: bool, as_list: bool, cumulative: bool
@@ -112,7 +112,7 @@ class TgiReply(Reply):
         self._finish = ""
 
     def chunks(self, delta: Delta) -> list[bytes]:
-        """One frame; the last has the whole text."""
+        """One frame; the last one has the whole text."""
         self.add(delta)
         ended = delta.finish_reason is not None
         text = "".join(self._texts) if self._cumulative else delta.text
@@ -127,14 +127,13 @@ class TgiReply(Reply):
         ]
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
         self._texts.append(delta.text)
         self._ids += delta.token_ids
         if delta.finish_reason is not None:
             self._finish = finish_reason(delta)
 
     def whole(self) -> Response:
-        """`generated_text`, behind its details where those are asked for."""
+        """`generated_text`, after `details` if requested."""
         value: dict[str, Any] = {}
         if self._details or self._prefill:
             details = self._stream_details()

@@ -37,7 +37,7 @@ NO_LIST = "Parameter text_input arr is empty"
 
 
 async def infer(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """Token ids in a tensor, token ids back."""
+    """POST .../infer: token ids in and out, as tensors."""
     with counted(exchange, services, state):
         target, body = await _begin(exchange, services, state)
         request_id = _request_id(body)
@@ -56,17 +56,19 @@ async def infer(exchange: Exchange, services: Services, state: MindieState) -> N
 
 
 async def generate(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """Text in, text out."""
+    """POST .../generate: text in, text out."""
     await _text(exchange, services, state, stream=False)
 
 
 async def generate_stream(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """Text in, frames out."""
+    """POST .../generate_stream: text in, frames out."""
     await _text(exchange, services, state, stream=True)
 
 
 async def stop(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """End a running request, which is then answered with what it has; the answer here is the body itself."""
+    """POST .../stopInfer: stop a running request, which is answered with its output so far; this response repeats the
+    body.
+    """
     _target(exchange, state)
     body = await body_of(exchange, state, "Failed to parse context to json body.")
     given = body.get("id")
@@ -100,7 +102,7 @@ async def _text(exchange: Exchange, services: Services, state: MindieState, stre
 
 
 async def _begin(exchange: Exchange, services: Services, state: MindieState) -> tuple[Target, dict[str, Any]]:
-    """The model comes first, then the body, then whether the service still accepts anything."""
+    """Check the model, then the body, then whether the service still accepts requests."""
     target = _target(exchange, state)
     body = await body_of(exchange, state)
     state.check_accepting(services)
@@ -122,7 +124,7 @@ def _request_id(body: dict[str, Any]) -> str | None:
 
 
 def _tensor(body: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
-    """The token ids of the one input, and the parameters that stand with it."""
+    """The token ids of the one input, and its parameters."""
     inputs = body.get("inputs")
     if not isinstance(inputs, list):
         raise invalid("Req should contain 'inputs' and the type should be array.")
@@ -170,7 +172,7 @@ def _parse(
     request_id: str | None,
     typical: bool = True,
 ) -> InferenceRequest:
-    """The parameters in the order in which MindIE looks at them; `reply_of` takes `details`."""
+    """Parse the parameters in MindIE's order, which decides which error is reported; `reply_of` takes `details`."""
     sampling = Sampling(temperature=given.positive_temperature())
     sampling.top_k = given.integer("top_k", 0)
     sampling.top_p = given.top_p(open_high=False)
@@ -199,28 +201,27 @@ def _parse(
 
 
 class TokenReply(Reply):
-    """The generated ids, the end token included, as one tensor."""
+    """The generated ids, including the end token, as one tensor."""
 
     def __init__(self, request_id: str, output: str) -> None:
         self._request_id, self._output = request_id, output
         self._ids: list[int] = []
 
     def chunks(self, delta: Delta) -> list[bytes]:
-        """Never: the row is not streamed."""
+        """Not used: the endpoint does not stream."""
         return []
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
         self._ids += delta.token_ids
 
     def whole(self) -> Response:
-        """The one output."""
+        """The one output tensor."""
         tensor = {"name": self._output, "shape": [1, len(self._ids)], "datatype": "UINT32", "data": self._ids}
         return json_response({"id": self._request_id, "outputs": [tensor]})
 
 
 class TextReply(Reply):
-    """One sequence as text; the prompt is never part of it."""
+    """One sequence as text, without the prompt."""
 
     def __init__(self, clock: Clock, request_id: str, model: str, details: bool, cumulative: bool) -> None:
         self._clock, self._details, self._cumulative = clock, details, cumulative
@@ -230,7 +231,7 @@ class TextReply(Reply):
         self._finish: str | None = None
 
     def chunks(self, delta: Delta) -> list[bytes]:
-        """One frame, without a space behind `data:`."""
+        """One frame, without a space after `data:`."""
         self.add(delta)
         text = "".join(self._texts) if self._cumulative else delta.text
         frame: dict[str, Any] = {**self._head, "text_output": text}
@@ -241,7 +242,6 @@ class TextReply(Reply):
         return [b"data:" + msgspec.json.encode(frame) + b"\n\n"]
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
         self._texts.append(delta.text)
         self._count += len(delta.token_ids)
         if delta.finish_reason is not None:

@@ -1,4 +1,4 @@
-"""MindIE's vLLM dialect, POST /generate with `prompt`; and which dialect a POST /generate is in at all."""
+"""MindIE's vLLM dialect, POST /generate with `prompt`; also selects the dialect of a POST /generate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_LIST = "Prompt arr is empty"
 
 
 async def generate(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """POST /generate: `prompt` is vLLM's, `inputs` TGI's, in this order."""
+    """POST /generate: a body with `prompt` is vLLM's, else one with `inputs` is TGI's."""
     with counted(exchange, services, state):
         body = await body_of(exchange, state, NEITHER)
         if body.get("prompt") is not None:
@@ -51,7 +51,7 @@ async def _run(exchange: Exchange, services: Services, state: MindieState, body:
 
 
 def _parse(body: Fields, prompt: str, state: MindieState) -> InferenceRequest:
-    """The parameters in the order in which MindIE looks at them."""
+    """Parse the parameters in MindIE's order, which decides which error is reported."""
     sampling = Sampling(ignore_eos=bool(body.boolean("ignore_eos")))
     sampling.stop = stop_strings(body, longest=None)
     sampling.stop_token_ids = stop_token_ids(body)
@@ -93,7 +93,7 @@ def _parse(body: Fields, prompt: str, state: MindieState) -> InferenceRequest:
 
 
 def _prefix(prompt: Any) -> str:
-    """What stands before every completion: the prompt, or the first text of a list, and one space."""
+    """The text before every completion: the prompt, or the first text of a list, and one space."""
     if isinstance(prompt, list):
         prompt = next((part["text"] for part in prompt if isinstance(part, dict) and part.get("type") == "text"), "")
     return f"{prompt} "
@@ -115,7 +115,6 @@ class VllmReply(Reply):
         return [msgspec.json.encode({"text": self._texts if self._cumulative else slots}) + b"\0"]
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
         self._texts[delta.index] += delta.text
         self._logprobs[delta.index] += sum(token.logprob for token in delta.logprobs or [])
 

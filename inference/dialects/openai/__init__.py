@@ -1,1 +1,1 @@
-"""OpenAI's API as vLLM serves it: models, completions, chat completions."""
+"""OpenAI's API as vLLM serves it: models, completions, chat completions, responses, embeddings."""

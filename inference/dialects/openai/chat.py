@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: messages through the model's own template, answers whole or streamed."""
+"""POST /v1/chat/completions: messages rendered by the model's chat template, responses whole or streamed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def create(exchange: Exchange, services: Services) -> None:
 
 
 async def parse(body: ChatCompletionRequest, exchange: Exchange, services: Services) -> GenerationRequest:
-    """The body checked, in the internal form."""
+    """Validate the body and prepare the generation."""
     grammar = await exchange.work(check, body, services.limits)
     target = services.router.resolve(body.model)
     return await exchange.work(_request, body, target, grammar)
@@ -63,14 +63,15 @@ def _request(body: ChatCompletionRequest, target: Target, grammar: GrammarReques
         target.info.max_model_len,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         grammar=grammar,
-        # With the special tokens the mark of a tool call would be lost.
+        # Skipping special tokens would lose the tag of a tool call.
         skip_special_tokens=not (may_call(body.tools, body.tool_choice) and target.tokenizer.tool_mark_is_special),
     )
 
 
 def check(body: ChatCompletionRequest, limits: Limits) -> GrammarRequest | None:
-    """The rules of this route beside the common ones. Returns the grammar of the answer: a forced tool call's, else the
-    one that the body asks for.
+    """Checks specific to this route.
+
+    Returns the grammar of the response: a forced tool call's, else the body's.
     """
     grammar = schema.check(body, limits)
     check_range("max_tokens", body.max_tokens, 1, 1 << 31)
@@ -90,7 +91,9 @@ def check(body: ChatCompletionRequest, limits: Limits) -> GrammarRequest | None:
 
 
 def parse_prompt(body: ChatCompletionRequest) -> ChatPrompt:
-    """Messages checked and their text parts joined; every other field of a message goes to the template as it is."""
+    """Check the messages and join their text parts; all other fields of a message are passed to the template
+    unchanged.
+    """
     messages = parse_messages(body.messages)
     arguments = template_arguments(body.chat_template_kwargs)
     if body.tools:
@@ -110,7 +113,7 @@ def parse_prompt(body: ChatCompletionRequest) -> ChatPrompt:
 
 
 class ChatReply(Reply):
-    """One chat request's answer."""
+    """The response to one chat request."""
 
     def __init__(
         self, body: ChatCompletionRequest, generation: Generation, exchange: Exchange, fingerprint: str
@@ -125,7 +128,7 @@ class ChatReply(Reply):
 
     def chunks(self, delta: Delta) -> Iterable[bytes]:
         """Role chunks first, then content chunks."""
-        if not self._begun:  # not earlier: what fails before the first token is still an ordinary answer
+        if not self._begun:  # not earlier: an error before the first token is still an ordinary response
             self._begun = True
             for index in range(self.generation.request.n):
                 yield event(self._role_chunk(index))
@@ -146,16 +149,15 @@ class ChatReply(Reply):
         yield event(self._chunk([choice]))
 
     def last_chunks(self) -> Iterable[bytes]:
-        """Usage, if asked for."""
+        """Usage, if requested."""
         if self.body.include_usage:
             yield event(self._chunk([], usage=self._usage()))
 
     def add(self, delta: Delta) -> None:
-        """Keep the delta; the message is made of all of them at once."""
+        """Keep the delta; the message is built from all deltas at once."""
         self._deltas[delta.index].append(delta)
 
     def whole(self) -> Response:
-        """The complete answer."""
         asked = self.body.prompt_logprobs is not None
         value = {
             "id": self.id,
@@ -208,7 +210,7 @@ class ChatReply(Reply):
         return self.texts.chat(delta.logprobs, (self.body.top_logprobs or 0) if named is None else len(named))
 
     def _echoed(self) -> str:
-        """`echo` repeats the last message where the answer continues it."""
+        """`echo` repeats the last message if the response continues it."""
         prompt = self.generation.request.prompt
         if not self.body.echo or not isinstance(prompt, ChatPrompt) or prompt.messages[-1]["role"] != "assistant":
             return ""

@@ -49,7 +49,7 @@ async def create(exchange: Exchange, services: Services) -> None:
 
 
 async def _parse(body: CompletionRequest, exchange: Exchange, services: Services) -> list[GenerationRequest]:
-    """A request for each prompt."""
+    """One GenerationRequest for each prompt."""
     grammar = await exchange.work(check, body, services.limits)
     prompts = await exchange.work(parse_prompts, body, services.limits)
     target = services.router.resolve(body.model)
@@ -74,7 +74,10 @@ async def _parse(body: CompletionRequest, exchange: Exchange, services: Services
 
 
 def check(body: CompletionRequest, limits: Limits) -> GrammarRequest | None:
-    """The rules of this route beside the common ones. Returns the grammar that the body asks for."""
+    """Checks specific to this route.
+
+    Returns the grammar of the body.
+    """
     grammar = schema.check(body, limits)
     check_range("max_tokens", body.max_tokens, 0 if body.echo else 1, 1 << 31)
     check_range("logprobs", body.logprobs, 0, limits.max_logprobs)
@@ -97,7 +100,7 @@ def parse_prompts(body: CompletionRequest, limits: Limits) -> list[Prompt]:
 
 
 class Choice:
-    """One sequence as it grows."""
+    """The state of one sequence."""
 
     def __init__(self, completion: CompletionReply, generation: Generation, index: int) -> None:
         self.completion, self.generation, self.index = completion, generation, index
@@ -105,7 +108,7 @@ class Choice:
         self.started = False
 
     def part(self, delta: Delta) -> dict[str, Any]:
-        """The choice's fields for what `delta` adds, the echoed prompt before the first."""
+        """The choice's fields for `delta`; the first one includes the echoed prompt."""
         body, generation = self.completion.body, self.generation
         text, entries = delta.text, self._entries(delta)
         if body.max_tokens == 0:
@@ -163,14 +166,14 @@ class CompletionReply(Reply):
         self._deltas: dict[tuple[int, int], list[Delta]] = {}
 
     def prompt_text(self, generation: Generation) -> str:
-        """What `echo` puts before the completion: the prompt as sent, or the text of its ids."""
+        """The text that `echo` puts before the completion: the prompt as sent, or the text of its ids."""
         prompt = generation.request.prompt
         if isinstance(prompt, TextPrompt):
             return prompt.text
         return generation.target.tokenizer.decode(generation.prompt_token_ids)
 
     def chunks(self, delta: Delta) -> Iterable[bytes]:
-        """One chunk for each delta, as soon as an echoed prompt is known."""
+        """One chunk for each delta; held until an echoed prompt's log-probabilities are known."""
         self._held.append(delta)
         if not self._echo_known():
             return
@@ -182,16 +185,15 @@ class CompletionReply(Reply):
             yield event(chunk)
 
     def last_chunks(self) -> Iterable[bytes]:
-        """Usage, if asked for."""
+        """Usage, if requested."""
         if self.body.include_usage:
             yield event({**self.head, "choices": [], "usage": self._usage()})
 
     def add(self, delta: Delta) -> None:
-        """Keep the delta; choices are made of all of them at once."""
+        """Keep the delta; choices are built from all deltas at once."""
         self._deltas.setdefault((delta.prompt, delta.index), []).append(delta)
 
     def whole(self) -> Response:
-        """The complete answer."""
         sequences = self._best({key: joined(self._deltas[key]) for key in sorted(self._deltas)})
         choices = encoded((self._choice(index, sequence) for index, sequence in enumerate(sequences)), 1)
         nulls = {"service_tier": None, "system_fingerprint": self.fingerprint, "kv_transfer_params": None}
@@ -217,7 +219,7 @@ class CompletionReply(Reply):
         return best
 
     def _echo_known(self) -> bool:
-        """Whether the prompts' log-probabilities, which come with each first sequence, are complete where needed."""
+        """Whether the prompt log-probabilities needed for `echo` have arrived."""
         if not self.body.echo or self.body.logprobs is None:
             return True
         return all(len(g.prompt_logprobs) >= len(g.prompt_token_ids) - 1 for g in self.generations)

@@ -1,4 +1,4 @@
-"""OpenAI's API as vLLM serves it: the declaration and its routes."""
+"""The declaration of OpenAI's dialect as vLLM serves it, and its routes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 async def _json_only(handler: Handler, exchange: Exchange, services: Services) -> None:
-    """VLLM takes no body that says it is something else; one that says nothing is taken."""
+    """Refuse bodies with a Content-Type other than JSON, as vLLM does; a missing one is accepted."""
     kind = (exchange.header("content-type") or "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise MalformedBody("Unsupported Media Type: Only 'application/json' is allowed")
@@ -33,7 +33,7 @@ def _post(path: str, handler: Handler, summary: str, body: type) -> Route:
 
 
 def _invoke(key: str, handler: Handler, body: type) -> Route:
-    """SageMaker's one path for all bodies, which differ by their keys."""
+    """POST /invocations (SageMaker): dispatch by the body's keys."""
     return Route(
         "POST",
         "/invocations",

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 INLINE_NUMBERS = 1 << 14
 DTYPES = ("float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 ENDIANNESS = {"native": "<", "little": "<", "big": ">"}
-"""The machines that this runs on are little-endian; what "native" means is said in the documentation."""
+"""All supported machines are little-endian; the documentation says what "native" means."""
 
 
 class EmbeddingsRequest(msgspec.Struct):
-    """POST /v1/embeddings. `messages` instead of `input` goes through the chat template."""
+    """POST /v1/embeddings. `messages` instead of `input` are rendered by the chat template."""
 
     model: str | None = None
     input: Annotated[Any, msgspec.Meta(extra_json_schema={"anyOf": PROMPT_FORMS})] = None
@@ -53,7 +53,7 @@ class EmbeddingsRequest(msgspec.Struct):
 
 
 async def create(exchange: Exchange, services: Services) -> None:
-    """The route's handler."""
+    """Handle POST /v1/embeddings."""
     with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), EmbeddingsRequest)
         write = _writer(body)
@@ -99,7 +99,7 @@ def parse_inputs(body: EmbeddingsRequest, limit: int) -> list[Prompt]:
     if body.messages is not None:
         if body.input is not None:
             raise InvalidRequest("Only one of `input` and `messages` can be given.", "messages")
-        # A template writes the special tokens itself.
+        # The chat template writes the special tokens itself.
         return [ChatPrompt(parse_messages(body.messages), False, False, bool(body.add_special_tokens),
                            template_arguments(body.chat_template_kwargs))]  # fmt: skip
     if is_empty(body.input):
@@ -108,7 +108,7 @@ def parse_inputs(body: EmbeddingsRequest, limit: int) -> list[Prompt]:
 
 
 def _writer(body: EmbeddingsRequest) -> Callable[[np.ndarray], Any]:
-    """How a vector is written into the answer."""
+    """A function that encodes a vector for the response."""
     form, dtype = body.encoding_format or "float", body.embed_dtype or "float32"
     if form not in ("float", "base64"):
         raise InvalidRequest(f"encoding_format must be 'float' or 'base64', got {form[:40]!r}.", "encoding_format")
@@ -123,7 +123,7 @@ def _writer(body: EmbeddingsRequest) -> Callable[[np.ndarray], Any]:
         return lambda vector: vector.tolist()
 
     def write(vector: np.ndarray) -> str:
-        if dtype == "bfloat16":  # the upper half of a float32, rounded to the nearest, ties to even
+        if dtype == "bfloat16":  # the upper half of a float32, rounded to nearest, ties to even
             bits = vector.view(np.uint32)
             raw = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(f"{order}u2")
         else:

@@ -1,4 +1,4 @@
-"""The engine's load in the ORCA header that vLLM sends to those who ask for it."""
+"""The engine's load in the ORCA header that vLLM sends on request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load_headers(exchange: Exchange, target: Target) -> Headers:
-    """`endpoint-load-metrics` where `endpoint-load-metrics-format` names a format, else nothing."""
+    """`endpoint-load-metrics` if `endpoint-load-metrics-format` names a format, else nothing."""
     form = (exchange.header("endpoint-load-metrics-format") or "").upper()
     if form not in ("TEXT", "JSON"):
         return []

@@ -1,4 +1,4 @@
-"""The assistant's message of one choice as it grows: reasoning, content and tool calls told apart."""
+"""The assistant's message of one choice, split into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 class Message:
-    """One choice's text in; the keys of a delta, and of the whole message, out."""
+    """Builds the deltas and the final message of one choice."""
 
     def __init__(self, body: ChatCompletionRequest, generation: Generation) -> None:
         tokenizer = generation.target.tokenizer
@@ -32,7 +32,7 @@ class Message:
         self._calls: list[dict[str, Any]] = []
 
     def delta(self, text: str, ended: bool) -> dict[str, Any]:
-        """What this text brings, in a delta's keys; empty where nothing is certain yet."""
+        """The delta for this text; empty while undecided."""
         if self._parser.plain:
             self._content.append(text)
             return {"content": text}
@@ -56,11 +56,11 @@ class Message:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """The calls so far."""
+        """The tool calls so far."""
         return self._calls
 
     def whole(self, before: str) -> dict[str, Any]:
-        """The message when it has ended; `before` is text that it continues."""
+        """The final message; `before` is the text that it continues."""
         content, reasoning = before + "".join(self._content), self.reasoning
         message: dict[str, Any] = {
             "role": "assistant",
@@ -75,11 +75,11 @@ class Message:
         return message
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """How the choice ended: in "tool_calls" where the model chose to call something, in "stop" if it had to."""
+        """The finish reason: "tool_calls" if the model chose to call a tool, "stop" if `tool_choice` forced it."""
         return "tool_calls" if reason == "stop" and self._calls and self._named is None else reason
 
     def _call(self, part: CallPart) -> dict[str, Any] | None:
-        """A call's piece as a delta's entry; None for a call that may not be made beside the first."""
+        """The delta of a tool call's piece; None for a call after the first if parallel calls are not allowed."""
         if self._most_calls is not None and part.index >= self._most_calls:
             return None
         if part.name is None:
@@ -91,7 +91,7 @@ class Message:
         return {"index": part.index, **call, "function": dict(function)}
 
     def _new_id(self) -> str:
-        """Mistral's templates take ids of nine letters and digits alone."""
+        """Mistral's templates accept only ids of nine letters and digits."""
         if self._style == "mistral":
             return "".join(secrets.choice(ALPHANUMERIC) for _ in range(9))
         return f"chatcmpl-tool-{secrets.token_hex(16)}"

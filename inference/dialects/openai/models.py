@@ -55,7 +55,7 @@ async def list_models(exchange: Exchange, services: Services) -> None:
 
 
 async def retrieve(exchange: Exchange, services: Services) -> None:
-    """GET /v1/models/{id}; ids may hold slashes."""
+    """GET /v1/models/{id}; ids may contain slashes."""
     name = exchange.parameters["id"]
     found = next((one for t in services.router.targets for one in cards(t) if one["id"] == name), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""The four forms that `prompt` and `input` come in: a text, ids, a list of texts, a list of ids."""
+"""The four forms of `prompt` and `input`: a text, ids, a list of texts, a list of lists of ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT_FORMS = [
 
 
 def parse_forms(value: Any, field: str, limit: int, add_special_tokens: bool) -> list[Prompt]:
-    """The prompts in any of the forms, at most so many; raises InvalidRequest for `field`."""
+    """The prompts in any of the forms, at most `limit`; raises InvalidRequest for `field`."""
     items = value if isinstance(value, list) and not _is_ids(value) else [value]
     check_count(field, items, limit)
     prompts: list[Prompt] = []
@@ -33,11 +33,11 @@ def parse_forms(value: Any, field: str, limit: int, add_special_tokens: bool) ->
 
 
 def is_empty(value: Any) -> bool:
-    """Whether nothing is given, or an entry of it is empty."""
+    """Whether the value, or an entry of it, is empty."""
     if not value:
         return True
     return isinstance(value, list) and not _is_ids(value) and not all(value)
 
 
 def _is_ids(value: list[Any]) -> bool:
-    return set(map(type, value)) <= {int}  # several times as fast as a loop, and lists of ids are long
+    return set(map(type, value)) <= {int}  # several times as fast as a loop; lists of ids are long

@@ -1,4 +1,4 @@
-"""POST /v1/responses: a chat told as output items. Nothing is kept, so no response can be asked for again."""
+"""POST /v1/responses on top of chat completions. Responses are not stored."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def retrieve(exchange: Exchange, services: Services) -> None:
 
 
 class ResponseReply(Reply):
-    """One response as it grows: reasoning, then text, then function calls, each an output item."""
+    """Renders one response: reasoning, then text, then function calls, each an output item."""
 
     def __init__(self, body: ResponsesRequest, message: Message, generation: Generation, request_id: str) -> None:
         self.body, self.message, self.generation = body, message, generation
@@ -66,13 +66,12 @@ class ResponseReply(Reply):
         self._begun = self._reasoning = self._writing = False
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
         self._add(delta)
 
     def chunks(self, delta: Delta) -> Iterable[bytes]:
-        """Events of reasoning and text as they come."""
+        """Events of reasoning and text, as they arrive."""
         reasoning, text, logprobs = self._add(delta)
-        if not self._begun:  # not earlier: what fails before the first token is still an ordinary answer
+        if not self._begun:  # not earlier: an error before the first token is still an ordinary response
             self._begun = True
             yield self._event("response.created", response=self._response("in_progress", []))
             yield self._event("response.in_progress", response=self._response("in_progress", []))
@@ -89,7 +88,7 @@ class ResponseReply(Reply):
             yield self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)
 
     def last_chunks(self) -> Iterable[bytes]:
-        """The end of the text, then function calls, each whole."""
+        """The end of the text, then each function call as a whole."""
         return self._end(self._writing)
 
     def _begin_text(self) -> list[bytes]:
@@ -102,9 +101,9 @@ class ResponseReply(Reply):
         return events
 
     def _end(self, written: bool) -> list[bytes]:
-        """The events behind the last token."""
+        """The events after the last token."""
         calls, events = self._calls(), []
-        if not written and not calls:  # an answer has at least an empty text
+        if not written and not calls:  # a response has at least an empty text
             events += self._begin_text()
         elif not written and self.message.reasoning:
             events.append(self._item_event("done", 0, self._reasoning_item("completed", self.message.reasoning)))
@@ -122,7 +121,6 @@ class ResponseReply(Reply):
         return [*events, self._event(f"response.{whole['status']}", response=whole)]
 
     def whole(self) -> Response:
-        """The complete answer."""
         return json_response(self._whole())
 
     def _whole(self) -> dict[str, Any]:
@@ -143,7 +141,7 @@ class ResponseReply(Reply):
         return 1 if self.message.reasoning else 0
 
     def _add(self, delta: Delta) -> tuple[str, str, list[dict[str, Any]]]:
-        """Reasoning, text and the text's log-probabilities of a delta."""
+        """Add a delta; returns its reasoning, its text and the text's log-probabilities."""
         self.finish = delta.finish_reason or self.finish
         keys = self.message.delta(delta.text, delta.finish_reason is not None)
         reasoning, text = keys.get("reasoning", ""), keys.get("content", "")

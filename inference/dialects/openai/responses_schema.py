@@ -1,4 +1,4 @@
-"""The body of /v1/responses, and the chat request that it means."""
+"""The body of /v1/responses, and its translation to a chat request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 class ResponsesRequest(msgspec.Struct):
-    """POST /v1/responses. `store`, `metadata`, `user`, `service_tier` and `include` are accepted; nothing is kept."""
+    """POST /v1/responses. `store`, `metadata`, `user`, `service_tier` and `include` are accepted; responses are not
+    stored.
+    """
 
     input: Annotated[Any, msgspec.Meta(extra_json_schema={"anyOf": INPUT_FORMS})] = None
     model: str | None = None
@@ -91,7 +93,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
             output = item.get("output")
             text = output if isinstance(output, str) else _content(output, field)
             messages.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": text})
-        elif kind != "reasoning":  # earlier reasoning are no part of what a template takes
+        elif kind != "reasoning":  # templates do not take earlier reasoning
             raise NotServed(f"{field}: items of type {str(kind)[:40]!r} are not supported.", field)
     return messages
 
@@ -111,7 +113,7 @@ def _content(content: Any, field: str) -> str:
 
 
 def _add_call(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
-    """Calls in a row are one assistant's message."""
+    """Consecutive calls belong to one assistant message."""
     function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
     call = {"id": item.get("call_id"), "type": "function", "function": function}
     if messages and messages[-1]["role"] == "assistant" and "tool_calls" in messages[-1]:
@@ -121,7 +123,7 @@ def _add_call(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
 
 
 def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
-    """Flat here, nested in a chat."""
+    """A tool is flat here, nested in a chat request."""
     if tool.get("type") != "function":
         raise NotServed(f"tools[{index}]: only tools of type 'function' are supported.", "tools")
     function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}

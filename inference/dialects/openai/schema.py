@@ -1,7 +1,7 @@
-"""The request bodies of /v1/completions and /v1/chat/completions, and what they mean for the engine.
+"""The request bodies of /v1/completions and /v1/chat/completions, and their translation for the engine.
 
-A field that this server knows but cannot serve is refused by name; fields that nobody knows are ignored, as OpenAI's
-and vLLM's servers do. `null` is an absent value.
+A field that is known but not supported is refused by name; unknown fields are ignored, as OpenAI's and vLLM's servers
+do. `null` is an absent value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class CommonRequest(SamplingFields):
-    """The fields that both routes share. `priority` is accepted and ignored: no client goes before another."""
+    """The fields that both routes share. `priority` is accepted and ignored: no client has precedence."""
 
     model: str | None = None
     stream: bool | None = None
@@ -63,7 +63,7 @@ class CommonRequest(SamplingFields):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every chunk carries the usage so far."""
+        """Whether every chunk includes the usage so far."""
         return bool(self.include_usage and self.stream_options and self.stream_options.continuous_usage_stats)
 
 
@@ -78,7 +78,7 @@ class CompletionRequest(CommonRequest):
 
     @property
     def sequences(self) -> int:
-        """How many to make of each prompt."""
+        """The number of sequences to generate for each prompt."""
         return self.best_of or self.n or 1
 
     @property
@@ -117,8 +117,9 @@ NOT_SERVED = (
 
 
 def check(body: CommonRequest, limits: Limits) -> GrammarRequest | None:
-    """Everything that can be judged without the model; raises InvalidRequest or NotServed. Returns the grammar that the
-    body asks for.
+    """Checks that need no model; raises InvalidRequest or NotServed.
+
+    Returns the grammar of the body.
     """
     for name in NOT_SERVED:
         if getattr(body, name, None) not in (None, False, ""):
@@ -145,7 +146,7 @@ def check(body: CommonRequest, limits: Limits) -> GrammarRequest | None:
 
 
 def sampling(body: CommonRequest, logprobs: int | None, tokenizer: ModelTokenizer) -> SamplingOverrides:
-    """What the body sets of the engine's sampling parameters."""
+    """The sampling parameters that the body sets."""
     if body.logprob_token_ids is not None:
         logprobs = logprobs or 0
     overrides = sampling_overrides(body, tokenizer)
@@ -164,8 +165,9 @@ def generation_request(
     skip_special_tokens: bool = True,
     number: int = 0,
 ) -> GenerationRequest:
-    """The internal form of one prompt of this body, the answer's prompt `number`. `sequences` None means `n`; without
-    `skip_special_tokens` they are shown whatever the body says.
+    """The GenerationRequest of one prompt of this body; `number` is the prompt's index.
+
+    `sequences` None means `n`; with `skip_special_tokens` false they are included whatever the body says.
     """
     keep = body.truncate_prompt_tokens
     if keep is not None and keep > max_model_len:

@@ -1,4 +1,4 @@
-"""How this dialect streams."""
+"""The stream format of OpenAI's dialect."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class StructuredFields(Protocol):
 
 
 def grammar_of(body: StructuredFields) -> GrammarRequest | None:
-    """The grammar that the body asks for; raises InvalidRequest or NotServed."""
+    """The grammar of the body; raises InvalidRequest or NotServed."""
     found: list[GrammarRequest] = []
     if body.response_format is not None and (grammar := _response_format(body.response_format)) is not None:
         found.append(grammar)

@@ -1,4 +1,4 @@
-"""Token counts in OpenAI's shape."""
+"""Token counts in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """`usage`; the details are null, as vLLM leaves them by default."""
+    """`usage`; the details are null, as in vLLM by default."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,

@@ -1,4 +1,4 @@
-"""Text Generation Inference's router: the declaration and its routes."""
+"""The declaration of Text Generation Inference's dialect, and its routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST / where the default deployment makes embeddings: Hugging Face's feature extraction, as its embedding server answers."""
+"""POST / if the default deployment computes embeddings: feature extraction as in Hugging Face's embedding server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EmbedRequest(msgspec.Struct):
-    """Texts, and what to do with them; vectors have length 1 unless `normalize` is false."""
+    """Texts to embed; vectors have length 1 unless `normalize` is false."""
 
     inputs: str | list[str]
     normalize: bool | None = None
@@ -30,7 +30,7 @@ class EmbedRequest(msgspec.Struct):
 
 
 async def embed(exchange: Exchange, services: Services, value: dict[str, Any]) -> None:
-    """A list with one vector for each text."""
+    """POST /: a list with one vector for each text."""
     try:
         request = await exchange.work(convert, value, EmbedRequest)
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""Errors as TGI's router tells them: {"error", "error_type"}, and the texts of its validation."""
+"""The router's error bodies {"error", "error_type"}, and the texts of its validation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from inference.errors import ServingError
 from inference.http.exchange import Response, json_response, retry_headers
 from inference.http.sse import event
 
-# First match wins, so a subclass stands before its base.
+# First match wins, so a subclass comes before its base.
 TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.MalformedBody, 400, "validation"),
     (errors.InvalidRequest, 422, "validation"),
@@ -35,7 +35,7 @@ def body(error: ServingError) -> tuple[int, dict[str, str]]:
 
 
 def render(error: ServingError) -> Response:
-    """A complete answer."""
+    """The error as a complete response."""
     status, value = body(error)
     headers = retry_headers(error)
     if isinstance(error, errors.MethodNotAllowed):
@@ -44,16 +44,16 @@ def render(error: ServingError) -> Response:
 
 
 def render_event(error: ServingError) -> bytes:
-    """An error in a stream, whose status is 200 whatever happens."""
+    """An error frame of a stream (the status is always 200)."""
     return event(body(error)[1])
 
 
 def invalid(text: str, field: str) -> errors.InvalidRequest:
-    """A failed validation, in the router's words."""
+    """A validation error, with the router's text."""
     return errors.InvalidRequest(f"Input validation error: {text}", field)
 
 
 def undeserialisable(error: errors.InvalidRequest) -> errors.InvalidRequest:
-    """A body of the wrong shape, in the words of the router's JSON layer."""
+    """A body of the wrong shape, with the error text of the router's JSON parser."""
     text = f"Failed to deserialize the JSON body into the target type: {error.message}"
     return errors.InvalidRequest(text, error.field)

@@ -40,12 +40,12 @@ COMPUTE_TYPE = b"cpu"
 
 
 async def compat(exchange: Exchange, services: Services) -> None:
-    """POST /: the prompt comes back with the answer unless `return_full_text` says no; a list when not streamed."""
+    """POST /: the response includes the prompt unless `return_full_text` is false; a list if not streamed."""
     value = await exchange.json()
     if services.router.resolve(None).info.embedding is not None:
         return await embed(exchange, services, value)
     request: CompatGenerateRequest = parse(value, CompatGenerateRequest)
-    full_text = request.parameters.return_full_text is not False  # what the router does without hub information
+    full_text = request.parameters.return_full_text is not False  # as the router does without hub information
     await _answer(exchange, services, request, streaming=request.stream, as_list=True, full_text=full_text)
 
 
@@ -89,7 +89,7 @@ async def _answer(
 
 
 def _stream_format(request: GenerateRequest) -> StreamFormat:
-    """Status 200 and frames whatever happens, as the router answers."""
+    """Status 200 and frames in every case, as in the router."""
     headers: Headers = [
         (b"content-type", b"text/event-stream"),
         (b"cache-control", b"no-cache"),
@@ -119,7 +119,7 @@ async def _prepare(exchange: Exchange, services: Services, request: GenerateRequ
 
 
 class GenerateReply(Reply):
-    """The answer to the generate routes: one frame per token, or the best sequence with details of the others."""
+    """The response of the generate routes: one frame per token, or the best sequence with the others in its details."""
 
     def __init__(
         self, request: GenerateRequest, generation: Generation, started: float, *, as_list: bool, full_text: bool
@@ -130,15 +130,14 @@ class GenerateReply(Reply):
         self._sequences = [Sequence(generation, request, index, before) for index in range(generation.request.n)]
 
     def chunks(self, delta: Delta) -> list[bytes]:
-        """One frame per token; the last carries the whole text."""
+        """One frame per token; the last one has the whole text."""
         return [event(frame) for frame in self._sequences[delta.index].frames(delta)]
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
         self._sequences[delta.index].add(delta)
 
     def whole(self) -> Response:
-        """The best sequence, and the others with its details."""
+        """The response for the best sequence, the others in its details."""
         best, *others = self._sequences
         if others:
             best, *others = sorted(self._sequences, key=lambda s: s.mean_logprob, reverse=True)
@@ -152,10 +151,10 @@ class GenerateReply(Reply):
 
 
 class Sequence:
-    """One generated sequence in TGI's terms."""
+    """One generated sequence in TGI's format."""
 
     def __init__(self, generation: Generation, request: GenerateRequest, index: int, before: str) -> None:
-        """`before` stands before the generated text."""
+        """`before` is put before the generated text."""
         self.generation, self.request, self.index, self._before = generation, request, index, before
         self.tokens: list[dict[str, Any]] = []
         self.top_tokens: list[list[dict[str, Any]]] = []
@@ -165,7 +164,7 @@ class Sequence:
         self._logprob_sum = 0.0
 
     def add(self, delta: Delta) -> int:
-        """Take a delta in; returns how many tokens it had."""
+        """Add a delta; returns its number of tokens."""
         special = self.generation.target.tokenizer.special_ids
         for i, token_id in enumerate(delta.token_ids):
             text, logprob = delta.token_texts[i], delta.logprobs[i] if delta.logprobs else None
@@ -210,18 +209,18 @@ class Sequence:
 
     @property
     def seed(self) -> int | None:
-        """What the sequence was sampled with; null when greedy."""
+        """The seed of the sequence; null for greedy decoding."""
         if not self.request.parameters.sampling:
             return None
         return (self.generation.params.seed + self.index) & ((1 << 64) - 1)
 
     @property
     def mean_logprob(self) -> float:
-        """What `best_of` compares."""
+        """Mean log-probability, by which `best_of` ranks."""
         return self._logprob_sum / max(1, self.count)
 
     def details(self) -> dict[str, Any]:
-        """`details` of an unstreamed answer."""
+        """`details` of a response that is not streamed."""
         details: dict[str, Any] = {
             "finish_reason": self.finish_reason,
             "generated_tokens": self.count,
@@ -234,7 +233,7 @@ class Sequence:
         return details
 
     def _finish(self, delta: Delta) -> str:
-        """The router's order: length wins, even where the last token ends the text."""
+        """The finish reason; "length" has precedence over a stop at the last token, as in the router."""
         if self.count >= self.generation.params.max_tokens or delta.finish_reason == FinishReason.LENGTH:
             return "length"
         return "eos_token" if delta.ended_by_eos else "stop_sequence"
@@ -273,13 +272,13 @@ def _compute_headers(request: GenerateRequest, generation: Generation, total_s: 
 
 
 def overloaded(services: Services) -> None:
-    """Count a request that found no permit, under TGI's failures."""
+    """Count a request refused without a permit."""
     services.metrics.refused("overloaded")
 
 
 @contextmanager
 def counted_permit(exchange: Exchange, services: Services) -> Iterator[None]:
-    """A permit, and TGI's failure counter for what is refused before an engine sees it."""
+    """Acquire a permit, and count requests refused before they reach an engine."""
     try:
         with services.admission.permit(exchange.tenant):
             yield

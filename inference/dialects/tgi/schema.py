@@ -1,4 +1,4 @@
-"""The body of the generate routes, its defaults, and its validation in the router's order and words."""
+"""The body of the generate routes, its defaults, and its validation in the router's order with the router's texts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from inference.services import Limits
 
 CHUNK = 1024
-"""The router validates at most this many new tokens against the context; more are cut to what fits."""
+"""The router validates at most this many new tokens against the context; more are truncated to what fits."""
 
 
 class Parameters(msgspec.Struct):
-    """`parameters`. Fields without `None` in their type refuse null, as the router does."""
+    """`parameters`. Fields without `None` in their type refuse null, as in the router."""
 
     best_of: int | None = None
     temperature: float | None = None
@@ -45,7 +45,7 @@ class Parameters(msgspec.Struct):
 
     @property
     def sampling(self) -> bool:
-        """Whether tokens are drawn and not simply the most likely."""
+        """Whether tokens are sampled; else decoding is greedy."""
         return (
             self.do_sample
             or (self.temperature or 1.0) != 1.0
@@ -56,7 +56,7 @@ class Parameters(msgspec.Struct):
 
 
 class GenerateRequest(msgspec.Struct):
-    """POST /generate and /generate_stream. Absent `parameters` mean sampling, present ones do not by themselves."""
+    """POST /generate and /generate_stream. Absent `parameters` imply sampling, present ones do not."""
 
     inputs: str
     parameters: Parameters = msgspec.field(default_factory=lambda: Parameters(do_sample=True))
@@ -69,7 +69,7 @@ class CompatGenerateRequest(GenerateRequest):
 
 
 def parse(value: dict[str, Any], schema: type[GenerateRequest]) -> Any:
-    """The body, or the refusal of the router's JSON layer."""
+    """Parse the body; raises the router's JSON error."""
     try:
         request = convert(value, schema)
     except InvalidRequest as error:
@@ -87,7 +87,10 @@ def parse(value: dict[str, Any], schema: type[GenerateRequest]) -> Any:
 
 
 def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, streaming: bool) -> GrammarRequest | None:
-    """All that the router checks before it tokenises, in its order. Returns the grammar that the request asks for."""
+    """The router's checks before tokenising, in its order.
+
+    Returns the grammar of the request.
+    """
     p = request.parameters
     best_of = 1 if p.best_of is None else p.best_of
     if best_of > 1 and limits.max_best_of == 1:
@@ -133,7 +136,7 @@ def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, st
 
 
 def validate_length(input_length: int, p: Parameters, max_total_tokens: int) -> None:
-    """The router's two length rules, total before input."""
+    """The router's two length checks, total before input."""
     wanted = max_total_tokens - input_length if p.max_new_tokens is None else p.max_new_tokens
     new = min(wanted, CHUNK)
     if input_length + new > max_total_tokens:
@@ -150,7 +153,7 @@ def validate_length(input_length: int, p: Parameters, max_total_tokens: int) -> 
 def generation_request(
     request: GenerateRequest, prompt: TokenPrompt, grammar: GrammarRequest | None, with_tokens: bool
 ) -> GenerationRequest:
-    """The internal form. TGI reports log-probabilities of the distribution that was sampled from."""
+    """The GenerationRequest. TGI reports log-probabilities of the distribution that was sampled from."""
     p = request.parameters
     return GenerationRequest(
         model=p.adapter_id,
@@ -179,7 +182,9 @@ def generation_request(
 
 
 def grammar_of(given: dict[str, Any]) -> GrammarRequest:
-    """`grammar`: a schema as object or text (`json`, `json_object`), one in OpenAI's wrapper (`json_schema`), `regex`."""
+    """`grammar`: a schema as object or text (`json`, `json_object`), one in OpenAI's wrapper (`json_schema`),
+    `regex`.
+    """
     kind, value = given.get("type"), given.get("value")
     if kind == "regex" and isinstance(value, str):
         return structured.regex(value, "grammar")
@@ -193,4 +198,4 @@ def grammar_of(given: dict[str, Any]) -> GrammarRequest:
         raise invalid(f"grammar is not valid: {error}", "grammar") from error
     if not isinstance(schema, dict) or "properties" not in schema:
         raise invalid("grammar is not valid: Grammar must have a 'properties' field", "grammar")
-    return structured.json_schema(schema, "grammar", " ?")  # the router allows one space, and no line ends
+    return structured.json_schema(schema, "grammar", " ?")  # the router allows one space, and no line breaks

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def health(exchange: Exchange, services: Services) -> None:
-    """200 with an empty body while some worker can take requests, else 503."""
+    """200 with an empty body if any worker can take requests, else 503."""
     if services.router.ready and not services.admission.draining:
         await exchange.respond(Response(200, b"", b"text/plain; charset=utf-8"))
     else:
@@ -32,7 +32,7 @@ async def health(exchange: Exchange, services: Services) -> None:
 
 
 async def info(exchange: Exchange, services: Services) -> None:
-    """The union of the fields that the router's versions have had."""
+    """GET /info: the union of the fields of all router versions."""
     target = services.router.resolve(None)
     model, limits = target.info, services.limits
     await exchange.respond(
@@ -63,7 +63,7 @@ async def info(exchange: Exchange, services: Services) -> None:
 
 
 class ChatRequest(msgspec.Struct):
-    """POST /chat_tokenize: what of a chat request the template sees."""
+    """POST /chat_tokenize: the fields of a chat request that the template uses."""
 
     messages: list[dict[str, Any]]
     model: str | None = None
@@ -71,7 +71,7 @@ class ChatRequest(msgspec.Struct):
 
 
 async def chat_tokenize(exchange: Exchange, services: Services) -> None:
-    """The conversation as the template writes it, and its tokens; none is added."""
+    """POST /chat_tokenize: the rendered conversation, and its tokens without additional special tokens."""
     try:
         request = await exchange.work(convert, await exchange.json(), ChatRequest)
     except InvalidRequest as error:
@@ -90,7 +90,7 @@ async def chat_tokenize(exchange: Exchange, services: Services) -> None:
 
 
 async def tokenize(exchange: Exchange, services: Services) -> None:
-    """Tokens of `inputs` with the byte range that each covers."""
+    """POST /tokenize: the tokens of `inputs` with the byte range of each."""
     request: GenerateRequest = await exchange.work(parse, await exchange.json(), GenerateRequest)
     tokenizer = services.router.resolve(None).tokenizer
     with services.admission.permit(exchange.tenant):
@@ -103,11 +103,11 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
 
 
 def _tokens(inputs: str, encoding: Encoding) -> msgspec.Raw:
-    """The tokens; offsets count bytes, as the router's do."""
+    """The tokens; offsets count bytes, as in the router."""
     starts = [0]
     for character in inputs:
         starts.append(starts[-1] + len(character.encode()))
-    # One range at a time: `offsets` makes them all in one call, which nothing can interrupt.
+    # One range at a time: `offsets` computes all of them in a single call, which cannot be interrupted.
     ranges = (encoding.token_to_chars(i) or (0, 0) for i in range(len(encoding)))
     return encoded(
         {"id": token_id, "text": inputs[start:stop], "start": starts[start], "stop": starts[stop]}

@@ -1,4 +1,4 @@
-"""POST /vertex: Vertex AI's form of the router, several instances in one body and one text for each."""
+"""POST /vertex: Vertex AI's form of the router, with several instances in one body and one text for each."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class VertexRequest(msgspec.Struct):
-    """Instances with `inputs`, of whose parameters only max_new_tokens and seed count, or with `messages`."""
+    """Instances with `inputs`, whose only parameters are max_new_tokens and seed, or with `messages`."""
 
     instances: list[dict[str, Any]]
 
 
 async def predict(exchange: Exchange, services: Services) -> None:
-    """The route's handler."""
+    """Handle POST /vertex."""
     try:
         body = await exchange.work(convert, await exchange.json(), VertexRequest)
     except InvalidRequest as error:
@@ -58,15 +58,13 @@ class PredictionReply(Reply):
         self._texts = [""] * instances
 
     def chunks(self, delta: Delta) -> list[bytes]:
-        """Nothing."""
+        """Not used: the route does not stream."""
         return []
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
         self._texts[delta.prompt] += delta.text
 
     def whole(self) -> Response:
-        """`predictions`."""
         return json_response({"predictions": self._texts})
 
 

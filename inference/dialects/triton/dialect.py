@@ -1,4 +1,4 @@
-"""Triton and KServe v2: the declaration, with the gRPC service."""
+"""The declaration of Triton's dialect (KServe v2), with its gRPC service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def configure(settings: TritonSettings, server: ServerOptions) -> Setup:
-    """The gRPC service listens on the server's address."""
+    """Configure the gRPC service, which listens on the server's address."""
 
     def start(services: Services, terminate: Terminate) -> Parts:
         timeouts = Timeouts(server.body_timeout_s, server.slow_client_timeout_s)

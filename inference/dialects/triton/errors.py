@@ -1,4 +1,4 @@
-"""Errors as Triton tells them: {"error"} with the statuses of its codes, and the same as gRPC's codes."""
+"""Triton's errors as JSON and as gRPC statuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from inference.errors import ServingError
 from inference.http.exchange import Response, json_response, retry_headers
 from inference.http.sse import event
 
-# First match wins, so a subclass stands before its base.
+# First match wins, so a subclass comes before its base.
 TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.MalformedBody, 400, "INVALID_ARGUMENT"),
     (errors.InvalidRequest, 400, "INVALID_ARGUMENT"),
@@ -28,7 +28,7 @@ STATUSES = frozenset(status for _, status, _ in TABLE)
 
 
 def error_parts(error: ServingError) -> tuple[int, str, str]:
-    """HTTP status, gRPC code and text."""
+    """The HTTP status, gRPC code and message of an error."""
     status, code = next((status, code) for cls, status, code in TABLE if isinstance(error, cls))
     text = error.message
     if isinstance(error, errors.ModelNotFound):
@@ -37,7 +37,7 @@ def error_parts(error: ServingError) -> tuple[int, str, str]:
 
 
 def render(error: ServingError) -> Response:
-    """A complete answer."""
+    """The error as a complete response."""
     status, _, text = error_parts(error)
     headers = retry_headers(error)
     if isinstance(error, errors.MethodNotAllowed):
@@ -46,5 +46,5 @@ def render(error: ServingError) -> Response:
 
 
 def render_event(error: ServingError) -> bytes:
-    """An error after a stream's head."""
+    """The error as a frame of a stream."""
     return event({"error": error_parts(error)[2]})

@@ -1,4 +1,4 @@
-"""POST .../generate and .../generate_stream: the same inference in plain JSON."""
+"""POST .../generate and .../generate_stream: inference in plain JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONE_ANSWER = (
 
 
 async def generate(exchange: Exchange, services: Services) -> None:
-    """One answer."""
+    """POST .../generate: one response."""
     with services.admission.permit(exchange.tenant):
         prepared = await _prepare(exchange, services)
         if prepared.streams:
@@ -36,7 +36,7 @@ async def generate(exchange: Exchange, services: Services) -> None:
 
 
 async def generate_stream(exchange: Exchange, services: Services) -> None:
-    """One frame for each step, and no [DONE]."""
+    """POST .../generate_stream: one frame per step, without a final [DONE]."""
     with services.admission.permit(exchange.tenant):
         await answer(exchange, _job(await _prepare(exchange, services), STREAM))
 
@@ -46,21 +46,18 @@ def _job(inference: Prepared, stream: StreamFormat | None) -> Job:
 
 
 class GenerateReply(Reply):
-    """Outputs of one element as that element, longer ones as lists."""
+    """Outputs of one element are rendered as that element, longer ones as lists."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
 
     def chunks(self, delta: Delta) -> list[bytes]:
-        """One frame."""
         return [event(self._value(self._prepared.step(delta)))]
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
         self._prepared.add(delta)
 
     def whole(self) -> Response:
-        """The complete answer."""
         return json_response(self._value(self._prepared.whole()))
 
     def _value(self, tensors: list[Tensor]) -> dict[str, Any]:

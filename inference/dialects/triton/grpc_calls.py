@@ -1,8 +1,8 @@
-"""How a gRPC call is let in, read, answered and cut: the same keys, places and deadlines as for HTTP.
+"""The life of a gRPC call: authentication, permits and deadlines as for HTTP.
 
-A key is checked when the call's metadata are there, before a byte of its message is read, and an inference has its place
-before that too. Every call is handled as a stream, which looks the same on the wire: only so may the server decide when,
-and for how long, it reads and writes.
+The key is checked, and an inference acquires its permit, when the call's metadata are there, before a byte of its
+message is read. Every call is handled as a stream, which is the same on the wire: only then can the server decide
+when, and for how long, it reads and writes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     Stream = Callable[[AsyncIterator[Any], RpcCaller], AsyncGenerator[Any, None]]
 
 MAX_QUERIES = 64
-"""Calls beside inferences that may be read or answered at once."""
+"""Calls other than inferences that may be read or answered at once."""
 logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds: how long a client may take to send a message, and to read one."""
+    """Seconds that a client may take to send a message, and to read one."""
 
     message_s: float
     slow_client_s: float
@@ -48,8 +48,10 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One row of the service. `asked` is the class of its messages, None where they say nothing and are not read;
-    `infers` takes a place; of `unary` and `stream` it has one.
+    """One method of the service.
+
+    `asked`: the request class, None for messages that are not read; `infers`: the call needs a permit; either `unary`
+    or `stream` is set.
     """
 
     asked: Any
@@ -60,7 +62,7 @@ class Method:
 
 
 class NotReading(Exception):
-    """The client leaves its answers unread for too long."""
+    """The client did not read its responses within the limit."""
 
 
 class Calls(grpc.GenericRpcHandler):
@@ -73,7 +75,7 @@ class Calls(grpc.GenericRpcHandler):
         self._queries = 0
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Asked once for each call, before its first message is."""
+        """Called once for each call, before its first message is read."""
         method = self._methods.get(details.method)
         if method is None:
             return None
@@ -94,13 +96,13 @@ class Calls(grpc.GenericRpcHandler):
                 await (self._answer(method, caller, context) if method.unary else self._flow(method, caller, context))
             except ServingError as error:
                 await _abort(context, error, details.method, request_id)
-            except NotReading:  # its place is free again; the status reaches it when it reads on
+            except NotReading:  # its permit is free again; the client receives the status when it continues to read
                 logger.warning("client stopped reading; call ended", method=details.method)
-                with suppress(grpc.aio.InternalError):  # or it hangs up instead
+                with suppress(grpc.aio.InternalError):  # or it disconnects instead
                     await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client did not read its answers")
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
-            except Exception:  # one of the edges: what nobody foresaw is logged here and told without details
+            except Exception:  # outermost handler: an unexpected error is logged here and answered without details
                 logger.exception("unhandled error", method=details.method)
                 await context.abort(grpc.StatusCode.INTERNAL, "internal error")
 
@@ -117,7 +119,7 @@ class Calls(grpc.GenericRpcHandler):
         return request_id, key.prefix if key else ""
 
     async def _answer(self, method: Method, caller: RpcCaller, context: Context) -> None:
-        """One message, one answer."""
+        """Handle a unary call."""
         assert method.unary is not None
         permit = self._services.admission.permit(caller.permit_holder) if method.infers else self._query(method)
         with permit:
@@ -133,7 +135,7 @@ class Calls(grpc.GenericRpcHandler):
             await self._write(context, await method.unary(request, caller))
 
     async def _flow(self, method: Method, caller: RpcCaller, context: Context) -> None:
-        """Messages and answers as they come; between messages a client may take its time."""
+        """Handle a streaming call; there is no deadline between messages."""
         assert method.stream is not None
 
         async def requests() -> AsyncIterator[Any]:
@@ -156,7 +158,7 @@ class Calls(grpc.GenericRpcHandler):
             self._queries -= 1
 
     async def _write(self, context: Context, answer: Any) -> None:
-        """Waits until the transport has taken it, which it does as fast as the client reads."""
+        """Write a message; waits for the transport."""
         try:
             async with asyncio.timeout(self._timeouts.slow_client_s):
                 await context.write(answer.SerializeToString())
@@ -165,7 +167,7 @@ class Calls(grpc.GenericRpcHandler):
 
 
 async def _read(method: Method, context: Context) -> Any:
-    """The next message, or None behind the last."""
+    """The next message, None at the end."""
     data = await context.read()
     if data is grpc.aio.EOF:
         return None
@@ -176,7 +178,7 @@ async def _read(method: Method, context: Context) -> Any:
 
 
 def request_id_in(metadata: dict[str, Any]) -> str:
-    """The client's own id where it is harmless to log, else a new one."""
+    """The client's request id if it is safe to log, else a new one."""
     given = str(metadata.get("x-request-id", ""))
     harmless = 0 < len(given) <= 128 and given.isascii() and given.isprintable()
     return given if harmless else secrets.token_hex(16)

@@ -1,4 +1,4 @@
-"""Between the messages of the wire and an `Inference` with its tensors."""
+"""Converts between protobuf messages and an `Inference` with its tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTENTS = {
 
 
 def inference_of(request: Any) -> Inference:
-    """A request's meaning; raises InvalidRequest."""
+    """Parse a request; raises InvalidRequest."""
     raws = list(request.raw_input_contents)
     if raws and len(raws) != len(request.inputs):
         raise InvalidRequest(f"raw_input_contents has {len(raws)} entries for {len(request.inputs)} inputs", "inputs")
@@ -44,7 +44,7 @@ def inference_of(request: Any) -> Inference:
 
 
 def response_of(inference: Inference, version: str, tensors: list[Tensor], final: bool | None = None) -> Any:
-    """The answer; `final` marks the responses of a stream."""
+    """The response message; `final` marks responses of a stream."""
     response = pb.ModelInferResponse(
         model_name=inference.model,
         model_version=version,

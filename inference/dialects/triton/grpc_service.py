@@ -1,4 +1,4 @@
-"""GRPCInferenceService: the same inferences over gRPC, unary and in streams of requests and responses."""
+"""GRPCInferenceService: inference over gRPC, unary and as streams of requests and responses."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ SERVICE = "inference.GRPCInferenceService"
 MAX_IN_STREAM = 256
 """Requests of one stream that may run at once."""
 MAX_UNWRITTEN = 8
-"""Answers of one stream that wait for the client to read; behind them its requests wait, and merge what comes."""
+"""Responses of one stream that wait for the client to read; when it is full, the stream's requests wait and merge
+their output.
+"""
 logger = structlog.get_logger(__name__)
 
 
 class GrpcInferenceService:
-    """The methods by name; what each is asked and answers is `protocol/grpc_service.proto`'s."""
+    """The methods by name; their messages are defined in `protocol/grpc_service.proto`."""
 
     def __init__(self, services: Services, timeouts: Timeouts) -> None:
         self._services, self._timeouts = services, timeouts
@@ -142,7 +144,7 @@ class GrpcInferenceService:
         return response_of(inference, prepared.version, await prepared.run())
 
     async def _stream(self, requests: AsyncIterator[Any], caller: RpcCaller) -> AsyncGenerator[Any, None]:
-        """Responses in the order in which they come; a request that fails is told in the stream, which goes on."""
+        """Responses in order of arrival; a failed request is reported in the stream, which continues."""
         answers: asyncio.Queue[Any] = asyncio.Queue(maxsize=MAX_UNWRITTEN)
         reader = asyncio.ensure_future(self._read(requests, caller, answers))
         try:
@@ -155,7 +157,7 @@ class GrpcInferenceService:
             await asyncio.gather(reader, return_exceptions=True)
 
     async def _read(self, requests: AsyncIterator[Any], caller: RpcCaller, answers: asyncio.Queue[Any]) -> None:
-        """Run every request of a stream at once; None ends the stream behind the last answer."""
+        """Start every request of a stream at once; None in the queue marks the end."""
         running: set[asyncio.Task[None]] = set()
         places = asyncio.Semaphore(MAX_IN_STREAM)
         try:
@@ -167,9 +169,9 @@ class GrpcInferenceService:
                 task.add_done_callback(lambda _: places.release())
             await asyncio.gather(*running)
             await answers.put(None)
-        except Exception as error:  # carried to the one who answers, whose stream it ends
+        except Exception as error:  # raised in the writer, which ends the stream
             await answers.put(error)
-        finally:  # also where nobody reads the answers any more
+        finally:  # also when the client has stopped reading
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
@@ -184,13 +186,13 @@ class GrpcInferenceService:
             named = {} if isinstance(request, ServingError) else {"model_name": request.model_name, "id": request.id}
             failed = pb.ModelInferResponse(**named)
             await answers.put(pb.ModelStreamInferResponse(error_message=error_parts(error)[2], infer_response=failed))
-        except Exception:  # one of the edges: the stream's other requests go on
+        except Exception:  # outermost handler: the stream's other requests continue
             logger.exception("unhandled error", method="ModelStreamInfer")
             text = error_parts(InternalError("internal error"))[2]
             await answers.put(pb.ModelStreamInferResponse(error_message=text))
 
     async def _responses(self, request: Any, caller: RpcCaller) -> AsyncGenerator[Any, None]:
-        """One for each step where the request asks for a stream, else one; the last is marked."""
+        """One response for each step if the request asks for a stream, else one; the last is marked as final."""
         services = self._services
         with services.admission.permit(caller.permit_holder):
             inference = await beside_if(request.ByteSize() > INLINE_BYTES, inference_of, request)

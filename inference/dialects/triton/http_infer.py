@@ -1,4 +1,4 @@
-"""POST .../infer over HTTP: JSON, with tensors in it or behind it as bytes, both ways."""
+"""POST .../infer over HTTP: JSON, with tensors inside it or as binary data after it, in both directions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WBITS = {"gzip": 31, "deflate": 47}
 
 
 async def infer(exchange: Exchange, services: Services) -> None:
-    """The route's handler."""
+    """Handle POST .../infer."""
     with services.admission.permit(exchange.tenant):
         request, raw = await _split(exchange, services.limits.max_body_bytes)
         inference, binary = await exchange.work(_parse, request, raw, exchange.parameters)
@@ -38,7 +38,7 @@ async def infer(exchange: Exchange, services: Services) -> None:
 
 
 class Binary:
-    """Which outputs the client wants as bytes."""
+    """The outputs that the client wants as binary data."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         parameters = request.get("parameters") or {}
@@ -50,15 +50,15 @@ class Binary:
         }
 
     def wants(self, name: str) -> bool:
-        """Whether this output goes behind the JSON."""
+        """Whether this output is sent as binary data after the JSON."""
         return self._named.get(name, self._default)
 
 
 async def _split(exchange: Exchange, max_bytes: int) -> tuple[dict[str, Any], bytes]:
-    """The JSON and the bytes behind it; the header counts the JSON before compression."""
+    """The JSON and the binary data after it; the header gives the JSON's length before compression."""
     body = await exchange.body()
     encoding = (exchange.header("content-encoding") or "identity").lower()
-    if encoding != "identity":  # a small body may become a large one
+    if encoding != "identity":  # a small body may decompress to a large one
         body = await beside(_decompressed, body, encoding, max_bytes)
         exchange.body_bytes = len(body)
     given = exchange.header(LENGTH)
@@ -118,14 +118,14 @@ def _parse(request: dict[str, Any], raw: bytes, path: dict[str, str]) -> tuple[I
 
 
 def _input(given: Any, raw: bytes, at: int) -> tuple[Tensor, int]:
-    """One input, and how many of the bytes behind the JSON are its own."""
+    """One input, and the number of its bytes in the binary data."""
     if not isinstance(given, dict) or not isinstance(given.get("name"), str) or len(given["name"]) > 256:
         raise InvalidRequest("every input must be an object with a name of at most 256 characters", "inputs")
     name, datatype, shape = given["name"], given.get("datatype"), given.get("shape")
     asked = _object(given.get("parameters"), "inputs.parameters")
     if asked.get("shared_memory_region"):
         raise NotServed("shared memory is not supported by this server", "inputs")
-    if isinstance(shape, list):  # numbers may come as strings, as in protobuf's JSON
+    if isinstance(shape, list):  # numbers may be strings, as in protobuf's JSON mapping
         shape = [int(d) if isinstance(d, str) and _is_dimension(d) else d for d in shape]
     size = asked.get("binary_data_size")
     if size is None:

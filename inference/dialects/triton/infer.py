@@ -1,4 +1,4 @@
-"""One inference, whichever way it came: named tensors in, named tensors out, at once or step by step."""
+"""An inference request, from HTTP or gRPC: named tensors in, named tensors out, as a whole or step by step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EMBEDDING_INPUTS = ("input_text", "text_input", "input")
 
 @dataclass(slots=True)
 class Inference:
-    """A request: `outputs` are the names asked for, none for the usual ones."""
+    """A request. `outputs`: requested output names; empty for the default outputs."""
 
     model: str
     version: str
@@ -47,7 +47,7 @@ class Inference:
 
 
 class Prepared:
-    """A generation, and the tensors that its deltas become."""
+    """A validated request and its output tensors."""
 
     def __init__(self, inference: Inference, parameters: Parameters, generation: Generation, prompt: str) -> None:
         self.inference, self.parameters, self.generation = inference, parameters, generation
@@ -62,32 +62,32 @@ class Prepared:
 
     @property
     def version(self) -> str:
-        """The model's."""
+        """The model's version."""
         return str(self.generation.target.entry.version)
 
     def add(self, delta: Delta) -> None:
-        """Take a delta into the complete answer."""
+        """Add a delta to the complete response."""
         self._pieces[delta.index].add(delta)
 
     def whole(self) -> list[Tensor]:
-        """The outputs of the complete answer."""
+        """The outputs of the complete response."""
         return self._tensors(self._pieces, self._before)
 
     def step(self, delta: Delta) -> list[Tensor]:
-        """The outputs of one delta; the prompt is never part of them."""
+        """The outputs of one delta, without the prompt."""
         piece = _Piece()
         piece.add(delta)
         return self._tensors([piece], "")
 
     async def run(self) -> list[Tensor]:
-        """Generate; the outputs of the complete answer."""
+        """Generate; returns the outputs of the complete response."""
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
                 self.add(delta)
         return self.whole()
 
     async def steps(self) -> AsyncGenerator[tuple[list[Tensor], bool], None]:
-        """Generate; the outputs of every step, and whether it is the last."""
+        """Generate; yields the outputs of every step, and whether it is the last."""
         left = self.generation.request.n
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
@@ -120,7 +120,7 @@ class Prepared:
         return tensors
 
     def _logprobs(self, piece: _Piece) -> list[dict[str, Any]]:
-        """One object for each token, as the vLLM backend writes them."""
+        """One object for each token, in the format of Triton's vLLM backend."""
         tokenizer = self.generation.target.tokenizer
         return [
             {str(t.token_id): {"logprob": t.logprob, "rank": t.rank, "decoded_token": tokenizer.token_text(t.token_id)}}
@@ -129,7 +129,7 @@ class Prepared:
 
 
 class _Piece:
-    """What came of one sequence."""
+    """The output of one sequence."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -145,7 +145,7 @@ class _Piece:
 
 
 async def prepare(inference: Inference, services: Services, caller: Caller) -> Prepared:
-    """Everything checked; nothing has reached an engine."""
+    """Validate the request; nothing is sent to an engine."""
     target = find(services.router, inference.model, inference.version)
     known = output_names(target)
     for name in inference.outputs:
@@ -163,7 +163,7 @@ async def prepare(inference: Inference, services: Services, caller: Caller) -> P
 
 
 def embeds(inference: Inference, services: Services) -> Target | None:
-    """The deployment, where it makes embeddings."""
+    """The deployment, if it computes embeddings; else None."""
     target = find(services.router, inference.model, inference.version)
     return None if target.info.embedding is None else target
 
@@ -184,7 +184,7 @@ async def embed(inference: Inference, services: Services, caller: Caller) -> lis
 
 
 def _read(inference: Inference) -> tuple[Prompt, dict[str, Any]]:
-    """The prompt, and the parameters that came as tensors of one element."""
+    """The prompt, and the parameters that are tensors of one element."""
     prompts: list[Prompt] = []
     given: dict[str, Any] = {}
     for tensor in inference.inputs:

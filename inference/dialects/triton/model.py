@@ -1,4 +1,4 @@
-"""What a client is told of a model: metadata, configuration, and which names and versions mean which deployment."""
+"""Model metadata and configuration, and the resolution of model names and versions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def configuration(target: Target, name: str) -> dict[str, Any]:
 
 
 def output_names(target: Target) -> list[str]:
-    """What a request may ask for."""
+    """The outputs that a request may ask for."""
     return [name for name, _, _ in _tensors(target)[1]]
 
 

@@ -1,4 +1,4 @@
-"""A request's parameters, wherever they stand: in `parameters`, at the top level, in tensors of one element, or as the JSON
+"""A request's parameters from any of their places: `parameters`, the top level, tensors of one element, or the JSON
 text `sampling_parameters` of Triton's vLLM backend.
 """
 
@@ -30,7 +30,7 @@ SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
 
 @dataclass(slots=True)
 class Parameters:
-    """What a request asks for beside its prompt."""
+    """The parameters of a request, besides its prompt."""
 
     sampling: SamplingFields
     flags: dict[str, bool]
@@ -43,7 +43,7 @@ class Parameters:
 
 
 def parse_parameters(given: dict[str, Any], limits: Limits) -> Parameters:
-    """Checked; raises InvalidRequest or NotServed. Names that nobody knows are ignored, as Triton does."""
+    """Parse and check; raises InvalidRequest or NotServed. Unknown names are ignored, as in Triton."""
     values = dict(given)
     text = values.pop("sampling_parameters", None)
     for name, value in values.items():
@@ -71,7 +71,7 @@ def parse_parameters(given: dict[str, Any], limits: Limits) -> Parameters:
 
 
 def resolve_adapter(router: EngineRouter, name: str, target: Target, lora_name: str | None) -> str:
-    """The model name for the resolver, the adapter in it; raises InvalidRequest for one that is not there."""
+    """The name for the resolver, with the adapter; raises InvalidRequest for an unknown adapter."""
     if lora_name is None:
         return name
     wanted = f"{target.entry.name}:{lora_name}"
@@ -86,7 +86,7 @@ def resolve_adapter(router: EngineRouter, name: str, target: Target, lora_name: 
 def generation_request(
     parameters: Parameters, model: str, prompt: Prompt, target: Target, with_logprobs: bool
 ) -> GenerationRequest:
-    """The internal form."""
+    """The GenerationRequest."""
     body = parameters.sampling
     overrides = sampling_overrides(body, target.tokenizer)
     if not parameters.flag("do_sample", True):
@@ -120,7 +120,7 @@ def _from_text(text: Any) -> dict[str, Any]:
 
 
 def _flag(name: str, value: Any) -> bool:
-    """A boolean, or the 0 and 1 that clients without booleans send."""
+    """A boolean, or the 0 and 1 of clients without booleans."""
     if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     if isinstance(value, str) and value.lower() in ("true", "false"):
@@ -129,7 +129,7 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _timeout_s(value: Any) -> float | None:
-    """Triton counts microseconds."""
+    """The timeout in seconds, from Triton's microseconds."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:

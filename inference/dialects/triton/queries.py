@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def server_ready(services: Services) -> bool:
-    """Whether some model can take a request."""
+    """Whether any model can take a request."""
     return services.router.ready and not services.admission.draining
 
 
 def model_ready(services: Services, name: str, version: str) -> bool:
-    """Whether this one can; raises ModelNotFound."""
+    """Whether this model can take a request; raises ModelNotFound."""
     try:
         target = find(services.router, name, version)
     except Unavailable:
@@ -85,5 +85,5 @@ async def all_statistics(exchange: Exchange, services: Services) -> None:
 
 
 async def refuse_shared_memory(exchange: Exchange, services: Services) -> None:
-    """Every route of the two shared-memory extensions."""
+    """Refuse every route of the two shared-memory extensions."""
     raise NotServed("shared memory is not supported by this server")

@@ -1,4 +1,4 @@
-"""The model repository: which deployments there are, starting them and stopping them."""
+"""The model repository: lists, starts and stops deployments."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ async def http_index(exchange: Exchange, services: Services) -> None:
 
 
 async def http_load(exchange: Exchange, services: Services) -> None:
-    """POST /v2/repository/models/{model}/load: answered when the model is ready."""
+    """POST /v2/repository/models/{model}/load: responds when the model is ready."""
     body = await _body(exchange)
     await exchange.unless_gone(load(services, exchange.parameters["model"], body.get("parameters"), exchange.tenant))
     await exchange.respond(Response(200, b""))
 
 
 async def http_unload(exchange: Exchange, services: Services) -> None:
-    """POST /v2/repository/models/{model}/unload: answered at once; running requests end first."""
+    """POST /v2/repository/models/{model}/unload: responds at once; running requests finish first."""
     await _body(exchange)
     await unload(services, exchange.parameters["model"], exchange.tenant)
     await exchange.respond(Response(200, b""))
 
 
 async def index(services: Services, ready_only: bool) -> list[dict[str, str]]:
-    """Every deployment and what it is in."""
+    """Every deployment and its state."""
     rows = [_row(state) for state in await services.registry.deployments()]
     return [row for row in rows if row["state"] == "READY" or not ready_only]
 
 
 async def load(services: Services, name: str, parameters: Any, actor: str) -> None:
-    """Start a deployment and wait for it; raises InvalidRequest with its reason when it fails."""
+    """Start a deployment and wait until it is ready; raises InvalidRequest with the reason if it fails."""
     if parameters:
         raise NotServed("load parameters are not supported by this server: a deployment has its own options")
     if not await services.registry.start_deployment(name, actor or "triton"):
@@ -78,6 +78,6 @@ def _row(state: DeploymentState) -> dict[str, str]:
 
 
 async def _body(exchange: Exchange) -> dict[str, Any]:
-    """These bodies may be empty."""
+    """The JSON body, which may be empty."""
     body = await exchange.body()
     return await exchange.work(parse_json, body) if body.strip() else {}

@@ -1,4 +1,6 @@
-"""The routes of this dialect on the front plane. Model names may hold slashes, so every path is anchored at its end."""
+"""The routes of this dialect on the front plane. Model names may contain slashes, so every path is anchored at its
+end.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def _of_model(method: str, suffix: str, handler: Handler, summary: str, body: type | None = None) -> tuple[Route, ...]:
-    """With a version and without; the version's first, because a model's name may hold anything."""
+    """The route with a version and without; the one with a version first, because a model's name matches any text."""
     forms = (f"/v2/models/{{model:path}}/versions/{{version}}{suffix}", f"/v2/models/{{model:path}}{suffix}")
     infers = method == "POST"
     return tuple(Route(method, path, handler, render, summary, body=body, needs_permit=infers) for path in forms)
 
 
 def _repository(path: str, handler: Handler, summary: str, body: type) -> tuple[Route, ...]:
-    """With the repository's name and without; there is one repository."""
+    """The route with the repository's name and without; there is one repository."""
     forms = (f"/v2/repository{path}", f"/v2/repository/{{repository}}{path}")
     return tuple(Route("POST", form, handler, render, summary, scope="manage", body=body) for form in forms)
 

@@ -1,4 +1,4 @@
-"""The bodies of this dialect, for the documentation; what they may hold is checked where it is read."""
+"""The body schemas of this dialect, for the documentation; bodies are checked where they are parsed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class InputTensor(msgspec.Struct):
-    """One input: `data` flat or nested, or `parameters.binary_data_size` bytes behind the JSON."""
+    """One input: `data` flat or nested, or `parameters.binary_data_size` bytes after the JSON."""
 
     name: str
     shape: list[int]
@@ -18,7 +18,7 @@ class InputTensor(msgspec.Struct):
 
 
 class OutputTensor(msgspec.Struct):
-    """An output that is asked for."""
+    """A requested output."""
 
     name: str
     parameters: dict[str, Any] | None = None
@@ -34,7 +34,7 @@ class InferBody(msgspec.Struct):
 
 
 class GenerateBody(msgspec.Struct):
-    """POST .../generate and .../generate_stream; parameters may stand at the top level too."""
+    """POST .../generate and .../generate_stream; parameters may be at the top level too."""
 
     text_input: str
     id: str | None = None

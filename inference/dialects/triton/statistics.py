@@ -1,4 +1,4 @@
-"""Counts and times of the inferences of this dialect, by deployment, as Triton's statistics extension tells them."""
+"""Counts and durations of this dialect's inferences per deployment, for Triton's statistics extension."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ KINDS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """One deployment's."""
+    """The statistics of one deployment."""
 
     last_inference_ms: int = 0
     inferences: int = 0
     kinds: dict[str, list[int]] = field(default_factory=lambda: {kind: [0, 0] for kind in KINDS})
-    """By kind: how often, and how many nanoseconds together."""
+    """Per kind: the count and the total nanoseconds."""
 
     def add(self, kind: str, seconds: float) -> None:
-        """One more."""
+        """Add one duration."""
         self.kinds[kind][0] += 1
         self.kinds[kind][1] += int(max(0.0, seconds) * NANOSECONDS)
 
 
 def statistics_of(services: Services) -> TritonStatistics:
-    """The server's own."""
+    """The server's TritonStatistics."""
     return next(each for each in services.generator.observers if isinstance(each, TritonStatistics))
 
 
@@ -42,10 +42,10 @@ class TritonStatistics:
         self._models: dict[str, ModelStatistics] = defaultdict(ModelStatistics)
 
     def started(self, generation: Generation) -> None:
-        """Counted when it ends."""
+        """No-op: counted in `finished`."""
 
     def finished(self, generation: Generation, finish: str, token_times: list[float], preemptions: int) -> None:
-        """A generation ended; one that the client gave up counts as failed."""
+        """Record a finished generation; one whose client disconnected counts as failed."""
         if generation.dialect != "triton":
             return
         timings, model = generation.timings, self._models[generation.target.entry.name]

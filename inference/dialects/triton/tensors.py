@@ -1,4 +1,4 @@
-"""Tensors of the v2 protocol: their datatypes, their JSON and their bytes."""
+"""Tensors of the v2 protocol: datatypes, JSON form and binary form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tensor:
 
 
 def check_shape(name: str, datatype: Any, shape: Any) -> int:
-    """How many elements the shape holds; raises InvalidRequest."""
+    """The number of elements of the shape; raises InvalidRequest."""
     if datatype not in DATATYPES:
         raise InvalidRequest(f"unsupported datatype '{str(datatype)[:40]}' for input '{name}'", "inputs")
     whole = isinstance(shape, list) and all(isinstance(d, int) and not isinstance(d, bool) and d >= 0 for d in shape)
@@ -41,7 +41,7 @@ def check_shape(name: str, datatype: Any, shape: Any) -> int:
         raise InvalidRequest(f"the shape of input '{name}' must have at most {MAX_RANK} dimensions", "inputs")
     count = 1
     for dimension in shape:
-        count *= min(dimension, MAX_ELEMENTS + 1)  # so that the product stays a small number
+        count *= min(dimension, MAX_ELEMENTS + 1)  # keeps the product small
     if count > MAX_ELEMENTS:
         raise InvalidRequest(f"input '{name}' must have at most {MAX_ELEMENTS} elements", "inputs")
     return count
@@ -88,7 +88,7 @@ def to_bytes(tensor: Tensor) -> bytes:
 
 
 def _flat(data: list[Any]) -> list[Any]:
-    """Row by row; bodies are limited in depth before they come here."""
+    """The elements in row-major order; the depth of bodies is limited earlier."""
     if not any(isinstance(item, list) for item in data):
         return data
     values: list[Any] = []
@@ -98,7 +98,7 @@ def _flat(data: list[Any]) -> list[Any]:
 
 
 def _all_fit(values: list[Any], datatype: str) -> bool:
-    """Whether every value is of the datatype; without a loop in Python, for tensors of token ids are long."""
+    """Whether every value is of the datatype; without a Python loop, because tensors of token ids are long."""
     kinds = set(map(type, values))
     if datatype == "BYTES":
         return kinds <= {str}
@@ -113,7 +113,7 @@ def _all_fit(values: list[Any], datatype: str) -> bool:
 def _texts(name: str, raw: bytes, count: int) -> list[str]:
     texts: list[str] = []
     at = 0
-    while at < len(raw) and len(texts) <= count:  # one too many is wrong enough
+    while at < len(raw) and len(texts) <= count:  # one element too many is enough for the error
         if at + 4 > len(raw) or at + 4 + (length := struct.unpack_from("<I", raw, at)[0]) > len(raw):
             raise InvalidRequest(f"input '{name}': the bytes end inside an element", "inputs")
         try:

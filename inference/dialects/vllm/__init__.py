@@ -1,1 +1,1 @@
-"""vLLM's own routes beside OpenAI's: tokens, adapters, versions, the old demo server's /generate."""
+"""vLLM's own routes besides OpenAI's: tokens, adapters, version, and the old demo server's /generate."""

@@ -1,4 +1,4 @@
-"""vLLM's own routes beside OpenAI's: the declaration and its routes."""
+"""The declaration of vLLM's own routes, besides OpenAI's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""POST /generate with `prompt`, as vLLM's demo server answered it: whole texts, prompt included, NUL between them."""
+"""POST /generate with `prompt`, in the format of vLLM's demo server: cumulative texts with the prompt, separated by
+NUL.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ STREAM = StreamFormat(HEADERS, _render_error)
 
 
 class DemoRequest(SamplingFields):
-    """The prompt, and SamplingParams' arguments at the top level. `logprobs` has no place in the answer."""
+    """The prompt, and SamplingParams' arguments at the top level. `logprobs` does not appear in the response."""
 
     prompt: str = ""
     stream: bool | None = None
@@ -91,7 +93,7 @@ def _check(body: DemoRequest, services: Services) -> None:
 
 
 class DemoReply(Reply):
-    """All texts, each behind its prompt."""
+    """All texts, each after its prompt."""
 
     def __init__(self, prompt: str, sequences: int) -> None:
         self._texts = [prompt] * sequences
@@ -102,9 +104,7 @@ class DemoReply(Reply):
         return [msgspec.json.encode({"text": self._texts}) + b"\0"]
 
     def add(self, delta: Delta) -> None:
-        """Take a delta in."""
         self._texts[delta.index] += delta.text
 
     def whole(self) -> Response:
-        """All texts."""
         return json_response({"text": self._texts})

@@ -1,4 +1,4 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, with vLLM's bodies, statuses and sentences."""
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, with vLLM's bodies, statuses and messages."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class LoadRequest(msgspec.Struct):
 
 
 class UnloadRequest(msgspec.Struct):
-    """POST /v1/unload_lora_adapter. `lora_int_id` is accepted and ignored, as vLLM does."""
+    """POST /v1/unload_lora_adapter. `lora_int_id` is accepted and ignored, as in vLLM."""
 
     lora_name: str
     lora_int_id: int | None = None
 
 
 async def load(exchange: Exchange, services: Services) -> None:
-    """200 and a sentence when every worker has read the adapter and the registry has it."""
+    """Load an adapter; 200 with a message when every worker has loaded it and it is registered."""
     body = convert(await exchange.json(), LoadRequest)
     name = body.lora_name
     if not name or not body.lora_path:
@@ -63,7 +63,7 @@ async def load(exchange: Exchange, services: Services) -> None:
 
 
 async def unload(exchange: Exchange, services: Services) -> None:
-    """New requests stop seeing the adapter at once; it is freed behind the last that uses it."""
+    """Unload an adapter: new requests no longer find it; it is freed after the last one that uses it."""
     body = convert(await exchange.json(), UnloadRequest)
     if not body.lora_name:
         return await _refuse(exchange, 400, "InvalidUserInput", "'lora_name' needs to be provided to unload a LoRA.")
@@ -75,7 +75,7 @@ async def unload(exchange: Exchange, services: Services) -> None:
 
 
 def _in_vllms_words(error: AdapterRefused) -> str:
-    """The engine's reason, with what vLLM's clients look for in it."""
+    """The engine's reason, with the phrases that vLLM's clients search for."""
     code, facts = error.code, error.facts
     if code is AdapterCode.RANK:
         return f"LoRA rank {facts['rank']} is greater than max_lora_rank {facts['limit']}."

@@ -1,4 +1,4 @@
-"""GET /version and /load, POST /ping; and the routes of vLLM's that this server has not, refused by name."""
+"""GET /version and /load, POST /ping; and vLLM's routes that this server does not support, refused by name."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ async def version(exchange: Exchange, services: Services) -> None:
 
 
 async def load(exchange: Exchange, services: Services) -> None:
-    """GET /load: requests that are inside."""
+    """GET /load: the number of requests in flight."""
     await exchange.respond(json_response({"server_load": services.admission.in_flight}))
 
 
 async def ping(exchange: Exchange, services: Services) -> None:
-    """POST /ping: 200 with an empty body while some worker can take requests."""
+    """POST /ping: 200 with an empty body if any worker can take requests."""
     if not services.router.ready or services.admission.draining:
         raise Unavailable("The engine is not available.")
     await exchange.respond(Response(200, b""))
 
 
 async def refuse(exchange: Exchange, services: Services) -> None:
-    """What other models than this server's would answer."""
+    """Refuse a route for unsupported model types."""
     raise NotServed(f"The route {exchange.path} is not supported by this server.")

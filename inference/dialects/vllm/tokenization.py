@@ -44,7 +44,7 @@ class DetokenizeRequest(msgspec.Struct):
 
 
 async def tokenize(exchange: Exchange, services: Services) -> None:
-    """Token ids, and their texts if asked for."""
+    """POST /tokenize: token ids, and their texts if requested."""
     with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), TokenizeRequest)
         prompt = await exchange.work(_prompt, body)
@@ -58,7 +58,7 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
 
 
 async def detokenize(exchange: Exchange, services: Services) -> None:
-    """The text of token ids, special tokens included."""
+    """POST /detokenize: the text of token ids, including special tokens."""
     with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), DetokenizeRequest)
         target = services.router.resolve(body.model)
@@ -70,7 +70,7 @@ async def detokenize(exchange: Exchange, services: Services) -> None:
 
 
 async def tokenizer_info(exchange: Exchange, services: Services) -> None:
-    """What tokenizer_config.json says, the chat template included."""
+    """GET /tokenizer_info: the contents of tokenizer_config.json, including the chat template."""
     target = services.router.resolve(None)
     await exchange.respond(json_response(target.tokenizer.configuration))
 
