@@ -52,7 +52,7 @@ class DeploymentForm(EngineOptionsForm):
         return name
 
     def clean(self) -> dict[str, Any]:
-        """Refuse options that an engine would not accept beside each other."""
+        """Refuse options that an engine would not accept in combination."""
         cleaned: dict[str, Any] = super().clean()
         try:
             self.instance.engine_options = deployments.check_engine_options(engine_options.chosen(cleaned))
@@ -87,7 +87,7 @@ class DeploymentAdmin(ServiceAdmin):
         return f"{sum(s.running for s in mine)} running, {sum(s.waiting for s in mine)} waiting"
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Options apart from the rest; who may only look sees them as they are stored."""
+        """Engine options in a section of their own; read-only users see them as stored JSON."""
         if obj is not None and not self.has_change_permission(request, obj):
             return [(None, {"fields": ["name", "version", *self.readonly_fields, "engine_options"]})]
         return [

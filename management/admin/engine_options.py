@@ -1,4 +1,4 @@
-"""A deployment's engine options as form fields, made from the engine's own list of them."""
+"""Form fields for a deployment's engine options, generated from `engine.config.OPTIONS`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _is_true(value: str) -> bool:
 
 
 def form_field(option: OptionField) -> forms.Field:
-    """A field that is empty where the option has its default."""
+    """The form field of one option; an empty field means the default."""
     shared: dict[str, Any] = {"required": False, "label": option.name, "help_text": escape(option.option.description)}
     if option.choices or option.type is bool:
         names = option.choices or ("True", "False")
@@ -41,9 +41,9 @@ def form_field(option: OptionField) -> forms.Field:
 
 FIELDS = {name: form_field(option) for name, option in OPTIONS.items()}
 EngineOptionsForm: Any = type(forms.ModelForm)("EngineOptionsForm", (forms.ModelForm,), dict(FIELDS))
-"""The base of a form for whatever has engine options."""
+"""The base class of forms with engine options."""
 
 
 def chosen(cleaned: dict[str, Any]) -> dict[str, Any]:
-    """The options that were filled in."""
+    """The options that are not empty."""
     return {name: cleaned[name] for name in FIELDS if cleaned.get(name) is not None}

@@ -1,6 +1,6 @@
-"""Start engine workers and hear of their state. The reconciler knows only `base`; DRAGOMAN_LAUNCHER chooses by name.
+"""Launchers start engine workers. DRAGOMAN_LAUNCHER chooses one by name; the reconciler uses only the protocol in `base`.
 
-A new launcher is a module with what `base.Launcher` and `base.WorkerHandle` ask for, and a line in `LAUNCHERS`.
+A new launcher is a module with classes that implement `base.Launcher` and `base.WorkerHandle`, and a line in `LAUNCHERS`.
 """
 
 from __future__ import annotations
@@ -20,4 +20,4 @@ def _local() -> Launcher:
 
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {"local": _local}
-"""By name; each imports what it needs only when it is chosen."""
+"""Launchers by name. Each function imports its module, so that only the chosen launcher is imported."""

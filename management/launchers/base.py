@@ -1,8 +1,7 @@
-"""What every launcher can do: the contract between the reconciler and a way to place workers.
+"""The launcher protocol: the contract between the reconciler and a way to run workers.
 
-The reconciler decides how many workers a deployment has and when one is taken for dead; a launcher starts them, hands on
-what they say, and ends them. Methods are called one at a time; while one runs, no other
-worker is looked after.
+The reconciler decides how many workers a deployment has and when a worker is dead. A launcher starts workers, passes on
+their reports, and ends them. Its methods are called one at a time, and while one runs no other worker is observed.
 """
 
 from __future__ import annotations
@@ -37,35 +36,35 @@ class WorkerStatus(msgspec.Struct):
 class WorkerHandle(Protocol):
     """A launched worker.
 
-    It must end when the server is gone, however that went, and its process must run `engine.__main__`, or speak its
-    protocol: the EngineConfig in, lines of status out.
+    It must exit when the server dies for any reason. Its process runs `engine.__main__`, or speaks the same protocol:
+    the EngineConfig in, status lines out.
     """
 
     process_id: int | None
-    """On this host; None where the worker runs elsewhere."""
+    """The process id on this machine; None for a worker elsewhere."""
 
     def statuses(self) -> list[WorkerStatus]:
-        """What it reported since the last call, in order; a worker that runs reports about once a second."""
+        """The reports since the last call, in order; never blocks. A running worker reports about once a second."""
 
     def exit_code(self) -> int | None:
-        """None while it runs; else as subprocess.Popen.returncode: 3 for a refused model, negative when a signal ended it."""
+        """None while the worker runs, else as subprocess.Popen.returncode: 3 for a refused model, negative for a signal."""
 
     def drain(self) -> None:
-        """Ask it to finish its requests and exit (SIGTERM to the process); it may take as long as it needs."""
+        """Ask the worker to finish its requests and exit (SIGTERM); this may take as long as it needs."""
 
     def kill(self) -> None:
-        """End it now; `exit_code` is no longer None when this returns."""
+        """Kill the worker; `exit_code` is not None when this returns."""
 
 
 class Launcher(Protocol):
-    """A place where workers run; registered by name in `management.launchers.LAUNCHERS`."""
+    """Starts workers in one kind of place, such as processes of this machine. Registered in `management.launchers`."""
 
     def launch(self, config: EngineConfig) -> WorkerHandle:
         """Start a worker. Raises OSError, with nothing left behind, if none can be started at the moment."""
 
     def address(self, name: str) -> str:
-        """Where a worker of that name should listen (`engine.address`): reached from this process, by no other user, and
-        free: `name` is unique among the workers of this server, dead ones included.
+        """An address on which the worker of this name should listen (`engine.address`). This process can reach it, other
+        users cannot. `name` is unique among all workers of this server, ended ones included.
         """
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ class LocalLauncher:
         return self._workers[-1]
 
     def address(self, name: str) -> str:
-        """In the private folder."""
+        """A Unix socket in the private folder."""
         return f"unix:{self._directory / name}.sock"
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class Worker(models.Model):
     epoch = models.PositiveIntegerField()
     state = models.CharField(max_length=16, choices=State, default=State.STARTING)
     reason = models.TextField(blank=True)
-    address = models.CharField(max_length=256, help_text="Where it listens.")
+    address = models.CharField(max_length=256, help_text="The address that the worker listens on.")
     process_id = models.PositiveIntegerField(null=True)
     started_at = models.DateTimeField(auto_now_add=True)
     ready_at = models.DateTimeField(null=True)
