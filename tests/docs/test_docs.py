@@ -91,8 +91,11 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_files_named_in_the_architecture_exist():
-    for name in re.findall(r"`((?:engine|inference|management|config|tests)/[\w/.]+)`", ARCHITECTURE):
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/contributing.md", "CONTRIBUTING.md"])
+def test_files_named_in_the_pages_for_contributors_exist(page):
+    named = re.findall(r"`((?:engine|inference|management|config|tests)/[\w/.]+)`", (ROOT / page).read_text())
+    assert named
+    for name in named:
         assert (ROOT / name).exists(), name
 
 
