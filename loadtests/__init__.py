@@ -1,1 +1,1 @@
-"""Load tests: clients of a running server, and nothing else."""
+"""Load tests: clients of a running server. They import nothing of the server."""

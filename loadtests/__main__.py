@@ -1,6 +1,6 @@
-"""`python -m loadtests`: run the suite against a server that is already there, or against one of its own.
+"""`python -m loadtests`: run the suite against a running server.
 
-Without --host a server with the demo model is started on free ports and stopped afterwards.
+Without --host it starts a server with the demo model on free ports, and stops it afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
-    """Locust's exit status."""
+    """Run Locust; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", help="A running server, e.g. http://127.0.0.1:8000.")
     parser.add_argument("--users", type=int, default=8)

@@ -1,4 +1,4 @@
-"""The suite: OpenAI and TGI streaming users side by side, judged by loadtests/targets.toml.
+"""The suite: streaming users of the OpenAI and the TGI dialect, compared with loadtests/targets.toml.
 
 locust -f loadtests/locustfile.py --headless -H http://127.0.0.1:8000 -u 8 -r 8 -t 30s
 """
@@ -21,7 +21,7 @@ __all__ = ["OpenAIStreamUser", "TGIStreamUser"]
 
 @events.quitting.add_listener
 def judge(environment: Any, **_: Any) -> None:
-    """Print the figures, compare them with the targets, set the exit status."""
+    """Print the figures, compare them with the targets, and set the exit status."""
     measured = figures(SAMPLES)
     print(f"\n{SAMPLES.requests} streams, {SAMPLES.failures} failed, {SAMPLES.output_tokens} output tokens")
     for name, value in measured.items():

@@ -1,4 +1,4 @@
-"""Prompts that share no prefix, so that a prefix cache does not do the work that is to be measured."""
+"""Prompts without a common prefix, so that the prefix cache does not affect the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the server as its own process, for runs that bring their own."""
+"""Starts a server as a child process, for runs without --host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_TIMEOUT_S = 300
 
 @contextlib.contextmanager
 def running_server(settings: dict[str, str]) -> Iterator[str]:
-    """The front plane's URL of a server with these DRAGOMAN_ settings; it is stopped at the end."""
+    """Start a server with these settings (without the prefix DRAGOMAN_); yields the URL of its front plane and stops it."""
     front, control = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="dragoman-load-") as folder:
         environment = {
@@ -60,7 +60,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
+    """A port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What a run asks for, from the environment, because Locust reads its files by itself."""
+"""The settings of a run, from the environment, because Locust imports the files itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """`model` None is the server's default."""
+    """The requests of a run. `model` None is the server's default."""
 
     model: str | None = os.environ.get("LOAD_MODEL") or None
     prompt_words: int = int(os.environ.get("LOAD_PROMPT_WORDS", "40"))

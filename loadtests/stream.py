@@ -1,4 +1,4 @@
-"""Reads server-sent events as they arrive and keeps every sample; Locust's own buckets are too coarse for tokens."""
+"""Reads server-sent events and records every sample; Locust's own histograms are too coarse for tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from locust.contrib.fasthttp import FastHttpUser
 
 @dataclass
 class Samples:
-    """What the streams of one run showed. Times are milliseconds."""
+    """The samples of one run. Times are in milliseconds."""
 
     ttft_ms: list[float] = field(default_factory=list)
     inter_token_ms: list[float] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Samples:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens over the time between the first request's start and the last one's end."""
+        """Output tokens per second, from the first request's start to the last one's end."""
         return self.output_tokens / max(1e-9, self.ended - self.started)
 
 
@@ -33,13 +33,13 @@ SAMPLES = Samples()
 
 
 class StreamUser(FastHttpUser):
-    """A client that reads one stream after another."""
+    """A user that reads one stream after another."""
 
     abstract = True
     insecure = True
 
     def read_stream(self, path: str, body: dict[str, Any], name: str, last: bytes) -> None:
-        """POST and read to the end. `last` is a piece of the frame without which a stream is not complete."""
+        """POST and read to the end. A stream is complete if a frame contains `last`."""
         start, previous, tokens, complete = time.perf_counter(), None, 0, False
         SAMPLES.started = SAMPLES.started or start
         SAMPLES.requests += 1
@@ -48,7 +48,7 @@ class StreamUser(FastHttpUser):
                 SAMPLES.failures += 1
                 response.failure(f"status {response.status_code}")
                 return
-            # Whole frames: reading fixed amounts would wait for bytes that are not there yet.
+            # Whole frames: a read of a fixed size would block until more bytes arrive.
             for frame in iter(lambda: response.stream.readline(b"\n\n"), b""):
                 now = time.perf_counter()
                 if last in frame:
@@ -71,11 +71,11 @@ class StreamUser(FastHttpUser):
         SAMPLES.output_tokens += tokens
 
     def carries_text(self, frame: bytes) -> bool:
-        """Whether the frame brings a token."""
+        """Whether the frame contains a token."""
         raise NotImplementedError
 
     def tokens(self, frame: bytes, before: int) -> int:
-        """The number of output tokens as of this frame."""
+        """The number of output tokens up to this frame."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Compares a run with its targets."""
+"""Compares the figures of a run with its targets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The nearest-rank percentile; NaN of nothing."""
+    """The nearest-rank percentile for `share` in [0, 1]; NaN without values."""
     if not values:
         return float("nan")
     ordered = sorted(values)
@@ -19,7 +19,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def figures(samples: Samples) -> dict[str, float]:
-    """What a run is judged by."""
+    """The figures of a run by the targets' names."""
     return {
         "fail_ratio": samples.failures / max(1, samples.requests),
         "ttft_p50_ms": percentile(samples.ttft_ms, 0.50),
@@ -32,7 +32,7 @@ def figures(samples: Samples) -> dict[str, float]:
 
 
 def broken_targets(path: Path, measured: dict[str, float]) -> list[str]:
-    """A line for every target that was missed; `min_` targets are floors, the others ceilings."""
+    """A line for every missed target. Targets that begin with `min_` are lower bounds, the others upper bounds."""
     broken = []
     for name, target in tomllib.loads(path.read_text()).items():
         if name not in measured:

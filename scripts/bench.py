@@ -1,12 +1,12 @@
-"""Measure the engine alone and then the whole server on the same work, in turn, and print both with their ratio.
+"""Measures the engine alone and the whole server on the same work, in turn, and prints both with their ratio.
 
     python -m scripts.bench [--model DIR ...] [--streams 1 8 32] [--rounds 2] [--json FILE]
 
 The engine alone is a worker process driven over its socket with token ids; the server is `manage.py serve` driven
-over HTTP with the same ids, streaming. The work of one cell: so many streams at once, each a prompt of its own and a
-fixed number of output tokens. Beside each cell stands what the machine allows: prompts at the speed of matrix products,
-and steps at that or at the bandwidth of reading the weights once, whichever takes longer, both measured in the same run.
-Nothing is guessed ahead: random weights soon repeat themselves, which would count for more than it is worth.
+over HTTP with the same ids, streaming. A cell is a number of concurrent streams, each with a prompt of its own and a fixed
+number of output tokens. The floor of a cell is measured in the same run: prefill at the speed of matrix products, decode at
+that speed or at the bandwidth of reading the weights once, whichever is slower. Speculation is off, because models with
+random weights repeat themselves and would accept too many draft tokens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What adapters cost: streams of the base model, of one adapter and of several at once, in turn on one engine.
+"""Measures the cost of adapters: streams of the base model, of one adapter and of several, in turn on one engine.
 
     python -m scripts.bench_adapters [--model smollm2-135m] [--adapters 8] [--rank 16] [--streams 8 32] [--rounds 3]
 
-And what loading one costs those who are being served: the longest gap between two tokens of a stream while adapters
-that nobody has asked for before are loaded, as a ratio to the median gap.
+It also measures the cost of loading for running streams: the longest inter-token gap while new adapters are loaded, as a
+ratio to the median gap.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Decode on a CUDA device: tokens per second beside what the memory allows, and beside transformers' own batching.
+"""Measures decode on a CUDA device: tokens per second, the floor by memory bandwidth, and transformers' own batching.
 
     python -m scripts.bench_gpu [--models qwen2.5-0.5b qwen2.5-7b] [--batches 1 32] [--tokens 256] [--json FILE]
 
-The floor of a step is the time to read the weights (as the model's files hold them) and the batch's keys and values once, at the bandwidth that copying
-a gigabyte shows in the same run. Needs nothing but what `engine/` needs.
+The floor of a step is the time to read the weights (as stored in the model's files) and the batch's keys and values once,
+at the bandwidth of copying a gigabyte, measured in the same run. It needs only what `engine/` needs.
 """
 
 from __future__ import annotations

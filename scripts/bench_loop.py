@@ -1,10 +1,9 @@
-"""How long hostile bodies hold the event loop: `python -m scripts.bench_loop [--tree FOLDER] [KIND ...]`.
+"""Measures how long hostile bodies block the event loop: `python -m scripts.bench_loop [--tree FOLDER] [KIND ...]`.
 
-It starts the server of a tree with a probe on its loop: a task that wants to run every millisecond. For each kind of
-body, sent several times: the status, how long its own answer took, the longest gap of the probe in CPU time of the
-process (what the server itself did meanwhile, whatever else the machine was busy with), the same by the clock, the
-longest gap between two tokens of a neighbour's stream, and the memory that stayed. Figures are medians of the rounds'
-longest. The first row sends nothing.
+It starts the server of a source tree with a probe on its loop: a task that is due every millisecond. Each kind of body is
+sent several times. Columns: the status; the time to the answer; the longest gap of the probe in CPU time of the process
+(which other processes do not affect) and in real time; the longest inter-token gap of another stream; and the memory that
+was not released. Figures are medians over rounds of the longest value. The first row sends nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What a grammar costs those who run beside it: gaps between the tokens of streams of free text.
+"""Measures the effect of a grammar on other streams: inter-token gaps of streams of free text.
 
     python -m scripts.bench_neighbours [--model smollm2-135m] [--streams 4] [--tokens 150] [--threads 0] [--only NAME ...]
 
-For each grammar in turn: streams of free text alone, then the same beside two streams of that grammar. The table has
-the median gap alone, and the worst gap beside the grammar as a multiple of it; and, as the machine itself is not quiet,
-the same for the streams alone. A worker that dies is said so and replaced.
+For each grammar: streams of free text alone, then with two streams of that grammar. The table has the median gap alone, and
+the longest gap, alone and beside the grammar, as a multiple of it. A worker that dies is reported and replaced.
 """
 
 from __future__ import annotations

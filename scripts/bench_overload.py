@@ -1,10 +1,10 @@
-"""What a server does under several times the load that it can take: how much it still answers, how fast it refuses the rest.
+"""Measures a server under several times its load: answers per second, and how fast it refuses the rest.
 
     python -m scripts.bench_overload [--times 5] [--seconds 20] [--places 128] [--url http://127.0.0.1:8000]
 
-First as many clients as there are places, each asking anew when it has its answer. Then so many times as many, all at
-once, who try again a second after a refusal. Every request has a connection of its own; a refusal's time runs from the
-connection's beginning to the last byte.
+First one client per permit, each sending the next request after its answer. Then `--times` as many clients at once, which
+retry a second after a refusal. Every request has its own connection; the time of a refusal is from connecting to the last
+byte.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a shared prefix costs those who come after the first: eight requests with one long prefix and an end of their own.
+"""Measures the prefix cache: eight requests with one long prefix and an end of their own.
 
     python -m scripts.bench_prefix [--models smollm2-135m qwen2.5-0.5b] [--prefix 1000] [--tail 16] [--rounds 3]
 
-Cost is the time the engine spends in the steps that compute prompts. The requests come one after the other, and then,
-with another prefix, one first and seven at once.
+The figure is the time of the prefill steps. The requests come one after the other, and then, with another prefix, one
+first and seven at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What structured output costs: streams of free text and of text by grammars, in turn on one engine.
+"""Measures the cost of structured output: streams of free text and streams with grammars, in turn on one engine.
 
     python -m scripts.bench_structured [--model smollm2-135m] [--streams 8] [--rounds 3] [--threads 0]
 
-The grammars have no end within the tokens asked for, so that every stream has the same number of tokens.
+No grammar ends within the requested tokens, so all streams have the same length.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Measure the engine on one and on several threads, alone and beside a process that keeps one core busy.
+"""Measures the engine on one and on several threads, alone and beside a process that keeps one core busy.
 
     python -m scripts.bench_threads [--model DIR ...] [--threads 1 2] [--streams 1 8 32] [--rounds 5] [--against CHECKOUT]
                                     [--json FILE]
 
-A worker is a process that loads the model once and computes the same work whenever it is told to: so many sequences at
-once, each a prompt of its own and a fixed number of output tokens. All workers take turns, one at a time, beside a busy
-neighbour and without; cells are medians over the rounds. `--against` measures another checkout of this project in the
-same turns.
+A worker process loads the model once and repeats the same work: a number of sequences, each with a prompt of its own and a
+fixed number of output tokens. The workers take turns, with and without the busy process; cells are medians over the rounds.
+`--against` measures another checkout of this project in the same turns.
 """
 
 from __future__ import annotations

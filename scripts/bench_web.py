@@ -1,9 +1,9 @@
-"""What the web process spends: CPU time per streamed event and per POST, as ratios to a bare server in the same run.
+"""Measures the web process: CPU time per streamed event and per POST, as ratios to a bare server in the same run.
 
     python -m scripts.bench_web [--rounds 3]
 
-The floor is our own HTTP server with handlers that only encode JSON (`scripts/floor_server.py`). Ours is the whole
-server with the demo model; its engine is another process, whose time is not counted.
+The floor is the same HTTP server with handlers that only encode JSON (`scripts/floor_server.py`). The engine is another
+process and does not count.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""Drive several running servers with the same work, in turn, and print each one's figures and its ratio to the first.
+"""Sends the same work to several running servers, in turn, and prints their figures and ratios to the first.
 
     python -m scripts.compare ours=http://127.0.0.1:8000 vllm=http://127.0.0.1:8100 [--cases c1 c8 c32] [--json FILE]
                               [--tokenizer tokenizer.json] [--plain NAME ...]
 
-Every server speaks OpenAI's completions API and serves the same model; what it calls it is asked from `/v1/models`,
-or stands behind a # after the address.
-Prompts are token ids without a common prefix, so that each server computes the same. Where one of the servers takes
-texts alone, all get texts of as many tokens, made of words that are one token of `--tokenizer` each; `--plain` names
-those that know neither `ignore_eos` nor `stream_options`. Output tokens are what the servers say in `usage`. The servers take turns within a
-round and a different one begins each round; what is printed is the median over the rounds. An idle server must not
-compute: one that spins while it waits would disturb the others.
+Every server speaks OpenAI's completions API and serves the same model. Its model name is the first of `/v1/models`, or the
+text after # in the address. Prompts are token ids without a common prefix. If a server takes only text, all get texts of the
+same number of tokens, made of words that are one token of `--tokenizer` each. `--plain` names servers that know neither
+`ignore_eos` nor `stream_options`. Output tokens are those of `usage`. The servers take turns within a round, and another one
+begins each round; figures are medians over rounds. An idle server must not use CPU time, or it disturbs the others.
 """
 
 from __future__ import annotations

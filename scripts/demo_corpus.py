@@ -1,4 +1,4 @@
-"""The text that the demo model learns: conversations written by a seeded generator, never by a download.
+"""The demo model's training text: conversations from a seeded generator. It downloads nothing.
 
 A conversation is a list of chat messages; `plain_documents` gives the same knowledge without a chat
 template, so that completion endpoints make sense as well.

@@ -1,4 +1,4 @@
-"""Train the demo model and its two adapters, reproducibly, and say how good they are on held-out text.
+"""Trains the demo model and its two adapters, reproducibly, and evaluates them on held-out text.
 
     python scripts/demo_model.py [--out models] [--steps 2600] [--seed 7]
 

@@ -1,4 +1,4 @@
-"""The bare floor for `scripts.bench_web`: our HTTP server with handlers that do nothing but encode JSON."""
+"""The baseline of `scripts.bench_web`: the HTTP server with handlers that only encode JSON."""
 
 from __future__ import annotations
 

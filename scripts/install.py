@@ -1,4 +1,4 @@
-"""Make a virtual environment and install a lock file into it, with nothing but Python's standard library.
+"""Creates a virtual environment and installs a lock file into it, using only Python's standard library.
 
     python3 scripts/install.py DIRECTORY LOCK [--torch]
 

@@ -1,8 +1,8 @@
-"""Draw what `scripts.compare` wrote: one picture of tokens per second by case and server for each file.
+"""Plots the results of `scripts.compare`: tokens per second by case and server, one picture per file.
 
     python -m scripts.plot docs/results/compare-*.json
 
-The picture stands beside its file, as SVG without dates or random names, so that the same numbers give the same bytes.
+The picture is written beside its file, as SVG without dates or random names, so that the same figures give the same bytes.
 """
 
 from __future__ import annotations

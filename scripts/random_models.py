@@ -1,9 +1,9 @@
-"""Make models with random weights: some at real shapes for speed, and a tiny one of each family for equality.
+"""Makes models with random weights: real shapes for benchmarks, and a tiny one of each family for tests.
 
     python -m scripts.random_models DIRECTORY NAME [NAME ...]
 
-NAME is `smollm2-135m`, `qwen2.5-0.5b`, `qwen3-0.6b`, `qwen2.5-7b`, or one of the tiny families. The tokenizer is the demo model's; where the
-vocabulary is larger, the rest of it is never reached by text. Downloads nothing.
+NAME is `smollm2-135m`, `qwen2.5-0.5b`, `qwen3-0.6b`, `qwen2.5-7b`, or one of the tiny families. The tokenizer is the demo
+model's; the rest of a larger vocabulary cannot be written as text. It downloads nothing.
 """
 
 from __future__ import annotations

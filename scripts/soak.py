@@ -1,10 +1,10 @@
-"""Mixed load for minutes, then nothing: memory must be flat, every block free, every gauge zero.
+"""Runs mixed load for minutes, then checks an idle server: flat memory, every block free, every gauge zero.
 
     python -m scripts.soak [--minutes 10]
 
-Users stream and ask, hang up in every phase, do not read, and send bad bodies. The resident memory of the web process
-and of the worker is sampled each second; the slope is Theil-Sen's over the second half. Exit status 1 when something
-is not as it should be.
+Users stream, send single requests, disconnect in every phase, stop reading, and send bad bodies. The resident memory of the
+web process and of the worker is sampled every second; the slope is Theil-Sen's over the second half. Exits with 1 if a
+check fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A lean HTTP client for benchmarks: it counts events and bytes and parses nothing, so it takes little of the machine."""
+"""A small HTTP client for benchmarks. It counts events and bytes without parsing them, to use little CPU."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One file a dialect: how its clients ask and how its frames are read."""
+"""Users: one file per dialect, with its requests and the parsing of its frames."""

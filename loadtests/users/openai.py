@@ -10,7 +10,7 @@ from loadtests.stream import StreamUser, data
 
 
 class OpenAIStreamUser(StreamUser):
-    """Streams completions and asks for their usage."""
+    """Streams completions with their usage."""
 
     wait_time = constant(0)
 
@@ -29,9 +29,9 @@ class OpenAIStreamUser(StreamUser):
         self.read_stream("/v1/completions", body, "openai /v1/completions", b"data: [DONE]")
 
     def carries_text(self, frame: bytes) -> bool:
-        """Every chunk with a choice."""
+        """Every chunk with a choice has a token."""
         return b'"choices":[{' in frame
 
     def tokens(self, frame: bytes, before: int) -> int:
-        """From the usage chunk, which is parsed; the others are not."""
+        """The count of the usage chunk; other chunks are not parsed."""
         return int(data(frame)["usage"]["completion_tokens"]) if b'"choices":[]' in frame else before

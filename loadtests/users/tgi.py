@@ -10,7 +10,7 @@ from loadtests.stream import StreamUser
 
 
 class TGIStreamUser(StreamUser):
-    """Streams from /generate_stream. TGI cannot be told to ignore the end of a text, so lengths vary."""
+    """Streams from /generate_stream. TGI has no parameter to ignore the end of a text, so lengths vary."""
 
     wait_time = constant(0)
 
@@ -21,7 +21,7 @@ class TGIStreamUser(StreamUser):
         self.read_stream("/generate_stream", body, "tgi /generate_stream", b'"finish_reason"')
 
     def carries_text(self, frame: bytes) -> bool:
-        """Every frame but an error's."""
+        """Every frame except an error has a token."""
         return b'"token":' in frame
 
     def tokens(self, frame: bytes, before: int) -> int:
