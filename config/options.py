@@ -46,14 +46,14 @@ class Options(EngineSettings):
     )
     database_url: str = Field("", description="postgresql://user:password@host/name; empty is SQLite in data_dir.")
     model: str = Field(str(DEMO_MODEL), description="Directory or hub id that `serve` deploys.")
-    launcher: str = Field("local", description="What starts engine workers: " + ", ".join(LAUNCHERS) + ".")
+    launcher: str = Field("local", description="Launcher of engine workers: " + ", ".join(LAUNCHERS) + ".")
     require_api_key: bool | None = Field(None, description="Ask for API keys; unset asks unless bound to loopback.")
-    allowed_hosts: list[str] = Field([], description="Further host names under which the server answers; * is any.")
+    allowed_hosts: list[str] = Field([], description="Further host names of the server; * is any.")
     allowed_origins: list[str] = Field(
         [], description="Origins of other sites' pages that may call the inference planes; * is any."
     )
     behind_tls: bool = Field(
-        False, description="A proxy in front speaks TLS: the admin's cookies are Secure, X-Forwarded-Proto is believed."
+        False, description="A proxy terminates TLS: cookies are Secure, X-Forwarded-Proto and -For are trusted."
     )
     adapter_roots: list[Path] | None = Field(
         None, description="Folders from which clients may load adapters; unset is any folder if bound to loopback."
@@ -61,20 +61,24 @@ class Options(EngineSettings):
     max_adapter_bytes: int = Field(
         4 << 30, ge=1 << 20, le=1 << 40, description="Largest adapter_model.safetensors that is read."
     )
-    max_concurrent_requests: int = Field(256, ge=1, le=65536, description="Requests inside at once; more are refused.")
+    max_concurrent_requests: int = Field(256, ge=1, le=65536, description="Concurrent requests; more are refused.")
     max_requests_per_tenant: int = Field(
-        0, ge=0, description="Of these, how many one API key, or without keys one gRPC connection, may hold; 0 is 3/4."
+        0,
+        ge=0,
+        description="Concurrent requests of one API key, or of one gRPC connection without keys; 0 is 3/4 of all.",
     )
-    max_body_bytes: int = Field(2_000_000, ge=1024, le=1 << 30, description="Largest request body.")
-    max_connections: int = Field(4096, ge=1, le=1 << 20, description="HTTP connections to one address at once.")
+    max_body_bytes: int = Field(2_000_000, ge=1024, le=1 << 30, description="Largest request body in bytes.")
+    max_connections: int = Field(4096, ge=1, le=1 << 20, description="Concurrent HTTP connections to one address.")
     parse_special_tokens: bool = Field(
-        True, description="Whether names of control tokens (<|im_end|>) in a client's text act as such, as elsewhere."
+        True, description="Whether names of special tokens (<|im_end|>) in a client's text become these tokens."
     )
-    request_timeout_s: float = Field(600, gt=0, description="Longest time that one request may take.")
-    headers_timeout_s: float = Field(10, gt=0, description="How long a client may take to send a request's headers.")
-    body_timeout_s: float = Field(60, gt=0, description="How long a client may take to send a request's body.")
-    slow_client_timeout_s: float = Field(30, gt=0, description="How long a client may leave its stream unread.")
-    drain_s: float = Field(30, ge=0, description="How long running requests may go on after SIGTERM.")
+    request_timeout_s: float = Field(600, gt=0, description="Seconds that a request may take.")
+    headers_timeout_s: float = Field(
+        10, gt=0, description="Seconds that a client may take to send a request's headers."
+    )
+    body_timeout_s: float = Field(60, gt=0, description="Seconds that a client may take to send a request's body.")
+    slow_client_timeout_s: float = Field(30, gt=0, description="Seconds that a client may leave its stream unread.")
+    drain_s: float = Field(30, ge=0, description="Seconds that running requests may continue after SIGTERM.")
     log_format: str = Field("console", pattern="^(console|json)$", description="How log lines are written.")
 
     @field_validator("allowed_hosts", "allowed_origins")

@@ -40,7 +40,7 @@ class DatabaseSchemaEditor(schema.DatabaseSchemaEditor):
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
-    """One thread's connection."""
+    """The connection of one thread."""
 
     SchemaEditorClass = DatabaseSchemaEditor
     patient = False
