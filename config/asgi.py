@@ -39,12 +39,12 @@ class SiteGuard:
             if scope.get("method") not in SAFE_METHODS:  # a WebSocket has no method
                 self._sites.check_origin(headers)
         except Forbidden as error:
-            await _turn_away(scope, send, error.message)
+            await _refuse(scope, send, error.message)
             return
         await self._application(scope, receive, send)
 
 
-async def _turn_away(scope: dict[str, Any], send: Any, message: str) -> None:
+async def _refuse(scope: dict[str, Any], send: Any, message: str) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": FOREIGN})
         return

@@ -50,7 +50,7 @@ class Options(EngineSettings):
     require_api_key: bool | None = Field(None, description="Ask for API keys; unset asks unless bound to loopback.")
     allowed_hosts: list[str] = Field([], description="Further host names of the server; * is any.")
     allowed_origins: list[str] = Field(
-        [], description="Origins of other sites' pages that may call the inference planes; * is any."
+        [], description="Foreign origins whose pages may call the inference planes; * is any."
     )
     behind_tls: bool = Field(
         False, description="A proxy terminates TLS: cookies are Secure, X-Forwarded-Proto and -For are trusted."

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inference.server.plane_server import LAST_WORDS_S, PlaneServer  # first: installs the asyncio reactor
+from inference.server.plane_server import FINAL_EVENT_S, PlaneServer  # first: installs the asyncio reactor
 
 # isort: split
 import structlog
@@ -121,14 +121,14 @@ class Server:
             self.stopping.set()
             loop_of_reconciler.join()
             self.launcher.close()
-            self._say_goodbye()
+            self._forget_workers()
         failed = server.failed or self.failed
         if failed:
             print(f"error: {failed}", file=sys.stderr)
             return 1
         return 0
 
-    def _say_goodbye(self) -> None:
+    def _forget_workers(self) -> None:
         """Record that the workers are gone; if the database is away, the next start does it."""
         close_old_connections()
         try:
@@ -156,7 +156,7 @@ class Server:
         self.services.admission.draining = True
         loop = asyncio.get_event_loop()
         logger.info("draining", running=self.services.admission.in_flight)
-        return [loop.create_task(server.stop(self.options.drain_s + LAST_WORDS_S)) for server in self.grpc]
+        return [loop.create_task(server.stop(self.options.drain_s + FINAL_EVENT_S)) for server in self.grpc]
 
     def _terminate(self, force_after_s: float | None) -> None:
         """Stop this process as on SIGTERM; after that many seconds kill it."""

@@ -16,7 +16,7 @@ Style = Literal["hermes", "llama3", "mistral"]
 """`<tool_call>{"name", "arguments"}</tool_call>` (Hermes, Qwen); `{"name", "parameters"}`, optionally after
 `<|python_tag|>` (Llama 3); `[TOOL_CALLS][{"name", "arguments"}]` or `[TOOL_CALLS]name[ARGS]{...}` (Mistral).
 """
-MARKS: dict[Style, str] = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
+TAGS: dict[Style, str] = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
 ARGUMENTS = ("arguments", "parameters")
 KEYS = (*ARGUMENTS, "name", "type", "id")
 """The keys of a call's object; a bare object with any other key is a JSON answer, not a call."""
@@ -49,8 +49,8 @@ class _End(Exception):
 
 def style_of(template: str) -> Style:
     """The style that a chat template uses; Hermes by default."""
-    for style, mark in MARKS.items():
-        if mark in template:
+    for style, tag in TAGS.items():
+        if tag in template:
             return style
     return "llama3" if "ipython" in template and "parameters" in template else "hermes"
 
@@ -79,7 +79,7 @@ class ToolCallParser:
             self._machine.throw(_End())
         return self._taken()
 
-    def say(self, part: Part) -> None:
+    def emit(self, part: Part) -> None:
         """Add a part, merged with the previous one of its kind."""
         last = self._parts[-1] if self._parts else None
         if isinstance(part, str):
@@ -92,9 +92,9 @@ class ToolCallParser:
         else:
             self._parts.append((part.index, part.name, [part.arguments]))
 
-    def sayer(self, index: int) -> Callable[[str], None]:
+    def emitter(self, index: int) -> Callable[[str], None]:
         """A function that adds pieces of a call's arguments."""
-        return lambda text: self.say(CallPart(index, None, text))
+        return lambda text: self.emit(CallPart(index, None, text))
 
     def _taken(self) -> list[Part]:
         noted, self._parts = self._parts, []
@@ -126,41 +126,41 @@ class ToolCallParser:
             pass
         return character
 
-    def text_until(self, mark: str) -> Character:
-        """Emit text up to `mark`; the mark, with the white space before it, is returned instead."""
+    def text_until(self, tag: str) -> Character:
+        """Emit text up to `tag`; the tag, with the white space before it, is returned instead."""
         space: list[str] = []
         begun = ""
         try:
-            while begun != mark:
+            while begun != tag:
                 character = yield from self.next()
                 if not begun and character.isspace():
                     space.append(character)
                     continue
                 begun += character
-                while not mark.startswith(begun):
-                    self.say("".join(space) + begun[0])
+                while not tag.startswith(begun):
+                    self.emit("".join(space) + begun[0])
                     space, begun = [], begun[1:]
                     if begun.isspace():
                         space, begun = [begun], ""
         except _End:
-            self.say("".join(space) + begun)
+            self.emit("".join(space) + begun)
             raise
-        return "".join(space) + mark
+        return "".join(space) + tag
 
-    def skip_until(self, mark: str) -> Wait:
-        """Drop text until `mark` is complete."""
+    def skip_until(self, tag: str) -> Wait:
+        """Drop text until `tag` is complete."""
         seen = ""
-        while not seen.endswith(mark):
-            seen = (seen + (yield from self.next()))[-len(mark) :]
+        while not seen.endswith(tag):
+            seen = (seen + (yield from self.next()))[-len(tag) :]
 
-    def call(self, mark: str, strict: bool) -> Generator[None, str, bool]:
-        """Parse a call object, keys in any order; emit it as text after `mark` if it is not a call."""
+    def call(self, tag: str, strict: bool) -> Generator[None, str, bool]:
+        """Parse a call object, keys in any order; emit it as text after `tag` if it is not a call."""
         self._raw, begun = [], self.calls
         try:
             yield from self._object(strict)
         except (_NotACall, _End) as reason:
             if self.calls == begun:
-                self.say(mark + "".join(self._raw))
+                self.emit(tag + "".join(self._raw))
             if isinstance(reason, _End):
                 raise
             return self.calls > begun  # an error in a call that has begun is not shown to the client
@@ -168,33 +168,33 @@ class ToolCallParser:
             self._raw = None
         return True
 
-    def calls_in_list(self, mark: str) -> Wait:
+    def calls_in_list(self, tag: str) -> Wait:
         """Parse calls between `[`, which was read, and `]`."""
         while (character := (yield from self.visible())) != "]":
             if character != ",":
                 self.push(character)
-                if not (yield from self.call(mark, strict=False)):
+                if not (yield from self.call(tag, strict=False)):
                     return
 
-    def arguments(self, say: Callable[[str], None]) -> Wait:
+    def arguments(self, emit: Callable[[str], None]) -> Wait:
         """Parse a call's arguments: an object, or a string that contains one."""
         character = yield from self.visible()
         if character == '"':
-            say((yield from self._string()) or "{}")
+            emit((yield from self._string()) or "{}")
             return
         if character == "n":
             self.push(character)
             if (yield from self._other_value()) is not None:
                 raise _NotACall
-            say("{}")
+            emit("{}")
             return
         if character != "{":
             raise _NotACall
         depth, in_string, escaped = 1, False, False
-        say(character)
+        emit(character)
         while depth:
             character = yield from self.next()
-            say(character)
+            emit(character)
             if escaped:
                 escaped = False
             elif in_string:
@@ -204,7 +204,7 @@ class ToolCallParser:
                 depth += (character in "{[") - (character in "}]")
 
     def _object(self, strict: bool) -> Wait:
-        index, name, early, said = self.calls, "", "", False
+        index, name, early, emitted = self.calls, "", "", False
         if (yield from self.visible()) != "{":
             raise _NotACall
         while (character := (yield from self.visible())) != "}":
@@ -217,19 +217,19 @@ class ToolCallParser:
                 raise _NotACall
             if key in ARGUMENTS:
                 pieces: list[str] = []  # of a second value, which is dropped
-                yield from self.arguments(self.sayer(index) if name and not said else pieces.append)
-                early, said = early or "".join(pieces), True
+                yield from self.arguments(self.emitter(index) if name and not emitted else pieces.append)
+                early, emitted = early or "".join(pieces), True
             else:
                 value = yield from self._other_value()
                 if key == "name":
                     if not isinstance(value, str) or not value or name:
                         raise _NotACall
                     name, self.calls = value, index + 1
-                    self.say(CallPart(index, name, early))
+                    self.emit(CallPart(index, name, early))
         if not name:
             raise _NotACall
-        if not said:
-            self.say(CallPart(index, None, "{}"))
+        if not emitted:
+            self.emit(CallPart(index, None, "{}"))
 
     def _string(self) -> Character:
         """The rest of a string after its opening quote."""
@@ -267,26 +267,26 @@ def _loads(text: str) -> object:
 
 def _hermes(parser: ToolCallParser) -> Wait:
     while True:
-        mark = yield from parser.text_until("<tool_call>")
-        if (yield from parser.call(mark, strict=False)):
+        tag = yield from parser.text_until("<tool_call>")
+        if (yield from parser.call(tag, strict=False)):
             yield from parser.skip_until("</tool_call>")
 
 
 def _llama3(parser: ToolCallParser) -> Wait:
-    mark, held = MARKS["llama3"], ""
+    tag, held = TAGS["llama3"], ""
     try:
-        while not held.lstrip().startswith("{") and held.lstrip() != mark and mark.startswith(held.lstrip()):
+        while not held.lstrip().startswith("{") and held.lstrip() != tag and tag.startswith(held.lstrip()):
             held += yield from parser.next()
     except _End:
-        parser.say(held)
+        parser.emit(held)
         raise
-    bare = held.lstrip() != mark
+    bare = held.lstrip() != tag
     while True:
         if bare and held.lstrip().startswith("{"):
             parser.push("{")
         elif bare:
-            parser.say(held)
-            held = yield from parser.text_until(mark)
+            parser.emit(held)
+            held = yield from parser.text_until(tag)
             bare = False
         if (yield from parser.call("" if bare else held, strict=True)):
             held = yield from parser.visible()
@@ -298,9 +298,9 @@ def _llama3(parser: ToolCallParser) -> Wait:
 
 
 def _mistral(parser: ToolCallParser) -> Wait:
-    mark = MARKS["mistral"]
+    tag = TAGS["mistral"]
     while True:
-        before = yield from parser.text_until(mark)
+        before = yield from parser.text_until(tag)
         character = yield from parser.visible()
         if character == "[":
             yield from parser.calls_in_list(before + "[")
@@ -315,16 +315,16 @@ def _mistral(parser: ToolCallParser) -> Wait:
                 read += character
                 character = yield from parser.next()
         except _End:
-            parser.say(before + read)
+            parser.emit(before + read)
             raise
         name = read.partition("[")[0]
         if character != "{" or not name:
-            parser.say(before + read + character)
+            parser.emit(before + read + character)
             continue
         index, parser.calls = parser.calls, parser.calls + 1
-        parser.say(CallPart(index, name))
+        parser.emit(CallPart(index, name))
         parser.push(character)
-        yield from parser.arguments(parser.sayer(index))
+        yield from parser.arguments(parser.emitter(index))
 
 
 MACHINES: dict[Style, Machine] = {"hermes": _hermes, "llama3": _llama3, "mistral": _mistral}
@@ -344,8 +344,8 @@ def only_arguments(name: str) -> Machine:
     def machine(parser: ToolCallParser) -> Wait:
         first = yield from parser.next()
         parser.calls = 1
-        parser.say(CallPart(0, name, first))
+        parser.emit(CallPart(0, name, first))
         while True:
-            parser.say(CallPart(0, None, (yield from parser.next())))
+            parser.emit(CallPart(0, None, (yield from parser.next())))
 
     return machine

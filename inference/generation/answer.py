@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from inference.errors import ServingError
 from inference.generation.merging import merge
-from inference.http.offload import beside_if
+from inference.http.offload import in_thread_if
 from inference.http.refusals import log_refusal
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ async def answer(exchange: Exchange, job: Job) -> None:
         await exchange.unless_gone(_collect(job, generations, reply))
         many = sum(generation.request.n for generation in generations) > INLINE_SEQUENCES
         heavy = many or any(generation.heavy for generation in generations)
-        return await exchange.respond(await beside_if(heavy, reply.whole))
+        return await exchange.respond(await in_thread_if(heavy, reply.whole))
 
 
 def deltas_of(generations: list[Generation]) -> AsyncGenerator[tuple[int, Delta], None]:

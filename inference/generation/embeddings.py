@@ -20,7 +20,7 @@ from inference.errors import (
     ShuttingDown,
 )
 from inference.generation.requests import Prompt, TextPrompt
-from inference.http.offload import beside
+from inference.http.offload import in_thread
 from inference.http.validation import in_range
 from inference.workers.tokenizer import CHARACTERS_PER_TOKEN, Beginning
 
@@ -73,7 +73,7 @@ class Embedder:
             raise InvalidRequest(f"The model `{target.entry.name}` generates text and makes no embeddings.", "model")
         _check_dimensions(request.dimensions, info, target.entry.name)
         rows = await _token_ids(request, target, info)
-        inputs = await beside(lambda: [_checked(ids, target, i) for i, ids in enumerate(rows)])
+        inputs = await in_thread(lambda: [_checked(ids, target, i) for i, ids in enumerate(rows)])
         normalise = info.normalise if request.normalise is None else request.normalise
         output = await self._run(target, inputs, request.dimensions, normalise)
         if output.embeddings is None:

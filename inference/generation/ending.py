@@ -15,7 +15,7 @@ class EndCause(StrEnum):
     LENGTH = "length"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
-    """Stopped on request of the client, or by a rule of the dialect."""
+    """The client stopped the request."""
     CLIENT_LEFT = "client_left"
     WORKER_LOST = "worker_lost"
     SHUTDOWN = "shutdown"

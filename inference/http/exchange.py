@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from inference.errors import MalformedBody, Overloaded, ServingError, Unavailable
-from inference.http.offload import INLINE_BYTES, beside
+from inference.http.offload import INLINE_BYTES, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -153,7 +153,7 @@ class Exchange:
         """Call `function` on the loop for small bodies, in a thread for large ones."""
         if self.body_bytes <= INLINE_BYTES:
             return function(*arguments)
-        return await beside(function, *arguments)
+        return await in_thread(function, *arguments)
 
     async def respond(self, response: Response) -> None:
         """Send a complete response."""

@@ -28,7 +28,7 @@ SLICE = 512
 """Elements of a list that are encoded in one call."""
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-_threads = ThreadPoolExecutor(2, thread_name_prefix="beside")
+_threads = ThreadPoolExecutor(2, thread_name_prefix="offload")
 
 
 def prepare_process() -> None:
@@ -40,18 +40,18 @@ def prepare_process() -> None:
     gc.freeze()
 
 
-async def beside(work: Callable[..., T], *arguments: Any) -> T:
+async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
     """Run `work` in a thread; exceptions propagate."""
     call = partial(contextvars.copy_context().run, work, *arguments)
     return await asyncio.get_running_loop().run_in_executor(_threads, call)
 
 
-async def beside_if(heavy: bool, work: Callable[..., T], *arguments: Any) -> T:
+async def in_thread_if(heavy: bool, work: Callable[..., T], *arguments: Any) -> T:
     """Run `work` in a thread if it is heavy, else on the loop."""
-    return await beside(work, *arguments) if heavy else work(*arguments)
+    return await in_thread(work, *arguments) if heavy else work(*arguments)
 
 
-def give_back_memory() -> None:
+def release_memory() -> None:
     """Return freed memory to the system (malloc_trim) after large work; call it in a thread.
 
     glibc keeps freed memory, and a tokenizer uses 350 bytes for each token of a text.

@@ -62,19 +62,19 @@ class Sites:
         """
         origin = headers.get(b"origin")
         if origin is not None:
-            if not (self._is_own(origin, headers) or self.lets_in(origin)):
+            if not (self._is_own(origin, headers) or self.allows_origin(origin)):
                 raise ForeignOrigin
         elif headers.get(b"sec-fetch-site", b"none") not in OWN_SITES:
             raise ForeignOrigin
 
-    def lets_in(self, origin: bytes) -> bool:
+    def allows_origin(self, origin: bytes) -> bool:
         """Whether this origin is in `origins`."""
         return ANY in self.origins or origin.decode("latin-1").lower() in self.origins
 
     def answer_headers(self, headers: Mapping[bytes, bytes]) -> Headers:
         """The CORS response headers for an allowed origin; empty for all others."""
         origin = headers.get(b"origin")
-        if origin is None or not self.lets_in(origin):
+        if origin is None or not self.allows_origin(origin):
             return []
         return [
             (b"access-control-allow-origin", origin),

@@ -74,7 +74,7 @@ class DeadlineChannel(http.HTTPChannel):
             answer = self.requests[-1].refusal(self._command, self._path, self._version, self.length)
             if answer is not None:
                 self._body_left = math.inf if self.length is None else self.length
-                self.turn_away(*answer)
+                self.send_refusal(*answer)
                 return
         self._expect(self.body_timeout_s)
         super().allHeadersReceived()
@@ -90,7 +90,7 @@ class DeadlineChannel(http.HTTPChannel):
         taken: bool = super()._maybeChooseTransferDecoder(header, data)
         return taken
 
-    def turn_away(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    def send_refusal(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """Send a response instead of the application, then close."""
         if self._discardable is not None:
             return
@@ -103,7 +103,7 @@ class DeadlineChannel(http.HTTPChannel):
         self._deadline = reactor.callLater(LINGER_S, self._hang_up)
 
     def _respondToBadRequestAndDisconnect(self) -> None:
-        self.turn_away(400, [], b"")
+        self.send_refusal(400, [], b"")
 
     def _throw_away(self, size: int) -> None:
         if self._discardable is None:
@@ -174,5 +174,5 @@ class DeadlineChannel(http.HTTPChannel):
         self._deadline = None
 
     def _too_late(self) -> None:
-        self.turn_away(408, [], b"")
+        self.send_refusal(408, [], b"")
         self._hang_up()

@@ -40,7 +40,7 @@ BACKLOG = 4096
 """The accept backlog; the kernel may allow less. A client whose SYN is dropped retries after 1 s, then 3 s."""
 SMALL_BODY_BYTES = 1 << 16
 """The largest body that is read when no permit is free, to keep the connection alive."""
-LAST_WORDS_S = 2.0
+FINAL_EVENT_S = 2.0
 """Seconds for streams to send their final event after the drain's deadline."""
 
 
@@ -94,7 +94,7 @@ class PlaneRequest(WebRequest):
         channel, address = self.channel, self.getHost()
         path = channel._path.split(b"?", 1)[0].decode("latin-1")
         method = channel._command.decode("latin-1")
-        channel.turn_away(413, *self.server.refuse(address.host, address.port, method, path, 413))
+        channel.send_refusal(413, *self.server.refuse(address.host, address.port, method, path, 413))
 
     def process(self) -> None:
         """The request is complete: refuse it or start the application."""
@@ -348,7 +348,7 @@ class PlaneServer(daphne_server.Server):
         late = await self._wait(self.drain_s)
         if late:
             await self._on_deadline()
-            late = await self._wait(LAST_WORDS_S)
+            late = await self._wait(FINAL_EVENT_S)
         for task in late:
             task.cancel()
         await asyncio.gather(*late, *others, return_exceptions=True)

@@ -43,23 +43,23 @@ class ControlTokens:
         if not same or self.plain.encode(SAMPLE).ids != fast.encode(SAMPLE).ids:
             raise ValueError("the tokenizer's special tokens cannot be kept apart from text")
 
-    def hidden(self, value: Any, but: frozenset[str] = frozenset()) -> Any:
+    def escape(self, value: Any, but: frozenset[str] = frozenset()) -> Any:
         """Escape special tokens in all strings of a value, except those in `but`."""
         if isinstance(value, str):
             return self._contents.sub(lambda m: m[0] if m[0] in but else self._stand_in[m[0]], value)
         if isinstance(value, list):
-            return [self.hidden(item, but) for item in value]
+            return [self.escape(item, but) for item in value]
         if isinstance(value, dict):
-            return {self.hidden(key, but): self.hidden(item, but) for key, item in value.items()}
+            return {self.escape(key, but): self.escape(item, but) for key, item in value.items()}
         return value
 
-    def shown(self, rendered: str) -> str:
+    def unescape(self, rendered: str) -> str:
         """Undo the escaping of a rendered template."""
         return self._marks.sub(lambda match: self._written[match[0]], rendered)
 
-    def marked(self, rendered: str) -> str:
-        """A rendered template with aliases for its special tokens, as `plain` encodes it; same length as `shown`."""
-        return self.shown(self._contents.sub(lambda match: self._secret[match[0]], rendered))
+    def with_aliases(self, rendered: str) -> str:
+        """A rendered template with aliases for its special tokens, as `plain` encodes it; same length as `unescape`."""
+        return self.unescape(self._contents.sub(lambda match: self._secret[match[0]], rendered))
 
 
 def _private(length: int) -> str:

@@ -19,10 +19,10 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 
 from inference.chat import reasoning
-from inference.chat.tool_calls import MARKS, Style, style_of
+from inference.chat.tool_calls import TAGS, Style, style_of
 from inference.errors import InvalidRequest, TemplateError
 from inference.generation.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from inference.http.offload import beside, give_back_memory
+from inference.http.offload import in_thread, release_memory
 from inference.workers.control_tokens import ControlTokens
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ class ModelTokenizer:
         return self.fast if self.control is None else self.control.plain
 
     @property
-    def tool_mark_is_special(self) -> bool:
+    def tool_tag_is_special(self) -> bool:
         """Whether the tag of a tool call is a special token, which decoding may skip."""
-        return self.fast.token_to_id(MARKS[self.tool_style]) in self.special_ids
+        return self.fast.token_to_id(TAGS[self.tool_style]) in self.special_ids
 
     def reasoning_ids(self, vocab_size: int) -> tuple[int, int] | None:
         """The ids of the reasoning tags, if each is a single token."""
@@ -128,7 +128,7 @@ class ModelTokenizer:
             return prompt.token_ids if keep_last is None else prompt.token_ids[-keep_last:]
         if isinstance(prompt, ChatPrompt):
             rendered = await self._rendered(prompt)
-            text = rendered if self.control is None else self.control.marked(rendered)
+            text = rendered if self.control is None else self.control.with_aliases(rendered)
             prompt = TextPrompt(text, prompt.add_special_tokens)
         text, special = prompt.text, prompt.add_special_tokens
         if keep_last is not None or keep_first is not None:
@@ -171,7 +171,7 @@ class ModelTokenizer:
         def work() -> list[int]:  # only the batch form releases the GIL; this one computes no offsets
             ids = list(self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
             if len(text) > MUCH_TEXT:
-                give_back_memory()
+                release_memory()
             return ids
 
         return await asyncio.to_thread(work)
@@ -230,14 +230,16 @@ class ModelTokenizer:
         text = await self._rendered(prompt)
         if self.control is None:
             return text, await self.encoding(text, prompt.add_special_tokens)
-        return self.control.shown(text), await self.encoding(self.control.marked(text), prompt.add_special_tokens)
+        return self.control.unescape(text), await self.encoding(
+            self.control.with_aliases(text), prompt.add_special_tokens
+        )
 
     async def _rendered(self, prompt: ChatPrompt) -> str:
         """Render the template; long conversations run in a thread."""
         short = len(prompt.messages) <= INLINE_MESSAGES and not prompt.template_arguments
         if short and sum(_length(message) for message in prompt.messages) <= INLINE_CHARACTERS:
             return self.render(prompt)
-        return await beside(self.render, prompt)
+        return await in_thread(self.render, prompt)
 
     def render(self, prompt: ChatPrompt) -> str:
         """Render the chat template; with `control`, special tokens in the messages are escaped by stand-ins."""
@@ -248,9 +250,9 @@ class ModelTokenizer:
         messages, arguments = prompt.messages, prompt.template_arguments
         if self.control is not None:
             # Reasoning tags are written by the assistant, and templates search for them.
-            marks, none = frozenset((reasoning.BEGIN, reasoning.END)), frozenset[str]()
-            messages = [self.control.hidden(m, marks if m.get("role") == "assistant" else none) for m in messages]
-            arguments = self.control.hidden(arguments)
+            tags, none = frozenset((reasoning.BEGIN, reasoning.END)), frozenset[str]()
+            messages = [self.control.escape(m, tags if m.get("role") == "assistant" else none) for m in messages]
+            arguments = self.control.escape(arguments)
         try:
             text = self.template.render(
                 messages=messages,

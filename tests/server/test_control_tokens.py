@@ -136,12 +136,12 @@ def test_every_kind_of_tokenizer(tmp_path, kind):
             ids = control.plain.encode(f"{text}{name}{text}", add_special_tokens=False).ids
             assert fast.token_to_id(name) not in ids or name == "<unk>"
             # What a template writes is a token, what a client wrote is not, whatever stands around them.
-            rendered = f"{name}{control.hidden(text + name)}{name} {text}"
+            rendered = f"{name}{control.escape(text + name)}{name} {text}"
             readable = f"{name}{text}{name}{name} {text}"
-            assert control.shown(rendered) == readable
-            assert len(control.marked(rendered)) == len(readable)
-            marked = control.plain.encode(control.marked(rendered), add_special_tokens=False).ids
+            assert control.unescape(rendered) == readable
+            assert len(control.with_aliases(rendered)) == len(readable)
+            marked = control.plain.encode(control.with_aliases(rendered), add_special_tokens=False).ids
             if name != "<unk>":
                 assert marked.count(fast.token_to_id(name)) == 2
-            ordinary = control.plain.encode(control.marked(f"{name}{text}{name} {text}")).ids
+            ordinary = control.plain.encode(control.with_aliases(f"{name}{text}{name} {text}")).ids
             assert ordinary == fast.encode(f"{name}{text}{name} {text}").ids

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from inference.errors import MalformedBody
 from inference.generation.requests import ChatPrompt
 from inference.http.exchange import Exchange, parse_json
-from inference.http.offload import INLINE_BYTES, SLICE, beside, encoded
+from inference.http.offload import INLINE_BYTES, SLICE, encoded, in_thread
 from inference.workers.tokenizer import ModelTokenizer
 from tests.conftest import DEMO
 
@@ -46,7 +46,7 @@ def test_large_bodies_are_worked_on_in_a_thread(size, elsewhere):
         assert len((await exchange.json())["a"]) == size
         return await exchange.work(lambda: threading.current_thread().name)
 
-    assert asyncio.run(run()).startswith("beside") is elsewhere
+    assert asyncio.run(run()).startswith("offload") is elsewhere
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_long_conversations_are_rendered_in_a_thread(messages, arguments, elsewh
     tokenizer = ModelTokenizer(Tokenizer.from_file(str(DEMO / "tokenizer.json")), frozenset(), recorder, {}, {})
     ids = asyncio.run(tokenizer.encode(ChatPrompt(messages, template_arguments=arguments)))
     assert tokenizer.decode(ids) == "text"
-    assert recorder.thread.startswith("beside") is elsewhere
+    assert recorder.thread.startswith("offload") is elsewhere
 
 
 def test_what_fails_in_a_thread_fails_here():
@@ -72,7 +72,7 @@ def test_what_fails_in_a_thread_fails_here():
         raise MalformedBody("no")
 
     with pytest.raises(MalformedBody, match="no"):
-        asyncio.run(beside(fail))
+        asyncio.run(in_thread(fail))
 
 
 @pytest.mark.parametrize("count", [0, 1, SLICE - 1, SLICE, SLICE + 1, 3 * SLICE])

@@ -51,7 +51,7 @@ def _parse(body: Fields, state: MindieState, request_id: str) -> InferenceReques
     if tools:
         arguments["tools"] = tools
     sampling = common.sampling
-    if may_call(tools, choice) and target.tokenizer.tool_mark_is_special:
+    if may_call(tools, choice) and target.tokenizer.tool_tag_is_special:
         sampling = replace(sampling, skip_special_tokens=False)  # otherwise the tag of a call would be lost
     return InferenceRequest(
         target=target,

@@ -18,7 +18,7 @@ class MindieEnvironment(DialectSettings):
     mindie_config: Path | None = Field(
         None,
         validation_alias=AliasChoices("DRAGOMAN_MINDIE_CONFIG", "MIES_CONFIG_JSON_PATH"),
-        description="A config.json of MindIE's, whose addresses, limits, TLS files and model are then taken.",
+        description="Path of a MindIE config.json; its addresses, limits, TLS files and model are used.",
     )
     address: str = Field(
         "", validation_alias="MIES_CONTAINER_IP", description="Address of the service plane; overrides config.json."

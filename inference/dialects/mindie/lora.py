@@ -27,14 +27,14 @@ async def load(exchange: Exchange, services: Services, state: MindieState) -> No
     """Load an adapter. Checks, in this order: name and path, whether it is loaded, free slots, its files."""
     body = await _body(exchange, state)
     if body is None:
-        return await _say(exchange, "Req body converts to json fail.")
+        return await _respond(exchange, "Req body converts to json fail.")
     name, path = body.get("lora_name"), body.get("lora_path") or ""
     base = body.get("master_model") or body.get("master_mode") or None
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        return await _say(exchange, "Input invalid lora name", 503)
+        return await _respond(exchange, "Input invalid lora name", 503)
     if not isinstance(path, str) or not PATH.fullmatch(path) or ".." in path.split("/"):
-        return await _say(exchange, "Input invalid lora path", 503)
-    await _say(exchange, await _load(exchange, services, state, name, path, base))
+        return await _respond(exchange, "Input invalid lora path", 503)
+    await _respond(exchange, await _load(exchange, services, state, name, path, base))
 
 
 async def _load(exchange: Exchange, services: Services, state: MindieState, name: str, path: str, base: Any) -> str:
@@ -63,15 +63,15 @@ async def unload(exchange: Exchange, services: Services, state: MindieState) -> 
     """Unload an adapter: new requests no longer find it; running ones finish."""
     body = await _body(exchange, state)
     if body is None:
-        return await _say(exchange, "Req body converts to json fail.")
+        return await _respond(exchange, "Req body converts to json fail.")
     name = body.get("lora_name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        return await _say(exchange, "Input invalid lora name", 503)
+        return await _respond(exchange, "Input invalid lora name", 503)
     try:
         await services.adapters.unload(name, exchange.tenant)
     except AdapterNotFound:
-        return await _say(exchange, f"The LoRA adapter '{name}' cannot be found.")
-    await _say(exchange, f"Success: LoRA adapter '{name}' removed successfully.")
+        return await _respond(exchange, f"The LoRA adapter '{name}' cannot be found.")
+    await _respond(exchange, f"Success: LoRA adapter '{name}' removed successfully.")
 
 
 async def _body(exchange: Exchange, state: MindieState) -> dict[str, Any] | None:
@@ -81,6 +81,6 @@ async def _body(exchange: Exchange, state: MindieState) -> dict[str, Any] | None
         return None
 
 
-async def _say(exchange: Exchange, text: str, status: int = 200) -> None:
+async def _respond(exchange: Exchange, text: str, status: int = 200) -> None:
     """Send plain text with the content type of JSON, as MindIE does."""
     await exchange.respond(Response(status, text.encode()))

@@ -11,7 +11,7 @@ from inference.dialects.mindie.errors import MindieError, invalid, model_not_fou
 from inference.dialects.mindie.parameters import utf16_length
 from inference.generation.requests import TextPrompt
 from inference.http.exchange import Response, json_response
-from inference.http.offload import beside
+from inference.http.offload import in_thread
 
 if TYPE_CHECKING:
     from inference.dialects.mindie.state import MindieState
@@ -117,7 +117,7 @@ async def tokenizer(exchange: Exchange, services: Services, state: MindieState) 
     # A draining server still counts tokens.
     with nullcontext() if services.admission.draining else services.admission.permit(exchange.tenant):
         ids = await model.encode(TextPrompt(text))
-        pieces = [] if body.get("do_decode") is False else await beside(model.pieces, ids)
+        pieces = [] if body.get("do_decode") is False else await in_thread(model.pieces, ids)
     await exchange.respond(json_response({"token_number": len(ids), "tokens": pieces}))
 
 

@@ -48,7 +48,7 @@ async def create(exchange: Exchange, services: Services) -> None:
 
 
 async def parse(body: ChatCompletionRequest, exchange: Exchange, services: Services) -> GenerationRequest:
-    """Validate the body and prepare the generation."""
+    """Validate the body; returns the GenerationRequest."""
     grammar = await exchange.work(check, body, services.limits)
     target = services.router.resolve(body.model)
     return await exchange.work(_request, body, target, grammar)
@@ -64,7 +64,7 @@ def _request(body: ChatCompletionRequest, target: Target, grammar: GrammarReques
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         grammar=grammar,
         # Skipping special tokens would lose the tag of a tool call.
-        skip_special_tokens=not (may_call(body.tools, body.tool_choice) and target.tokenizer.tool_mark_is_special),
+        skip_special_tokens=not (may_call(body.tools, body.tool_choice) and target.tokenizer.tool_tag_is_special),
     )
 
 

@@ -16,7 +16,7 @@ from inference.errors import InvalidRequest, NotServed
 from inference.generation.embeddings import EmbeddingRequest
 from inference.generation.requests import ChatPrompt, Prompt
 from inference.http.exchange import json_response
-from inference.http.offload import beside_if, encoded
+from inference.http.offload import encoded, in_thread_if
 from inference.http.validation import check_range, convert
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ async def create(exchange: Exchange, services: Services) -> None:
             "object": "list",
             "created": int(time.time()),
             "model": body.model or made.target.entry.name,
-            "data": await beside_if(made.vectors.size > INLINE_NUMBERS, _data, made.vectors, write),
+            "data": await in_thread_if(made.vectors.size > INLINE_NUMBERS, _data, made.vectors, write),
             "usage": usage(made.prompt_tokens, 0),
         }
         await exchange.respond(json_response(answer))

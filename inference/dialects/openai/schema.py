@@ -167,7 +167,7 @@ def generation_request(
 ) -> GenerationRequest:
     """The GenerationRequest of one prompt of this body; `number` is the prompt's index.
 
-    `sequences` None means `n`; with `skip_special_tokens` false they are included whatever the body says.
+    `sequences` None means `n`; without `skip_special_tokens`, special tokens are included whatever the body says.
     """
     keep = body.truncate_prompt_tokens
     if keep is not None and keep > max_model_len:

@@ -11,7 +11,7 @@ from inference.errors import InvalidRequest
 from inference.generation.embeddings import EmbeddingRequest
 from inference.generation.requests import TextPrompt
 from inference.http.exchange import json_response
-from inference.http.offload import beside, encoded
+from inference.http.offload import encoded, in_thread
 from inference.http.validation import convert
 
 if TYPE_CHECKING:
@@ -54,5 +54,5 @@ async def embed(exchange: Exchange, services: Services, value: dict[str, Any]) -
             truncate_right=None if left else longest,
         )
         made = await exchange.unless_gone(services.embedder.embed(asked, exchange, "tgi"))
-        vectors = await beside(lambda: encoded((vector.tolist() for vector in made.vectors), 1))
+        vectors = await in_thread(lambda: encoded((vector.tolist() for vector in made.vectors), 1))
         await exchange.respond(json_response(vectors))

@@ -12,7 +12,7 @@ from inference.dialects.tgi.schema import GenerateRequest, parse
 from inference.errors import InvalidRequest
 from inference.generation.requests import ChatPrompt
 from inference.http.exchange import Response, json_response
-from inference.http.offload import beside, encoded, give_back_memory
+from inference.http.offload import encoded, in_thread, release_memory
 from inference.http.validation import convert
 from inference.workers.tokenizer import MUCH_TEXT
 
@@ -81,12 +81,12 @@ async def chat_tokenize(exchange: Exchange, services: Services) -> None:
         arguments = {"tools": request.tools} if request.tools else {}
         messages = await exchange.work(parse_messages, request.messages)
         text, encoding = await tokenizer.chat_encoding(ChatPrompt(messages, template_arguments=arguments))
-        tokens = await beside(_tokens, text, encoding)
+        tokens = await in_thread(_tokens, text, encoding)
         del encoding
         if len(text) > MUCH_TEXT:
-            await beside(give_back_memory)
+            await in_thread(release_memory)
         answer = {"tokenize_response": tokens, "templated_text": text}
-        await exchange.respond(await beside(json_response, answer))
+        await exchange.respond(await in_thread(json_response, answer))
 
 
 async def tokenize(exchange: Exchange, services: Services) -> None:
@@ -95,11 +95,11 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
     tokenizer = services.router.resolve(None).tokenizer
     with services.admission.permit(exchange.tenant):
         encoding = await tokenizer.encoding(request.inputs, add_special_tokens=True)
-        tokens = await beside(_tokens, request.inputs, encoding)
+        tokens = await in_thread(_tokens, request.inputs, encoding)
         del encoding
         if len(request.inputs) > MUCH_TEXT:
-            await beside(give_back_memory)
-        await exchange.respond(await beside(json_response, tokens))
+            await in_thread(release_memory)
+        await exchange.respond(await in_thread(json_response, tokens))
 
 
 def _tokens(inputs: str, encoding: Encoding) -> msgspec.Raw:

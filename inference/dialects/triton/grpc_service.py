@@ -18,7 +18,7 @@ from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from inference.dialects.triton.queries import model_ready, server_ready
 from inference.dialects.triton.statistics import statistics_of
 from inference.errors import InternalError, InvalidRequest, ModelNotFound, ServingError
-from inference.http.offload import INLINE_BYTES, beside_if
+from inference.http.offload import INLINE_BYTES, in_thread_if
 from inference.http.refusals import log_refusal
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class GrpcInferenceService:
 
     async def _infer(self, request: Any, caller: RpcCaller) -> Any:
         services = self._services
-        inference = await beside_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
+        inference = await in_thread_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
         if (target := embeds(inference, services)) is not None:
             tensors = await embed(inference, services, caller)
             return response_of(inference, str(target.entry.version), tensors)
@@ -159,14 +159,14 @@ class GrpcInferenceService:
     async def _read(self, requests: AsyncIterator[Any], caller: RpcCaller, answers: asyncio.Queue[Any]) -> None:
         """Start every request of a stream at once; None in the queue marks the end."""
         running: set[asyncio.Task[None]] = set()
-        places = asyncio.Semaphore(MAX_IN_STREAM)
+        slots = asyncio.Semaphore(MAX_IN_STREAM)
         try:
             async for request in requests:
-                await places.acquire()
+                await slots.acquire()
                 task = asyncio.ensure_future(self._answer(request, caller, answers))
                 running.add(task)
                 task.add_done_callback(running.discard)
-                task.add_done_callback(lambda _: places.release())
+                task.add_done_callback(lambda _: slots.release())
             await asyncio.gather(*running)
             await answers.put(None)
         except Exception as error:  # raised in the writer, which ends the stream
@@ -195,7 +195,7 @@ class GrpcInferenceService:
         """One response for each step if the request asks for a stream, else one; the last is marked as final."""
         services = self._services
         with services.admission.permit(caller.permit_holder):
-            inference = await beside_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
+            inference = await in_thread_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
             if (target := embeds(inference, services)) is not None:
                 tensors = await embed(inference, services, caller)
                 yield response_of(inference, str(target.entry.version), tensors, final=True)

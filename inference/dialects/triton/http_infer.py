@@ -11,7 +11,7 @@ from inference.dialects.triton.infer import Inference, embed, embeds, prepare
 from inference.dialects.triton.tensors import Tensor, from_bytes, from_json, to_bytes
 from inference.errors import InvalidRequest, MalformedBody, NotServed
 from inference.http.exchange import Response, parse_json
-from inference.http.offload import beside, encoded
+from inference.http.offload import encoded, in_thread
 
 if TYPE_CHECKING:
     from inference.http.exchange import Exchange
@@ -34,7 +34,7 @@ async def infer(exchange: Exchange, services: Services) -> None:
             if prepared.streams:
                 raise InvalidRequest("infer answers once: use generate_stream, or ModelStreamInfer, for a stream")
             tensors, version = await exchange.unless_gone(prepared.run()), prepared.version
-        await exchange.respond(await beside(_answer, inference, version, tensors, binary))
+        await exchange.respond(await in_thread(_answer, inference, version, tensors, binary))
 
 
 class Binary:
@@ -59,7 +59,7 @@ async def _split(exchange: Exchange, max_bytes: int) -> tuple[dict[str, Any], by
     body = await exchange.body()
     encoding = (exchange.header("content-encoding") or "identity").lower()
     if encoding != "identity":  # a small body may decompress to a large one
-        body = await beside(_decompressed, body, encoding, max_bytes)
+        body = await in_thread(_decompressed, body, encoding, max_bytes)
         exchange.body_bytes = len(body)
     given = exchange.header(LENGTH)
     if given is None:

@@ -19,7 +19,7 @@ from inference.dialects.triton.tensors import Tensor
 from inference.errors import InvalidRequest
 from inference.generation.embeddings import EmbeddingRequest
 from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
-from inference.http.offload import beside_if
+from inference.http.offload import in_thread_if
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -154,7 +154,7 @@ async def prepare(inference: Inference, services: Services, caller: Caller) -> P
             raise InvalidRequest(text, "outputs")
     heavy = len(inference.parameters) + sum(len(tensor.values) for tensor in inference.inputs) > INLINE_VALUES
     prompt, given = _read(inference)
-    parameters = await beside_if(heavy, parse_parameters, {**inference.parameters, **given}, services.limits)
+    parameters = await in_thread_if(heavy, parse_parameters, {**inference.parameters, **given}, services.limits)
     with_logprobs = parameters.flag("return_logprobs") or parameters.flag("return_cumulative_logprob")
     model = resolve_adapter(services.router, inference.model, target, parameters.lora_name)
     request = generation_request(parameters, model, prompt, target, with_logprobs)
@@ -179,7 +179,7 @@ async def embed(inference: Inference, services: Services, caller: Caller) -> lis
     prompts: list[Prompt] = [TextPrompt(text) for text in inputs[0].values]
     request = EmbeddingRequest(model=inference.model, inputs=prompts)
     vectors = (await services.embedder.embed(request, caller, "triton")).vectors
-    values = await beside_if(vectors.size > INLINE_VALUES, vectors.reshape(-1).tolist)
+    values = await in_thread_if(vectors.size > INLINE_VALUES, vectors.reshape(-1).tolist)
     return [Tensor("embeddings", "FP32", list(vectors.shape), values)]
 
 

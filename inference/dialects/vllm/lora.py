@@ -58,7 +58,7 @@ async def load(exchange: Exchange, services: Services) -> None:
         text = f"The lora adapter name '{name}' conflicts with a served base model."
         return await _refuse(exchange, 400, "InvalidUserInput", text)
     except AdapterRefused as error:
-        return await _refuse(exchange, 500, "InternalServerError", _in_vllms_words(error))
+        return await _refuse(exchange, 500, "InternalServerError", _vllm_message(error))
     await _say(exchange, f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -74,7 +74,7 @@ async def unload(exchange: Exchange, services: Services) -> None:
     await _say(exchange, f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
-def _in_vllms_words(error: AdapterRefused) -> str:
+def _vllm_message(error: AdapterRefused) -> str:
     """The engine's reason, with the phrases that vLLM's clients search for."""
     code, facts = error.code, error.facts
     if code is AdapterCode.RANK:

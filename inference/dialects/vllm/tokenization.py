@@ -10,7 +10,7 @@ from inference.chat.conversation import parse_messages, template_arguments
 from inference.errors import InvalidRequest, NotServed
 from inference.generation.requests import ChatPrompt, Prompt, TextPrompt
 from inference.http.exchange import json_response
-from inference.http.offload import beside, beside_if
+from inference.http.offload import in_thread, in_thread_if
 from inference.http.validation import convert, in_range
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
         ids = await target.tokenizer.encode(prompt)
         texts = None
         if body.return_token_strs:
-            texts = await beside(lambda: [target.tokenizer.fast.id_to_token(i) or "" for i in ids])
+            texts = await in_thread(lambda: [target.tokenizer.fast.id_to_token(i) or "" for i in ids])
         answer = {"count": len(ids), "max_model_len": target.info.max_model_len, "tokens": ids, "token_strs": texts}
-        await exchange.respond(await beside_if(len(ids) > INLINE_IDS, json_response, answer))
+        await exchange.respond(await in_thread_if(len(ids) > INLINE_IDS, json_response, answer))
 
 
 async def detokenize(exchange: Exchange, services: Services) -> None:
@@ -65,7 +65,7 @@ async def detokenize(exchange: Exchange, services: Services) -> None:
         vocab_size = target.info.vocab_size
         if not await exchange.work(in_range, body.tokens, vocab_size):
             raise InvalidRequest(f"tokens: ids must be between 0 and {vocab_size - 1}.", "tokens")
-        text = await beside(target.tokenizer.decode_long, body.tokens)
+        text = await in_thread(target.tokenizer.decode_long, body.tokens)
         await exchange.respond(json_response({"prompt": text}))
 
 

@@ -1,1 +1,1 @@
-"""Messages generated from grpc_service.proto by `make protocol`; nobody edits them."""
+"""Messages generated from grpc_service.proto by `make protocol`; do not edit them."""
