@@ -98,7 +98,7 @@ async def test_long_texts_are_cut_as_if_all_had_been_tokenised(keep_last, keep_f
 
 async def test_far_too_long_texts_are_tokenised_as_far_as_is_needed():
     text = "The capital of Spain. " * 20000
-    beginning = await TOKENIZER.encode(TextPrompt(text), most=100)
+    beginning = await TOKENIZER.encode(TextPrompt(text), limit=100)
     assert isinstance(beginning, Beginning)
     assert beginning == ids(text[:4000])[:101]
 

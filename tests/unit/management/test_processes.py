@@ -62,7 +62,7 @@ def entries(reconciler):
 
 
 async def generated(entry) -> list[int]:
-    client = EngineClient(entry.socket, entry.worker_id, entry.epoch)
+    client = EngineClient(entry.address, entry.worker_id, entry.epoch)
     await client.connect()
     tokens = [t async for output in client.generate([5, 6], SamplingParams(max_tokens=9)) for t in output.token_ids]
     await client.close()
@@ -92,7 +92,7 @@ def test_a_killed_worker_is_replaced(reconciler):
     until(reconciler, deployment, "ready")
     (replaced,) = entries(reconciler)
     assert (replaced.worker_id, replaced.epoch) == ("demo/0", entry.epoch + 1)
-    assert replaced.socket != entry.socket
+    assert replaced.address != entry.address
     assert Worker.objects.get(epoch=entry.epoch).reason == "killed by signal 9"
 
 
