@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from hypothesis import settings
 
 from tests.unit.serving import Serving, fake_workers
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("unit", deadline=None)
+settings.load_profile("unit")
 
 Start = Callable[..., Awaitable[Serving]]
 
