@@ -58,7 +58,7 @@ def retry_headers(error: ServingError) -> Headers:
 
 
 def parse_json(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
-    """A JSON object, nested at most MAX_DEPTH levels deep; raises MalformedBody.
+    """A JSON object, nested at most `max_depth` levels deep; raises MalformedBody.
 
     If an object has a key twice, the last one counts, at every level.
     """

@@ -108,19 +108,19 @@ class GrpcInferenceService:
     async def _statistics(self, request: Any, caller: RpcCaller) -> Any:
         router = self._services.router
         targets = [find(router, request.name, request.version)] if request.name else router.targets
-        rows = []
+        entries = []
         for target in targets:
             entry = target.entry
             value = statistics_of(self._services).of(entry.name, request.name or entry.name, str(entry.version))
-            kinds = {kind: pb.StatisticDuration(**told_) for kind, told_ in value["inference_stats"].items()}
+            kinds = {kind: pb.StatisticDuration(**duration) for kind, duration in value["inference_stats"].items()}
             plain = {key: value[key] for key in ("name", "version", "last_inference", "inference_count",
                                                  "execution_count")}  # fmt: skip
-            rows.append(pb.ModelStatistics(**plain, inference_stats=pb.InferStatistics(**kinds)))
-        return pb.ModelStatisticsResponse(model_stats=rows)
+            entries.append(pb.ModelStatistics(**plain, inference_stats=pb.InferStatistics(**kinds)))
+        return pb.ModelStatisticsResponse(model_stats=entries)
 
     async def _index(self, request: Any, caller: RpcCaller) -> Any:
-        rows = await repository.index(self._services, request.ready)
-        return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**row) for row in rows])
+        entries = await repository.index(self._services, request.ready)
+        return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**entry) for entry in entries])
 
     async def _load(self, request: Any, caller: RpcCaller) -> Any:
         name = request.model_name or request.repository_name  # KServe's older form has the name in the first field

@@ -43,8 +43,8 @@ async def http_unload(exchange: Exchange, services: Services) -> None:
 
 async def index(services: Services, ready_only: bool) -> list[dict[str, str]]:
     """Every deployment and its state."""
-    rows = [_row(state) for state in await services.registry.deployments()]
-    return [row for row in rows if row["state"] == "READY" or not ready_only]
+    entries = [_entry(state) for state in await services.registry.deployments()]
+    return [entry for entry in entries if entry["state"] == "READY" or not ready_only]
 
 
 async def load(services: Services, name: str, parameters: Any, actor: str) -> None:
@@ -71,7 +71,7 @@ async def unload(services: Services, name: str, actor: str) -> None:
         raise InvalidRequest(f"failed to unload '{name[:200]}', no deployment has this name", "model")
 
 
-def _row(state: DeploymentState) -> dict[str, str]:
+def _entry(state: DeploymentState) -> dict[str, str]:
     status = STATES.get(state.state, "UNAVAILABLE")
     reason = "" if status == "READY" else state.reason or state.state
     return {"name": state.name, "version": str(state.version), "state": status, "reason": reason}
