@@ -50,14 +50,14 @@ class DatabaseWrapper(base.DatabaseWrapper):
         connection = super().get_new_connection(conn_params)
         wait = connection.wait
 
-        def wait_for_so_long(generator: Generator[Any, Any, T], *arguments: Any, **options: Any) -> T:
+        def wait_with_timeout(generator: Generator[Any, Any, T], *arguments: Any, **options: Any) -> T:
             """Like psycopg's wait, which resumes the generator ten times a second whether data has come or not."""
             result: T = wait(
                 generator if self.patient else _bounded(generator, connection.close), *arguments, **options
             )
             return result
 
-        connection.wait = wait_for_so_long
+        connection.wait = wait_with_timeout
         return connection
 
 
