@@ -299,6 +299,8 @@ class EngineClient:
             self.stats = message.stats
             self.histograms = message.histograms or self.histograms
             for output in message.outputs:
+                if output.error is not None and output.error.code is FailureCode.DRAINING:
+                    self.draining = True  # its next heartbeat will say so
                 collector = self._collectors.get(output.request_id)
                 if collector is not None:  # else it was aborted meanwhile
                     collector.put(output)

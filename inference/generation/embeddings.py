@@ -106,7 +106,8 @@ class Embedder:
                 if attempt == 2:
                     raise GenerationFailed("The worker that served this request died.") from error
             else:
-                if output.error is None or output.error.code is not FailureCode.DRAINING or attempt == 2:
+                drained = output.error is not None and output.error.code is FailureCode.DRAINING
+                if not drained or attempt == 2 or not target.responsive:
                     break
         return output
 

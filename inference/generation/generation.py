@@ -182,7 +182,7 @@ class Generation:
                 if text.count or attempt == 2:
                     raise GenerationFailed("The worker that served this request died.", worker_lost=True) from error
             except ShuttingDown:  # this worker drains; another may not
-                if text.count or attempt == 2:
+                if text.count or attempt == 2 or not self.target.responsive:
                     raise
 
     def _outputs(self, token_ids: list[int], params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:

@@ -54,12 +54,21 @@ class LocalWorker:
             raise
 
     def statuses(self) -> list[WorkerStatus]:
-        """Decode the complete lines on stdout."""
-        data = self._status.read()
+        """Decode the complete lines on stdout. At the end of an ended worker's, close its pipes."""
+        data = None if self._status.closed else self._status.read()
         if not data:
+            if data is not None and self.exit_code() is not None:
+                self._status.close()
+                with suppress(OSError):  # what was not flushed is lost with the worker
+                    self._lifeline.close()
             return []
         *lines, self._unread = (self._unread + data).split(b"\n")
         return [msgspec.json.decode(line, type=WorkerStatus) for line in lines]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the worker has ended and its last status was read."""
+        return self._status.closed
 
     def exit_code(self) -> int | None:
         """The result of Popen.poll()."""
@@ -76,7 +85,8 @@ class LocalWorker:
 
     def close(self) -> None:
         """Close stdin, wait EXIT_PATIENCE_S, then kill."""
-        self._lifeline.close()
+        with suppress(OSError):
+            self._lifeline.close()
         try:
             self._process.wait(EXIT_PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -94,7 +104,7 @@ class LocalLauncher:
 
     def launch(self, config: EngineConfig) -> LocalWorker:
         """Start a child process; raises OSError."""
-        self._workers = [worker for worker in self._workers if worker.exit_code() is None]
+        self._workers = [worker for worker in self._workers if not worker.closed]
         self._workers.append(LocalWorker(config))
         return self._workers[-1]
 

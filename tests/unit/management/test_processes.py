@@ -22,9 +22,6 @@ from management.services.models import register_model
 from management.snapshot import SnapshotHolder
 from tests.waiting import wait_until
 
-# The launcher leaves the pipes of a worker that ended to the collector of garbage, which warns of them.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 
 @pytest.fixture(autouse=True)
 def fake_workers(monkeypatch):
