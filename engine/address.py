@@ -1,7 +1,7 @@
-"""Where a worker listens, as text: "unix:/path". Torch-free; the worker and its clients are told the same address.
+"""The address of a worker, as text: "unix:/path". The worker and its clients get the same address. Imports no torch.
 
-A further transport is a class with the three methods of UnixAddress and a line in `SCHEMES`; nothing outside this file
-knows how an address is reached.
+A further transport is a class with the three methods of UnixAddress and an entry in `SCHEMES`; no other file depends on
+the kind of transport.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BACKLOG = 128
 
 
 class AddressError(ValueError):
-    """The text is no address that a worker can have; it says why."""
+    """The text is not a valid worker address; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class UnixAddress:
     path: str
 
     def listen(self) -> socket.socket:
-        """A listening socket that never blocks and only this user reaches; raises OSError."""
+        """A non-blocking listening socket that only this user can connect to; raises OSError."""
         self.release()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self.path)
@@ -36,11 +36,11 @@ class UnixAddress:
         return listener
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The streams to and from whoever listens; raises OSError."""
+        """Connect to the worker; returns the streams from and to it. Raises OSError."""
         return await asyncio.open_unix_connection(self.path)
 
     def release(self) -> None:
-        """Leave nothing behind once nobody listens."""
+        """Remove the socket file."""
         with suppress(FileNotFoundError):
             os.unlink(self.path)
 
@@ -49,7 +49,7 @@ SCHEMES = {"unix": UnixAddress}
 
 
 def parse(address: str) -> UnixAddress:
-    """The transport of an address; raises AddressError, which names a scheme that is not known."""
+    """The transport of an address; raises AddressError for a malformed address or an unknown scheme."""
     scheme, colon, rest = address.partition(":")
     if not colon or not rest:
         raise AddressError(f"{address!r} is no address: scheme:place is expected, such as unix:/run/worker.sock")

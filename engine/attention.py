@@ -1,8 +1,8 @@
-"""The attention function that transformers' own layers call, and what stands behind it during a forward pass.
+"""Registers "paged" as an attention implementation of transformers (`install`).
 
-`install()` registers it as "paged"; no mask is ever built for that name (what masks say is recorded once, see
-engine/models/record.py). What it does is decided by the current
-context (`attend_with`), because several model families drop the keyword arguments that could carry it.
+Each forward pass sets the context (`attend_with`) that computes its attention calls, because several model families
+drop the keyword arguments that could carry it. transformers builds no mask for "paged"; the masks were recorded when
+the model was loaded (engine/models/record.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = "paged"
 
 
 class Context(Protocol):
-    """What an attention call does with one layer's query [H, T, D], key and value [HK, T, D]; returns [T, H, DV]."""
+    """Computes the attention calls of one forward pass."""
 
     def attend(
         self,
@@ -35,12 +35,14 @@ class Context(Protocol):
         options: Options,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of one layer in one forward pass, in `out` where that is given."""
+        """Attention of one layer: query [H, T, D], key [HK, T, D] and value [HK, T, DV] -> [T, H, DV], in `out` if
+        given.
+        """
         ...
 
 
 class Options:
-    """A layer's scale, soft-cap and sinks, as transformers passes them with each call. Its window stands in its spec."""
+    """A layer's scale, soft-cap and sinks, as transformers passes them with each call. Its window is in its spec."""
 
     __slots__ = ("scale", "sinks", "softcap")
 
@@ -53,7 +55,7 @@ _current: Context | None = None
 
 @contextmanager
 def attend_with(context: Context) -> Iterator[None]:
-    """Let attention calls inside the block go to `context`."""
+    """Use `context` for the attention calls inside the block."""
     global _current
     _current = context
     try:
@@ -76,7 +78,7 @@ def _paged(
 ) -> tuple[torch.Tensor, None]:
     """The interface of transformers: query [1, H, T, D], key and value [1, HK, T, D] -> [1, T, H, DV].
 
-    Other arguments are seen when the model is recorded, and refused there if they would matter.
+    Other keyword arguments are checked when the model is recorded (engine/models/record.py).
     """
     layer: int = module.layer_idx
     options = Options(scaling, softcap, s_aux)

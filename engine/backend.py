@@ -1,4 +1,4 @@
-"""What a device is to the engine: the cache, the layers, how a step runs and where tokens are chosen."""
+"""The interface of a device to the engine: KV cache, layers, forward pass and sampler."""
 
 from __future__ import annotations
 
@@ -19,58 +19,60 @@ if TYPE_CHECKING:
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """ids [1, T], positions [1, T], rows [L] -> logits [L, V], with attention in the current context."""
 Candidate = Callable[[], "tuple[Forward, list[AdapterLayer]]"]
-"""Makes a way to run the model, and the layers that adapters may be put into."""
+"""Builds a forward function of the model, and returns it with the layers that take adapters."""
 
 
 class Backend(Protocol):
-    """Where a model computes."""
+    """A device that runs a model."""
 
     device: torch.device
     quantization: Quantization | None
-    """How the layers' weights are kept; None: as they are."""
+    """The quantization of the layers' weights; None: they stay as loaded."""
     computes_drafts: bool
-    """Whether draft tokens beside a decode step cost less here than they save."""
+    """Whether drafts pay on this device: verifying them costs less than they save."""
 
     def default_dtype(self) -> torch.dtype:
-        """What "auto" stands for."""
+        """The type of the weights for dtype "auto"."""
         ...
 
     def rounding(self, forward: Forward) -> str | None:
-        """Why a sequence's numbers may be rounded otherwise in another batch; None: they are the same, to the bit."""
+        """Why results are not batch-invariant (bitwise equal in any batch); None if they are."""
         ...
 
     def pretrained_options(self) -> dict[str, Any]:
-        """Arguments of `from_pretrained` beside the directory and the dtype."""
+        """Further arguments of `from_pretrained`, besides the directory and the dtype."""
         ...
 
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
-        """Ways to run the model, fastest first; one raises ValueError or AttributeError where it cannot."""
+        """Forward functions to try, fastest first. A candidate raises ValueError or AttributeError if it does not
+        support the model.
+        """
         ...
 
     def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, limit: int) -> int:
-        """How many blocks of KV cache there is room for, `limit` at most."""
+        """The number of KV cache blocks that fit into memory, at most `limit`."""
         ...
 
     def new_cache(self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype) -> Any:
-        """A KV cache."""
+        """Allocate a KV cache."""
         ...
 
     def run(self, forward: Forward, cache: Any, batch: ForwardBatch) -> torch.Tensor:
-        """One step's logits [L, V]."""
+        """Compute one step; returns its logits [L, V]."""
         ...
 
     def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: Any, max_model_len: int) -> None:
-        """Whatever makes the first steps as fast as the later ones."""
+        """Prepare the device (capture graphs, compile kernels), so that the first steps are as fast as later ones."""
         ...
 
     def sampler(self, eos_token_ids: list[int]) -> Sampler:
-        """What chooses tokens of this backend's logits."""
+        """A sampler for this backend's logits."""
         ...
 
     def serve(self) -> None:
-        """All is loaded: what runs from now on are requests."""
+        """Called once, when loading and warm-up are done."""
         ...
 
     def close(self) -> None:
-        """End what the backend started."""
+        """Stop the processes and threads that the backend started."""
         ...

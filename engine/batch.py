@@ -1,4 +1,4 @@
-"""One step as tensors: built from a scheduled batch, read by the attention function and the model runner."""
+"""The tensors of one step: built from a scheduled batch, used by the attention function and the model runner."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from engine.scheduler import ScheduledBatch
 
 Runs = tuple[tuple[int, int, str], ...]
-"""(first row, rows, adapter digest) of a step's runs; rows without an adapter belong to none."""
+"""(first row, number of rows, adapter digest) of a step's runs of rows with one adapter; other rows are in no run."""
 
 MIN_ROWS = 2
-"""One-row steps are padded: what torch still multiplies itself (experts, say) is rounded otherwise for a single row."""
+"""Steps of one row are padded, because torch's own products (of experts, for example) round a single row differently.
+"""
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class SequenceSlice:
 
 @dataclass(slots=True)
 class Chosen:
-    """What a launched step chose, before the host has read it: tokens [N] int64 on the device, and whose each is."""
+    """The unread tokens of a launched step: [N] int64 on the device, and the row of each request in it."""
 
     tokens: torch.Tensor
     rows: dict[Request, int]
@@ -41,7 +42,7 @@ class Chosen:
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """Everything a forward pass needs. T rows, of which the last may be padding; L rows get logits.
+    """The inputs of a forward pass. T rows, of which the last may be padding; L rows get logits.
 
     input_ids, positions: [1, T] int64. slot_mapping: [T] int64. logits_rows: [L] int64.
     """
@@ -52,7 +53,9 @@ class ForwardBatch:
     sequences: list[SequenceSlice]
     logits_rows: torch.Tensor
     sampled: list[tuple[Request, int]]
-    """The first logits rows: whose token is chosen from each, and how many draft tokens of its own come before it."""
+    """The first logits rows: the request whose token is sampled from the row, and the number of its draft tokens before
+    it.
+    """
     drafts: dict[Request, list[int]]
     """As in the scheduled batch."""
     prompt_rows: list[tuple[Request, int, int]]
@@ -60,12 +63,12 @@ class ForwardBatch:
     runs: Runs = ()
     """Rows that have an adapter."""
     chosen: torch.Tensor | None = None
-    """[N] int64, on the device: what the step before chose; an id of -1 - n stands for its n-th token."""
+    """[N] int64, on the device: the tokens of the previous step; an input id of -1 - n stands for the n-th of them."""
 
 
 def build_batch(scheduled: ScheduledBatch, block_size: int, chosen: Chosen | None = None) -> ForwardBatch:
-    """Lay the batch out row by row: in the scheduler's order, but with the rows of each adapter together. `chosen` is
-    where tokens that are PENDING come from.
+    """Build the step's tensors. Rows are in the scheduler's order, but grouped by adapter. PENDING tokens are taken
+    from `chosen`.
     """
     ids: list[int] = []
     positions: list[int] = []
@@ -77,7 +80,7 @@ def build_batch(scheduled: ScheduledBatch, block_size: int, chosen: Chosen | Non
     prompt_row_numbers: list[int] = []
     runs: list[tuple[int, int, str]] = []
     pairs = list(zip(scheduled.requests, scheduled.num_new_tokens, strict=True))
-    if any(request.adapter is not None for request in scheduled.requests):  # rows of one adapter stand together
+    if any(request.adapter is not None for request in scheduled.requests):  # group the rows by adapter
         pairs.sort(key=lambda pair: "" if pair[0].adapter is None else pair[0].adapter.digest)
     for request, count in pairs:
         start, row = request.num_computed_tokens, len(ids)
@@ -123,7 +126,7 @@ def build_batch(scheduled: ScheduledBatch, block_size: int, chosen: Chosen | Non
 
 
 def fill_in(ids: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
-    """The ids with the tokens that some of them stand for (`ForwardBatch.chosen`), on the device of both."""
+    """The input ids with placeholders (`ForwardBatch.chosen`) replaced by the tokens of `chosen`, on their device."""
     return ids if chosen is None else torch.where(ids < 0, chosen[(-1 - ids).clamp_min(0)], ids)
 
 

@@ -1,7 +1,7 @@
-"""KV blocks: who holds them, which are free, and which still hold a known prefix. It never touches tensors.
+"""Allocation of KV blocks: reference counts, the free list and the prefix cache. It never touches tensors.
 
-A freed block keeps its content and its hash until it is handed out again, so the free list is the prefix cache's
-LRU. Block 0 is never handed out: padding rows write there.
+A freed block keeps its content and its hash until it is allocated again, so the free list is also the LRU list of the
+prefix cache. Block 0 is never allocated: padding rows write there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRASH_BLOCK = 0
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """A block's identity: its tokens and everything before it. 128 bits, so equal hashes mean equal content."""
+    """The hash of a block: of its tokens and of all blocks before it. 128 bits, so equal hashes mean equal content."""
     return blake2b(parent + struct.pack(f"<{len(token_ids)}i", *token_ids), digest_size=16).digest()
 
 
@@ -41,11 +41,11 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks without references; they may hold cached content."""
         return len(self._free)
 
     def extend_hashes(self, request: Request) -> None:
-        """Give every full block of the request's tokens its hash."""
+        """Compute the missing hashes of the request's full blocks."""
         if not self.prefix_caching:
             return
         hashes, tokens, size = request.block_hashes, request.token_ids, self.block_size
@@ -76,7 +76,9 @@ class BlockPool:
             self._references[block] += 1
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
-        """Grow the request's block table to hold `num_tokens`; False, and nothing changed, when there are too few."""
+        """Grow the request's block table to hold `num_tokens`. False, with nothing changed, if too few
+        blocks are free.
+        """
         needed = -(-num_tokens // self.block_size) - len(request.block_table)
         if needed <= 0:
             return True
@@ -90,7 +92,7 @@ class BlockPool:
         return True
 
     def cache(self, request: Request, num_tokens: int) -> None:
-        """Make the full blocks of the request's first `num_tokens`, which are computed, findable by their hashes."""
+        """Add the full blocks of the request's first `num_tokens`, which must be computed, to the prefix cache."""
         if not self.prefix_caching:
             return
         self.extend_hashes(request)
@@ -98,13 +100,13 @@ class BlockPool:
             block, digest = request.block_table[i], request.block_hashes[i]
             if block in self._hash_of:
                 break
-            if digest in self._block_of:  # the same content stands elsewhere already
+            if digest in self._block_of:  # another block has the same content
                 continue
             self._hash_of[block] = digest
             self._block_of[digest] = block
 
     def free(self, request: Request) -> None:
-        """Drop the request's references, tail first, so that a chain is evicted from its end."""
+        """Drop the request's references, last block first, so that a chain is evicted from its end."""
         for block in reversed(request.block_table):
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -114,7 +116,7 @@ class BlockPool:
         request.block_table = []
 
     def check_integrity(self) -> None:
-        """Every block is either free or referenced, and the two hash tables mirror each other."""
+        """Raise RuntimeError unless every block is free or referenced and the two hash tables agree."""
         held = sum(count > 0 for count in self._references)
         if held + len(self._free) != self.num_usable:
             raise RuntimeError(f"blocks leaked: {held} held and {len(self._free)} free of {self.num_usable}")

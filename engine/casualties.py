@@ -1,7 +1,7 @@
-"""Which requests were in flight when workers died: one that saw two deaths may well be their cause, and is refused.
+"""Counts worker deaths per request. A request that was in flight at two deaths is refused, because it may cause them.
 
-Requests are told apart by what a worker sees of them, their seed and deadline apart, so a client that sends the same again
-sends the same request. What ends well was not the cause, and is forgotten. It never looks at why a worker died.
+Requests are identified by their content without seed and deadline, so a client's retry counts as the same request. A
+request that ends normally is forgotten. The cause of a death is not examined.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from engine.messages import Embed, Submit
 
 MAX_DEATHS = 2
 FORGET_AFTER_S = 600.0
-"""A request that stood beside the cause twice is not refused for ever."""
+"""Deaths are forgotten after this time, so that a request that was in flight by chance is not refused for ever."""
 MAX_REMEMBERED = 4096
 
 
 class Casualties:
-    """Deaths by request. One for all workers that a process talks to."""
+    """Worker deaths by request. One instance serves all workers of a process."""
 
     def __init__(self) -> None:
         self._deaths: OrderedDict[bytes, tuple[frozenset[str], float]] = OrderedDict()
 
     def died(self, message: Submit | Embed, worker: str) -> None:
-        """The worker, named with its epoch, died before the request ended; its equals beside it count with it."""
+        """Record that `worker` (id and epoch) died while the request was in flight. Identical requests that were in
+        flight at one death count once.
+        """
         key = _fingerprint(message)
         self._deaths[key] = (self._seen(key) | {worker}, time.monotonic())
         self._deaths.move_to_end(key)
@@ -35,12 +37,12 @@ class Casualties:
             self._deaths.popitem(last=False)
 
     def survived(self, message: Submit | Embed) -> None:
-        """It ended, and its worker lives."""
+        """Forget a request that ended normally."""
         if self._deaths:
             self._deaths.pop(_fingerprint(message), None)
 
     def refuses(self, message: Submit | Embed) -> bool:
-        """Whether it has seen so many deaths that no other worker should meet it."""
+        """Whether the request must be refused: it was in flight at MAX_DEATHS deaths."""
         return bool(self._deaths) and len(self._seen(_fingerprint(message))) >= MAX_DEATHS
 
     def _seen(self, key: bytes) -> frozenset[str]:

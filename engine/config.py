@@ -1,7 +1,7 @@
-"""What a worker is told at its start: the one list of an engine's options.
+"""The configuration of one engine worker, and the only list of the engine's options.
 
-Whatever else knows the options derives them from here: the server's settings, the deployment's form in the admin, the
-table in docs/configuration.md. Torch-free.
+The server's settings, the deployment form in the admin and the tables of docs/configuration.md are derived from it.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from engine.address import parse
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a field of EngineConfig means; stands in the field's annotation.
+    """The description of one field of EngineConfig, given in the field's annotation.
 
-    `least` and `most` bound a number, ends included. `setting`: the server has a setting DRAGOMAN_<NAME>, which the
-    deployment that `serve` makes gets. `reserved`: the launcher sets the field, no deployment may.
+    `least` and `most` bound a number, both inclusive. `setting`: the server setting DRAGOMAN_<NAME> gives the field's
+    value in the deployment that `serve` creates. `reserved`: only the launcher sets the field, never a deployment.
     """
 
     description: str
@@ -33,30 +33,37 @@ class Option:
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One worker's model, limits and address. Frozen; it validates itself and looks at nothing outside."""
+    """The model, limits and address of one worker. An immutable struct that validates its own fields; it reads no file
+    and no environment variable.
+    """
 
-    model: Annotated[str, Option("Directory or hub id.", reserved=True)]
-    worker_id: Annotated[str, Option("The worker's name on the wire.", reserved=True)] = "worker"
-    epoch: Annotated[int, Option("Sets the worker apart from earlier ones of its name.", reserved=True)] = 0
+    model: Annotated[str, Option("Directory or hub id of the model.", reserved=True)]
+    worker_id: Annotated[str, Option("Name of the worker in messages and logs.", reserved=True)] = "worker"
+    epoch: Annotated[int, Option("Number of the worker's incarnation; grows with every restart.", reserved=True)] = 0
     address: Annotated[
         str,
         Option(
-            "Where the worker listens (engine.address); empty: nowhere, the engine is used in place.", reserved=True
+            "Address on which the worker listens (engine.address); empty for an engine in the same process.",
+            reserved=True,
         ),
     ] = ""
     cache_dir: Annotated[
         str,
         Option(
-            "Folder of files derived from the model (a converted tokenizer); empty: a temporary one.", reserved=True
+            "Folder for files derived from the model, such as a converted tokenizer; empty for a temporary one.",
+            reserved=True,
         ),
     ] = ""
     task: Annotated[
         Literal["auto", "generate", "embed"],
-        Option("What the model is for; auto: sentence-transformers' models and models without a head make embeddings."),
+        Option(
+            "What the model is used for; auto decides by the model's files: sentence-transformers' models and models "
+            "without a language-model head make embeddings."
+        ),
     ] = "auto"
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        Option("Where it computes; auto is CUDA where torch finds a device.", setting=True),
+        Option("Device of the worker; auto is CUDA if torch finds a device.", setting=True),
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
@@ -67,47 +74,45 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ] = "auto"
     quantization: Annotated[
         quantizations.Name,
-        Option("int8 keeps the layers' weights in bytes, and takes no adapters.", setting=True),
+        Option("Storage of the layers' weights; int8 supports no adapters.", setting=True),
     ] = quantizations.NONE
     max_model_len: Annotated[
         int, Option("Longest sequence in tokens; 0 is the model's own limit.", 0, 1 << 24, setting=True)
     ] = 0
-    max_num_seqs: Annotated[int, Option("Sequences in one step.", 1, 4096, setting=True)] = 64
+    max_num_seqs: Annotated[int, Option("Most sequences in one step.", 1, 4096, setting=True)] = 64
     max_num_batched_tokens: Annotated[
-        int, Option("Tokens in one step; at least one for each sequence.", 1, 1 << 20, setting=True)
+        int, Option("Most tokens in one step; at least max_num_seqs.", 1, 1 << 20, setting=True)
     ] = 1024
     max_waiting_requests: Annotated[
-        int, Option("Requests that may wait for a place; more are refused.", 1, 1 << 20)
+        int, Option("Most requests in the engine's queue; further ones are refused.", 1, 1 << 20)
     ] = 1024
     kv_cache_bytes: Annotated[
-        int, Option("Size of the KV cache on each device; 0 takes it from free memory.", 0, 1 << 44, setting=True)
+        int, Option("Bytes of KV cache on each device; 0 uses free memory.", 0, 1 << 44, setting=True)
     ] = 0
     block_size: Annotated[int, Option("Tokens in one block of the KV cache.", 1, 256)] = 16
-    prefix_caching: Annotated[bool, Option("Keep the blocks of finished sequences for prompts that begin alike.")] = (
-        True
-    )
+    prefix_caching: Annotated[
+        bool, Option("Keep the blocks of finished sequences for prompts with the same beginning.")
+    ] = True
     scheduling_policy: Annotated[
         policies.Name,
-        Option("Which request goes first; priority: the smaller priority, then who came first."),
+        Option("Order of requests; priority: the smaller priority first, then the earlier arrival."),
     ] = policies.DEFAULT
     speculative_tokens: Annotated[
         int,
-        Option("Most draft tokens of a sequence while few run; 0 makes none.", 0, 16, setting=True),
+        Option("Most draft tokens per sequence in small batches; 0 disables speculation.", 0, 16, setting=True),
     ] = 4
-    max_adapters: Annotated[int, Option("Adapters that may compute at a time.", 1, 256)] = 8
-    max_cached_adapters: Annotated[int, Option("Adapters that stay in memory.", 1, 4096)] = 32
+    max_adapters: Annotated[int, Option("Most adapters in slots, which can compute in one step.", 1, 256)] = 8
+    max_cached_adapters: Annotated[int, Option("Most adapters in memory.", 1, 4096)] = 32
     max_adapter_rank: Annotated[int, Option("Largest rank of an adapter.", 1, MAX_RANK)] = 64
     tensor_parallel_size: Annotated[
         int,
         Option(
-            "CUDA devices of one machine that compute one model together, and take no adapters.", 1, 64, setting=True
+            "CUDA devices of one machine that share a model; more than 1 supports no adapters.", 1, 64, setting=True
         ),
     ] = 1
-    threads: Annotated[
-        int, Option("Threads of a worker; 0 is one for each CPU that it may use.", 0, 1024, setting=True)
-    ] = 0
+    threads: Annotated[int, Option("Threads of a worker; 0 is one per usable CPU.", 0, 1024, setting=True)] = 0
     client_timeout_s: Annotated[
-        float, Option("Seconds for which a client may leave its connection unread before it is dropped.")
+        float, Option("Seconds that a client may leave its connection unread before it is closed.")
     ] = 30.0
 
     def __post_init__(self) -> None:
@@ -118,7 +123,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs: a decode step feeds one each")
         if self.address:
-            parse(self.address)  # raises where it is none
+            parse(self.address)  # raises AddressError, a ValueError
         if not self.model:
             raise ValueError("model must not be empty")
 
@@ -134,7 +139,7 @@ class OptionField(msgspec.Struct, frozen=True):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The names that may stand there; empty for what is no Literal."""
+        """The permitted names; empty unless the type is a Literal."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
 
@@ -154,6 +159,6 @@ _BOUNDS = tuple(
     if field.option.least is not None and field.option.most is not None
 )
 OPTIONS = {field.name: field for field in _ALL if not field.option.reserved}
-"""What deployments may set, by name."""
+"""The fields that a deployment may set, by name."""
 RESERVED = frozenset(field.name for field in _ALL if field.option.reserved)
-"""What the launcher sets."""
+"""The names of the fields that only the launcher sets."""

@@ -1,4 +1,4 @@
-"""The engine without its socket: requests in, outputs out, one step at a time."""
+"""The engine core of a text model: takes requests and returns outputs, one step at a time. It knows no sockets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WAIT_S = 0.005
-"""How long a step that can do nothing waits for a grammar process."""
+"""Seconds to wait for a grammar process when no sequence can run."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,9 @@ class EngineCore:
     """One model, its KV cache and its requests. Not thread-safe: one loop owns it."""
 
     def __init__(self, config: EngineConfig, backend: Backend | None = None) -> None:
-        """Load the model; raises ModelError when it cannot be served. `backend` is the configured device's unless given."""
+        """Load the model; raises ModelError if it cannot be served. `backend` defaults to that of the configured
+        device.
+        """
         threads = config.threads or usable_cpus()
         torch.set_num_threads(threads)
         set_num_threads(threads)
@@ -73,16 +75,16 @@ class EngineCore:
         prepared = prepare(config, backend)
         loaded, limit = prepared.loaded, prepared.longest
         if loaded.rounding is None:
-            logger.info("a sequence's numbers are the same, to the bit, whatever is computed beside it")
+            logger.info("batch-invariant: a sequence's logits do not depend on the rest of the batch")
         else:
-            logger.info("a sequence may be rounded otherwise in another batch: %s", loaded.rounding)
+            logger.info("not batch-invariant: %s", loaded.rounding)
         self.config, self.specs, self.backend = config, loaded.specs, backend
         pool = BlockPool(prepared.cache.num_blocks, config.block_size, config.prefix_caching)
         self.adapters = AdapterSlots(
             loaded.lora_layers, config.max_adapters, config.max_cached_adapters, config.max_adapter_rank
         )
         self.grammars = GrammarProcesses(loaded.tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
-        if config.address:  # a worker: its first grammar shall not wait for an interpreter to start
+        if config.address:  # a worker: start the template process now, so that the first grammar does not wait for it
             self.grammars.start()
         gates = (GrammarGate(), AdapterGate(self.adapters))
         scheduling = policy(config.scheduling_policy)
@@ -97,11 +99,13 @@ class EngineCore:
         warm_up(self.runner, loaded.lora_layers, limit, self._pace)
         self._last_read = 0.0
         self._unsettled: dict[Request, TokenLogprob | None] = {}
-        """Requests whose grammars have not said yet what their last tokens, which nobody has seen, mean."""
+        """Requests whose last token is withheld until their grammar process says whether it ends the text; each with
+        the token's log-probability, if the client asked for it.
+        """
         self._patience = Patience()
         self.failed_steps = 0
         self.blocked = False
-        """Whether the last step could do nothing, because all that wait do so for adapters."""
+        """Whether the last step could do nothing because every request waits for an adapter."""
         self.info = ModelInfo(
             directory=str(loaded.directory),
             tokenizer_file=str(loaded.tokenizer_file),
@@ -120,7 +124,7 @@ class EngineCore:
         )
 
     def submit(self, client: int, message: Submit | Embed) -> RequestOutput | None:
-        """Queue a request of a client; the output that ends it when it cannot be served."""
+        """Queue a client's request. Returns its only output if it is refused, else None."""
         if isinstance(message, Embed):
             return refused(message, Failure(FailureCode.MAKES_NO_EMBEDDINGS))
         now = time.monotonic()
@@ -144,7 +148,7 @@ class EngineCore:
         return None
 
     def command(self, message: AdapterCommand) -> AdapterFailure | None:
-        """Carry out a command about an adapter; the reason when that cannot be."""
+        """Execute an adapter command; a load is only started. Returns the reason if it fails, else None."""
         self.adapters.poll(busy=bool(self.scheduler.running))
         if message.action == "load":
             refusal = self.adapters.request(message.adapter)
@@ -157,7 +161,7 @@ class EngineCore:
 
     @property
     def _busy_adapters(self) -> set[str]:
-        """Adapters that a request needs."""
+        """Digests of the adapters that requests use."""
         return {r.adapter.digest for r in self.requests.values() if r.adapter is not None}
 
     def loading(self, digest: str) -> bool:
@@ -166,7 +170,7 @@ class EngineCore:
         return self.adapters.loading(digest)
 
     def load_failure(self, digest: str) -> AdapterFailure | None:
-        """Why an adapter that was read cannot be served."""
+        """Why an adapter could not be loaded; None if it was."""
         return self.adapters.failure(digest)
 
     def abort(self, client: int, request_ids: list[int]) -> None:
@@ -177,20 +181,20 @@ class EngineCore:
                 request.aborted = True
 
     def abort_client(self, client: int) -> None:
-        """Mark everything that a vanished client asked for."""
+        """Mark all requests of a disconnected client for removal at the next step."""
         self.abort(client, [request_id for owner, request_id in self.requests if owner == client])
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether any request is waiting or running, or a launched step is unread."""
         return self.scheduler.has_work or self._running is not None
 
     def step(self) -> ClientOutputs:
         """One iteration: schedule, launch, read, update, publish.
 
-        Where a device can go on without the host, what is read are the tokens of the step before: the host schedules
-        and publishes while the device computes. A sequence that ends there has one row too many in the step that runs;
-        its token is thrown away.
+        On a device that runs asynchronously, `step` reads the tokens of the previous step while the device computes the
+        current one. A sequence that ended in the previous step still has a row in the current one; that token is
+        discarded.
         """
         outputs: ClientOutputs = {}
         self.grammars.poll()
@@ -218,19 +222,19 @@ class EngineCore:
         return outputs
 
     def check_integrity(self) -> None:
-        """Called when idle: no request is known and every block is free."""
+        """Called when idle; raises EngineBroken unless no request is known and every block is free."""
         self.scheduler.pool.check_integrity()
         if self.requests or self.grammars.users or self.scheduler.pool.num_free != self.scheduler.pool.num_usable:
             raise EngineBroken(f"idle with {len(self.requests)} requests and blocks in use")
 
     def close(self) -> None:
-        """End the thread that loads adapters, the grammar processes, and what the backend started."""
+        """Stop the adapter loader thread, the grammar processes and the backend."""
         self.adapters.close()
         self.grammars.close()
         self.backend.close()
 
     def refresh_stats(self) -> Stats:
-        """The gauges as of now, and the counters."""
+        """The counters, with the gauges updated."""
         self.adapters.poll(busy=bool(self.scheduler.running))
         scheduler, stats = self.scheduler, self.stats
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
@@ -248,7 +252,7 @@ class EngineCore:
         return self.scheduler.add(request)
 
     def _launch(self, batch: ScheduledBatch) -> Step | None:
-        """The step as it was begun, or None after a failure that may be the fault of these requests alone."""
+        """Launch a step; None if it failed, which may be due to its requests."""
         begin = time.monotonic()
         progress.begin("computing a step", self._pace.expected_s(batch.total_tokens))
         try:
@@ -260,8 +264,8 @@ class EngineCore:
         return Step(batch, result, begin)
 
     def _read(self, step: Step, outputs: ClientOutputs, next_begin: float | None = None) -> None:
-        """Take in what a step computed. Its time ends now, or, where the host has waited for the next one already, where
-        that began.
+        """Read the results of a launched step. Its duration ends at `next_begin` if the host has already computed the
+        next step synchronously, else now.
         """
         result = step.result
         if isinstance(result, LaunchedStep):
@@ -290,7 +294,7 @@ class EngineCore:
         self._publish(step.batch.requests, result, finished, outputs)
 
     def _settle(self, outputs: ClientOutputs) -> None:
-        """Publish the last tokens of requests whose grammars are ready, or have failed, since."""
+        """Publish withheld tokens whose grammar process has answered or failed."""
         self._unsettled = {r: kept for r, kept in self._unsettled.items() if r.status is not RequestStatus.FINISHED}
         settled = [r for r in self._unsettled if not r.waits_for_grammar]
         if not settled:
@@ -312,7 +316,7 @@ class EngineCore:
         self._publish(failed, StepResult(), dict.fromkeys(failed, FinishReason.ERROR), outputs)
 
     def _publish_dropped(self, dropped: list[tuple[Request, FinishReason]], outputs: ClientOutputs) -> None:
-        """The end of requests that are in no step any more."""
+        """Publish the final output of requests that were dropped between steps."""
         for request, reason in dropped:
             output = RequestOutput(request.key[1], finish_reason=reason)
             output.error = request.failure
@@ -326,7 +330,7 @@ class EngineCore:
         finished: dict[Request, FinishReason],
         outputs: ClientOutputs,
     ) -> None:
-        """The outputs of these requests by client, and the end of those that are done."""
+        """Add the requests' outputs to `outputs`, by client, and forget the finished requests."""
         tokens_of_step = sum(map(len, result.tokens.values()))
         for request in requests:
             finish_reason = finished.get(request)

@@ -1,4 +1,4 @@
-"""The devices that a worker may compute on, by name. A device is a room of its own and one entry here."""
+"""The devices that a worker can run on, by name. A new device is a package of its own and one entry here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEVICES: dict[str, Callable[[EngineConfig, Quantization | None], Backend]] = {"c
 
 
 def backend_for(config: EngineConfig) -> Backend:
-    """Where this worker computes; raises ModelError where that cannot be."""
+    """The backend of the configured device; raises ModelError if the machine or the options do not allow it."""
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

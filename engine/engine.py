@@ -1,4 +1,7 @@
-"""What an engine is to the server that serves it: requests in, outputs out, one step at a time. It imports no torch."""
+"""The interface of an engine core to the worker's server: takes requests and returns outputs, one step at a time.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
     from engine.adapters.failures import AdapterFailure
 
 MAX_FAILED_STEPS = 2
-"""So many failed steps in a row mean that the engine itself is broken."""
+"""Consecutive failed steps after which the worker exits."""
 
 ClientOutputs = dict[int, list[RequestOutput]]
 
@@ -21,7 +24,7 @@ class EngineBroken(Exception):
 
 
 def refused(message: Submit | Embed, failure: Failure) -> RequestOutput:
-    """The only output of a request that is not taken."""
+    """The only output of a refused request."""
     return RequestOutput(message.request_id, finish_reason=FinishReason.ERROR, error=failure)
 
 
@@ -32,24 +35,26 @@ class Engine(Protocol):
     stats: Stats
     histograms: StepHistograms
     failed_steps: int
-    """In a row."""
+    """Consecutive failed steps."""
 
     @property
     def blocked(self) -> bool:
-        """Whether the last step could do nothing, because all requests wait for something else than their turn."""
+        """Whether the last step could do nothing because every request waits for something outside the step loop, such
+        as an adapter.
+        """
         ...
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether there is anything for a step to do."""
         ...
 
     def submit(self, client: int, message: Submit | Embed) -> RequestOutput | None:
-        """Queue a request of a client; the output that ends it when it cannot be served."""
+        """Queue a client's request. Returns its only output if it is refused, else None."""
         ...
 
     def command(self, message: AdapterCommand) -> AdapterFailure | None:
-        """Carry out a command about an adapter, a load as far as its begin; why not, when that cannot be."""
+        """Execute an adapter command; a load is only started. Returns the reason if it fails, else None."""
         ...
 
     def loading(self, digest: str) -> bool:
@@ -57,7 +62,7 @@ class Engine(Protocol):
         ...
 
     def load_failure(self, digest: str) -> AdapterFailure | None:
-        """Why an adapter that was read cannot be served."""
+        """Why an adapter could not be loaded; None if it was."""
         ...
 
     def abort(self, client: int, request_ids: list[int]) -> None:
@@ -65,7 +70,7 @@ class Engine(Protocol):
         ...
 
     def abort_client(self, client: int) -> None:
-        """Mark everything that a vanished client asked for."""
+        """Mark all requests of a disconnected client for removal at the next step."""
         ...
 
     def step(self) -> ClientOutputs:
@@ -73,13 +78,13 @@ class Engine(Protocol):
         ...
 
     def refresh_stats(self) -> Stats:
-        """The gauges as of now, and the counters."""
+        """The counters, with the gauges updated."""
         ...
 
     def check_integrity(self) -> None:
-        """Called when idle; raises EngineBroken where something is left of requests that ended."""
+        """Called when idle; raises EngineBroken if ended requests left state behind."""
         ...
 
     def close(self) -> None:
-        """End what was started beside the loop."""
+        """Stop the threads and processes that the engine started."""
         ...

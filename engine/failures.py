@@ -1,6 +1,6 @@
-"""Why a request, an adapter or a worker came to its end, as codes and facts, and the default English for a request's.
+"""Failures of requests and workers as codes with facts, and the default English text of a request's failure.
 
-Codes travel between processes and decide what dialects answer; no code reads a sentence.
+Codes cross processes and decide what a dialect answers; no code parses a message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FinishReason(StrEnum):
 
 
 class FailureCode(StrEnum):
-    """Why a request got no answer, or no whole one. Its facts are the names in its template."""
+    """Why a request got no answer or only part of one. The fields of a code's template are its facts."""
 
     REQUEST_ID_IN_USE = "request_id_in_use"
     EMPTY_PROMPT = "empty_prompt"
@@ -39,12 +39,12 @@ class FailureCode(StrEnum):
     DRAINING = "draining"
     TAKES_NO_ADAPTERS = "takes_no_adapters"
     ADAPTER = "adapter"
-    """Its facts are the adapter's own, and `adapter`, an AdapterCode."""
+    """Facts: those of the adapter's failure, and `adapter`, its AdapterCode."""
     GRAMMAR = "grammar"
-    """`reason` says what is wrong with it, in the words of a library or of its grammar process."""
+    """Fact `reason`: the error text of a library or of the grammar process."""
     STEP_FAILED = "step_failed"
     POISONOUS = "poisonous"
-    """Workers died twice while it ran."""
+    """The request was in flight at two worker deaths."""
 
 
 TEMPLATES = {
@@ -69,14 +69,14 @@ TEMPLATES = {
 
 
 class Failure(msgspec.Struct, array_like=True, frozen=True):
-    """A code, and the facts that belong to it: numbers with their limits, names, a library's own reason."""
+    """A code and its facts: numbers and their limits, names, a library's error text."""
 
     code: FailureCode
     facts: Facts = {}
 
 
 def adapter_failure(failure: AdapterFailure) -> Failure:
-    """A request's failure for what is wrong with its adapter."""
+    """The failure of a request whose adapter failed."""
     return Failure(FailureCode.ADAPTER, {**failure.facts, "adapter": str(failure.code)})
 
 
@@ -92,10 +92,10 @@ class ExitStatus(IntEnum):
     """The exit status of a worker's processes."""
 
     STOPPED = 0
-    """Drained, or told to stop."""
+    """Drained, or stopped by request."""
     FAULT = 1
-    """What nobody foresaw ended a rank."""
+    """An unexpected exception ended the process."""
     MODEL_REFUSED = 3
-    """The model cannot be served, by this worker or any other with its options."""
+    """The model cannot be served by any worker with these options."""
     BROKEN = 4
-    """The engine cannot go on; another worker may."""
+    """The engine is broken; a restarted worker may work."""

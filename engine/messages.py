@@ -35,9 +35,10 @@ class TokenLogprob(msgspec.Struct, array_like=True, gc=False):
 
 
 class EmbeddingInfo(msgspec.Struct, array_like=True):
-    """What an embedding model makes of texts, which go in behind `prompt`, in lower case where `lower_case` says so.
+    """Facts about an embedding model.
 
-    `truncations` are the lengths that vectors may be cut to (None: any). `normalise` is what the model does unasked.
+    `prompt` is put before every text; `lower_case`: texts are lower-cased first. `truncations`: the lengths that
+    embeddings may be cut to (None: any). `normalise`: whether the model normalises by default.
     """
 
     dimensions: int
@@ -48,7 +49,7 @@ class EmbeddingInfo(msgspec.Struct, array_like=True):
 
 
 class ModelInfo(msgspec.Struct, array_like=True):
-    """What a worker serves. `directory` is where its config and tokenizer files lie on the worker's host."""
+    """Facts about the model of a worker. `directory`: its config and tokenizer files, on the worker's host."""
 
     directory: str
     tokenizer_file: str
@@ -63,15 +64,15 @@ class ModelInfo(msgspec.Struct, array_like=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_adapter_rank: int
-    """0 where the model takes no adapters."""
+    """0 if the model takes no adapters."""
     sampling_defaults: dict[str, float]
     """temperature, top_k, top_p, min_p, repetition_penalty as far as generation_config.json sets them."""
     embedding: EmbeddingInfo | None = None
-    """Set where the worker makes embeddings; such a worker generates no text."""
+    """Set if the worker makes embeddings; such a worker generates no text."""
 
 
 class Hello(msgspec.Struct, array_like=True, tag=True):
-    """A client's first frame: which worker, in which epoch, it believes to be talking to."""
+    """A client's first frame: its protocol version, and the worker id and epoch that it expects."""
 
     protocol: int
     worker_id: str
@@ -79,7 +80,9 @@ class Hello(msgspec.Struct, array_like=True, tag=True):
 
 
 class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
-    """An adapter by its content (`engine.adapters.files.digest_of`) and where it lies on the worker's host."""
+    """An adapter: the digest of its content (`engine.adapters.files.digest_of`) and its directory on
+    the worker's host.
+    """
 
     digest: str
     directory: str
@@ -101,7 +104,9 @@ class Submit(msgspec.Struct, array_like=True, tag=True):
 
 
 class Embed(msgspec.Struct, array_like=True, tag=True):
-    """Token ids of some texts to make vectors of: cut to `dimensions` (None: not), then of length 1 if `normalise`."""
+    """A request for the embeddings of texts, given as token ids. The vectors are cut to `dimensions` (None: not cut),
+    then scaled to length 1 if `normalise`.
+    """
 
     request_id: int
     inputs: list[list[int]]
@@ -111,7 +116,7 @@ class Embed(msgspec.Struct, array_like=True, tag=True):
 
 
 class AdapterCommand(msgspec.Struct, array_like=True, tag=True):
-    """Load an adapter before anyone asks for it, keep it in its slot or no longer, or forget it."""
+    """Load an adapter ahead of requests, pin or unpin it, or unload it."""
 
     call_id: int
     action: Literal["load", "pin", "unpin", "unload"]
@@ -119,7 +124,7 @@ class AdapterCommand(msgspec.Struct, array_like=True, tag=True):
 
 
 class Abort(msgspec.Struct, array_like=True, tag=True):
-    """Forget these requests, in whatever phase they are. Unknown ids are ignored."""
+    """Cancel these requests, waiting or running. Unknown ids are ignored."""
 
     request_ids: list[int]
 
@@ -140,7 +145,7 @@ class Refused(msgspec.Struct, array_like=True, tag=True):
 
 
 class RequestOutput(msgspec.Struct, array_like=True, gc=False):
-    """What one step brought one request.
+    """The output of one step for one request.
 
     `finish_reason` is None while it runs; `error` says why it is ERROR.
     `stop_token_id` is set when an end-of-sequence or stop token ended it; that token is the last of `token_ids`.
@@ -180,7 +185,7 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     prefill_s: float = 0.0
     decode_s: float = 0.0
     adapters: list[str] = []
-    """Digests of the adapters that stand in a slot."""
+    """Digests of the adapters in slots."""
 
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -188,10 +193,11 @@ STEP_S = tuple(0.0001 * 1.5**k for k in range(1, 36))
 
 
 class StepHistograms(msgspec.Struct, array_like=True, gc=False):
-    """How steps spread since the start: counts for each bucket (the last is what lies above all), and their sums.
+    """Histograms of the steps since the worker's start: counts per bucket (the last is +Inf).
 
-    `tokens` counts each request's prompt with its first token, and generated ones, over the buckets `STEP_TOKENS`; the
-    times of steps with prompt tokens and of those without, in seconds, over `STEP_S`.
+    `tokens`, over the buckets `STEP_TOKENS`: a step's generated tokens, and the prompts of the requests whose first
+    token it generated; `tokens_sum` is their sum. `prefill_s` and `decode_s`, over the buckets `STEP_S`: seconds of
+    steps with and without prompt tokens.
     """
 
     tokens: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
@@ -201,18 +207,18 @@ class StepHistograms(msgspec.Struct, array_like=True, gc=False):
     failed: int = 0
 
     def add_step(self, elapsed_s: float, is_decode: bool) -> None:
-        """A step was computed."""
+        """Record the duration of one step."""
         (self.decode_s if is_decode else self.prefill_s)[bisect_left(STEP_S, elapsed_s)] += 1
 
     def add_tokens(self, tokens: int) -> None:
-        """So many tokens came out of a step, or went into it for the last time."""
+        """Record the tokens of one step: generated tokens, and the prompts of requests with their first token."""
         if tokens:
             self.tokens[bisect_left(STEP_TOKENS, tokens)] += 1
             self.tokens_sum += tokens
 
 
 class Outputs(msgspec.Struct, array_like=True, tag=True):
-    """All that one step brought the requests of one client; the histograms come when nothing is left to do."""
+    """The outputs of one step for one client. `histograms` is set when the engine becomes idle."""
 
     outputs: list[RequestOutput]
     stats: Stats
@@ -220,7 +226,9 @@ class Outputs(msgspec.Struct, array_like=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag=True):
-    """Sent about once a second, through long steps too: what is missing is a worker that hangs or stands still."""
+    """Sent about once a second, also during long steps. A client that misses heartbeats takes the worker for hung or
+    suspended.
+    """
 
     stats: Stats
     draining: bool
@@ -228,14 +236,14 @@ class Heartbeat(msgspec.Struct, array_like=True, tag=True):
 
 
 class Reply(msgspec.Struct, array_like=True, tag=True):
-    """The answer to a command: None when it was carried out (a load: when all is read), else why not."""
+    """The answer to a command: None if it succeeded (a load: when the adapter has been read), else the reason."""
 
     call_id: int
     error: AdapterFailure | None
 
 
 class Dead(msgspec.Struct, array_like=True, tag=True):
-    """The worker is about to exit and why."""
+    """The worker is about to exit, for this reason."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""One step's arithmetic: tensors in, tokens and log-probabilities out. It decides nothing about requests."""
+"""Runs the computation of one step: tensors in, tokens and log-probabilities out. It does not schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step computed, by request: one token each, and further ones where draft tokens were right."""
+    """The results of a step by request: one token, and one more for each accepted draft token."""
 
     tokens: dict[Request, list[int]] = field(default_factory=dict)
     logprobs: dict[Request, list[TokenLogprob]] = field(default_factory=dict)
@@ -30,13 +30,13 @@ class StepResult:
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """A step whose tokens the device is still choosing, a row for each of `requests`."""
+    """A step that the device still computes; it samples one token for each of `requests`."""
 
     requests: list[Request]
     chosen: ChosenTokens
 
     def result(self) -> StepResult:
-        """Wait for the device."""
+        """Wait for the device and read the tokens."""
         tokens = self.chosen.read()
         return StepResult({request: [token] for request, token in zip(self.requests, tokens, strict=True)})
 
@@ -45,16 +45,16 @@ class ModelRunner:
     """Runs scheduled batches through the model, the KV cache and the sampler."""
 
     def __init__(self, backend: Backend, loaded: LoadedModel, cache: Any) -> None:
-        """`cache` is one that the backend made."""
+        """`cache` is a KV cache of this backend (`Backend.new_cache`)."""
         self.backend, self.forward, self.cache = backend, loaded.forward, cache
         self.sampler = backend.sampler(loaded.eos_token_ids)
         self._chosen: Chosen | None = None
-        """Of the step before, where it was left running."""
+        """The unread tokens of the previous step, if it was returned unfinished."""
 
     @torch.inference_mode()
     def launch(self, scheduled: ScheduledBatch) -> StepResult | LaunchedStep:
-        """One forward pass and one token for every request that reached the end of its tokens. Where a device chooses
-        them, and nothing else is asked for, the step is left running.
+        """Run one forward pass and sample a token for every request that reached the end of its tokens. If the device
+        samples and no request asks for more than tokens, the step is returned unfinished.
         """
         batch = build_batch(scheduled, self.cache.block_size, self._chosen)
         self._chosen = None
@@ -71,7 +71,7 @@ class ModelRunner:
             for (request, number), token, logprob in zip(batch.sampled, tokens, logprobs, strict=True):
                 sampled = result.tokens.setdefault(request, [])
                 if sampled[:number] != batch.drafts.get(request, [])[:number]:
-                    continue  # it was computed behind a draft token that was wrong
+                    continue  # it was computed after a rejected draft token
                 sampled.append(token)
                 if logprob is not None:
                     result.logprobs.setdefault(request, []).append(logprob)

@@ -1,5 +1,5 @@
-"""Folders whose files are the entries of a registry: a file is an entry, and its name is the entry's. It imports none of them
-to know their names.
+"""Registries made of a folder: each file of the folder is one entry, named like the file. Listing the names imports
+none of the files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 PROTOCOL = "base"
-"""The file that says what an entry must have."""
+"""The file that defines the interface of an entry; it is not an entry itself."""
 
 
 def names(folder: str) -> tuple[str, ...]:
@@ -20,5 +20,5 @@ def names(folder: str) -> tuple[str, ...]:
 
 
 def entry(folder: str, name: str) -> Any:
-    """What the file of that name has as `ENTRY`; raises ModuleNotFoundError for one that there is not."""
+    """The `ENTRY` of the file of that name; raises ModuleNotFoundError for an unknown name."""
     return import_module(f"engine.{folder}.{name}").ENTRY

@@ -1,4 +1,4 @@
-"""One sequence on its way through the engine. State only; the scheduler moves it."""
+"""The state of one sequence in the engine. Only data; the scheduler changes it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 PENDING = -1
-"""Stands in `token_ids` for a token that a launched step is choosing, and that the host has not read yet."""
+"""Placeholder in `token_ids` for a token that a launched step samples and the host has not read."""
 
 
 class RequestStatus(Enum):
-    """Where a request stands."""
+    """The states of a request in the scheduler."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -28,10 +28,11 @@ class RequestStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A prompt, what was generated after it, and how far the KV cache has got.
+    """One sequence: its prompt and output tokens, and the progress of its KV cache.
 
-    `token_ids` is prompt and output and never shrinks; `num_computed_tokens` chases its length, and counts what a
-    launched step computes. `block_hashes` has one entry per full block, extended lazily. Times are monotonic seconds.
+    `token_ids` is prompt and output and never shrinks. `num_computed_tokens` counts its tokens whose keys and values
+    are in the cache, or will be when the launched step ends. `block_hashes` has one entry per full block, extended
+    lazily. Times are monotonic seconds.
     """
 
     key: tuple[int, int]  # (client, request id)
@@ -47,9 +48,9 @@ class Request:
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
     num_read_tokens: int = 0
-    """How many of the computed ones are of steps that have been read."""
+    """The computed tokens of steps whose results have been read."""
     num_pending_tokens: int = 0
-    """How many of the last tokens are PENDING."""
+    """The number of PENDING tokens at the end of `token_ids`."""
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0
@@ -58,33 +59,33 @@ class Request:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     matcher: Matcher | None = None
-    """The grammar that the output follows. While it is not ready the request takes part in no step."""
+    """The grammar that the output follows. The request is in no step while it is not ready."""
     failure: Failure | None = None
-    """Why it cannot go on, once that is known."""
+    """Why the request failed, if it did."""
     lookup: PromptLookup | None = None
-    """Where its draft tokens come from, once there were any."""
+    """The source of its draft tokens; None before the first draft."""
     sampler_state: Any = None
-    """What the sampler keeps between steps (penalty counts); it dies with the request."""
+    """The sampler's state between steps (penalty counts)."""
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
 
     @property
     def waits_for_grammar(self) -> bool:
-        """Whether no token can be chosen yet, because what its grammar allows is not known."""
+        """Whether sampling must wait for the grammar's next mask."""
         return self.matcher is not None and not self.matcher.ready
 
     @property
     def num_output_tokens(self) -> int:
-        """How many tokens were generated so far."""
+        """Generated tokens so far, PENDING ones included."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_known_tokens(self) -> int:
-        """Prompt and output without what is PENDING."""
+        """Prompt and output tokens without the PENDING ones."""
         return len(self.token_ids) - self.num_pending_tokens
 
     @property
     def cache_key(self) -> str:
-        """What must be equal, beside the tokens, for blocks to be shared: the tenant's salt and the adapter."""
+        """Besides the tokens, what must be equal for requests to share blocks: the tenant's salt and the adapter."""
         return f"{self.adapter.digest if self.adapter else ''}\0{self.cache_salt}"

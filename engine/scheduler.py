@@ -1,8 +1,9 @@
-"""Which requests get how many tokens in the next step. It moves requests and blocks, and never sees a tensor.
+"""Decides how many tokens of which requests the next step computes. It moves requests and blocks, and never sees a
+tensor.
 
-There is no prefill phase and no decode phase: a request's `num_computed_tokens` chases the length of its tokens under
-one budget per step (the shape of vLLM's V1 scheduler). Running requests come first, then waiting ones; when blocks
-run out, the least urgent running request gives its blocks back and is recomputed later.
+Prefill and decode are not separate phases: each step moves a request's `num_computed_tokens` towards the number of its
+tokens, under one token budget per step (as in vLLM's V1 scheduler). Running requests come first, then waiting ones;
+when blocks run out, the policy's victim is preempted: it gives its blocks back and is recomputed later.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class ScheduledBatch:
     num_new_tokens: list[int] = field(default_factory=list)
     """Draft tokens included."""
     ends: list[int] = field(default_factory=list)
-    """How many tokens of each are computed after the step, draft tokens apart."""
+    """The number of computed tokens of each request after the step, without draft tokens."""
     drafts: dict[Request, list[int]] = field(default_factory=dict)
-    """Draft tokens: the last of the `num_new_tokens` of their requests."""
+    """Draft tokens by request; they are the last of its `num_new_tokens`."""
 
     @property
     def total_tokens(self) -> int:
@@ -44,7 +45,7 @@ class ScheduledBatch:
 
     @property
     def is_decode(self) -> bool:
-        """Whether every request computes exactly one token, draft tokens apart."""
+        """Whether every request computes exactly one token, not counting draft tokens."""
         pairs = zip(self.requests, self.num_new_tokens, strict=True)
         return all(n == 1 + len(self.drafts.get(request, ())) for request, n in pairs)
 
@@ -61,18 +62,18 @@ class Scheduler:
         policy: Policy,
         gates: Sequence[Gate] = (),
     ) -> None:
-        """`gates` are asked in this order what a request waits for, and why it can go no further."""
+        """`gates` are asked in this order whether a request may start, may go on, or has failed."""
         self.config, self.pool, self.max_model_len = config, pool, max_model_len
         self._policy, self._gates = policy, gates
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.waiting: list[Request] = []  # both in the order that the policy gives them
+        self.waiting: list[Request] = []  # both lists are in the policy's order
         self.running: list[Request] = []
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
 
     def add(self, request: Request) -> Failure | None:
-        """Queue a request; the reason when it can never or not now be served."""
+        """Queue a request. Returns the reason if it is refused: it can never be served, or not now."""
         total = len(request.token_ids) + request.params.max_tokens
         if total > self.max_model_len:
             return Failure(FailureCode.TOO_LONG, {"tokens": total, "limit": self.max_model_len})
@@ -90,11 +91,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether any request is waiting or running."""
         return bool(self.waiting or self.running)
 
     def expire(self, now: float) -> list[tuple[Request, FinishReason]]:
-        """Drop the requests that were aborted, are past their deadline, or wait for what will never be there."""
+        """Drop the requests that were aborted, are past their deadline, or failed at a gate; `now` in monotonic
+        seconds.
+        """
         for gate in self._gates:
             gate.poll(busy=bool(self.running))
         dropped = []
@@ -112,7 +115,7 @@ class Scheduler:
         return dropped
 
     def _fails(self, request: Request) -> bool:
-        """Whether what the request waits for will never be there."""
+        """Whether the request's adapter or grammar has failed; sets its `failure`."""
         failures = (gate.failure(request) for gate in self._gates)
         request.failure = next((failure for failure in failures if failure is not None), None)
         return request.failure is not None
@@ -136,8 +139,8 @@ class Scheduler:
         return batch
 
     def launched(self, batch: ScheduledBatch, sampled: Iterable[Request] = ()) -> None:
-        """Count what a launched step computes as computed; the tokens that it chooses for those in `sampled`, which
-        nobody has read yet, as PENDING. So the next step can be scheduled while this one runs.
+        """Count a launched step's tokens as computed, and append a PENDING token for each request in `sampled`, so that
+        the next step can be scheduled before this one ends.
         """
         for request, end in zip(batch.requests, batch.ends, strict=True):
             request.num_computed_tokens = end
@@ -146,9 +149,10 @@ class Scheduler:
             request.num_pending_tokens += 1
 
     def update(self, batch: ScheduledBatch, sampled: dict[Request, list[int]]) -> dict[Request, FinishReason]:
-        """Account for the tokens of a launched step, of which those behind a request's end are cut off; returns the
-        requests that ended with their finish reasons. What was dropped, or had ended, before the tokens were read gets
-        none of them. Whether a request with a grammar has ended is known only later (`settle`).
+        """Append the tokens of a launched step. Returns the requests that ended, with their finish reasons.
+
+        Tokens after a request's end are removed from `sampled`, and so are the tokens of requests that were dropped or
+        had ended before the tokens were read. For a request with a grammar the end is known only later (`settle`).
         """
         finished = {}
         for request, end in zip(batch.requests, batch.ends, strict=True):
@@ -168,7 +172,7 @@ class Scheduler:
                 if reason is not None:
                     del tokens[number + 1 :]
                     break
-            if request.status is RequestStatus.RUNNING:  # not if it was preempted while the step ran
+            if request.status is RequestStatus.RUNNING:  # it may have been preempted while the step ran
                 if end // self.config.block_size > request.num_read_tokens // self.config.block_size:
                     self.pool.cache(request, end)
                 request.num_read_tokens = end
@@ -180,7 +184,7 @@ class Scheduler:
         return finished
 
     def settle(self, requests: Iterable[Request]) -> dict[Request, FinishReason]:
-        """Those of the requests that ended with their last tokens, with their finish reasons; their grammars are ready."""
+        """The requests that ended with their last token, with their finish reasons. Their grammars must be ready."""
         reasons = {r: self._stop_reason(r, r.token_ids[-1], len(r.token_ids)) for r in requests}
         finished = {request: reason for request, reason in reasons.items() if reason is not None}
         for request in finished:
@@ -188,7 +192,7 @@ class Scheduler:
         return finished
 
     def _take(self, request: Request, position: int, token: int) -> None:
-        """The token at `position` is known now."""
+        """Replace the PENDING token at `position`, or append the token if none is pending."""
         if request.num_pending_tokens:
             request.token_ids[position] = token
             request.num_pending_tokens -= 1
@@ -198,13 +202,15 @@ class Scheduler:
             request.matcher.advance(token)
 
     def _schedule_running(self, batch: ScheduledBatch, budget: int) -> tuple[int, bool]:
-        """Give every running request its next tokens, in their order; where blocks run out, the policy's victims make room."""
+        """Schedule the next tokens of the running requests, in order. When blocks run out, the policy's victims are
+        preempted. Returns the remaining budget, and whether a request was preempted.
+        """
         preempted, i = False, 0
         max_drafts = allowance(len(self.running), self.config.speculative_tokens)
         while i < len(self.running) and budget > 0:
             request = self.running[i]
             if request.num_pending_tokens and self._is_full(request, len(request.token_ids)):
-                i += 1  # it ends with the token that is being chosen
+                i += 1  # it ends with its pending token
                 continue
             if not all(gate.may_step(request) for gate in self._gates):
                 i += 1
@@ -229,7 +235,7 @@ class Scheduler:
         return budget, preempted
 
     def _drafts(self, request: Request, limit: int) -> list[int]:
-        """Draft tokens for a request that is about to compute its last token, where blocks for them are free anyway."""
+        """Draft tokens for a request in decode; none if the free blocks do not suffice without preemption."""
         params, position = request.params, request.num_computed_tokens
         limit = min(limit, params.max_tokens - request.num_output_tokens - 1)
         last = len(request.token_ids) - 1
@@ -246,11 +252,10 @@ class Scheduler:
         return drafts if self.pool.allocate(request, position + 1 + len(drafts)) else []
 
     def _admit_waiting(self, batch: ScheduledBatch, budget: int) -> None:
-        """Start waiting requests in order while budget, sequence slots and blocks last.
+        """Admit waiting requests in order while token budget, sequences and blocks last.
 
-        A request whose next uncached block is being computed by a running one waits for that block instead of
-        computing it again; so siblings of one prompt, and prompts with one prefix, share their prefill. A request
-        that a gate stops waits without holding up others.
+        A request whose next uncached block is being computed by a running request waits for that block, so that
+        requests with one prefix share its prefill. A request that a gate stops does not block later ones.
         """
         if not self.waiting:
             return
@@ -298,11 +303,13 @@ class Scheduler:
         self._policy.insert(request, self.running)
 
     def _pending_hashes(self, request: Request) -> list[bytes]:
-        """The blocks of this running request's prefill that nobody finds yet."""
+        """Hashes of the running request's blocks that are not in the prefix cache yet."""
         return request.block_hashes[request.num_read_tokens // self.config.block_size :]
 
     def _preempt(self, request: Request) -> None:
-        """Back to the queue, blocks freed; what was sampled is kept and recomputed with the prompt."""
+        """Preempt by recomputation: free the blocks and requeue. Sampled tokens are kept and recomputed with the
+        prompt.
+        """
         self.running.remove(request)
         self.pool.free(request)
         request.num_computed_tokens = request.num_read_tokens = 0
@@ -317,12 +324,12 @@ class Scheduler:
         return (token in self.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
 
     def _is_full(self, request: Request, length: int) -> bool:
-        """Whether nothing may follow the first `length` tokens."""
+        """Whether the request has reached its `max_tokens`, or the longest sequence, with its first `length` tokens."""
         return length - request.num_prompt_tokens >= request.params.max_tokens or length >= self.max_model_len
 
     def _stop_reason(self, request: Request, token: int, length: int) -> FinishReason | None:
-        """Whether the text ends with `token`, the last of the first `length`. VLLM's order: end of sequence, stop ids,
-        then length. `min_tokens` is the sampler's business.
+        """The finish reason if the text ends with `token`, the last of the first `length`; else None. The order is
+        vLLM's: end of sequence, stop ids, then length. `min_tokens` is enforced by the sampler.
         """
         if request.matcher is not None and request.matcher.failure is not None:
             return None  # the next step drops it with that error

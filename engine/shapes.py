@@ -1,5 +1,5 @@
-"""What must hold of a step's tensors on any device: each attention call is the one that was recorded, slots and blocks are
-the cache's. What a device's own kernels ask beyond that stands with them.
+"""Checks of a step's tensors on any device: attention calls match their recorded shapes, and slots and blocks are
+within the cache. Further checks for a device's kernels are made by that device.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 
 
 class ShapeError(ValueError):
-    """Tensors do not fit together; nothing has been read or written."""
+    """Tensors do not fit together; raised before anything is read or written."""
 
 
 def require(holds: bool, what: str, *tensors: torch.Tensor | None) -> None:
-    """Raise ShapeError with `what` was wanted and the tensors as they are, unless it holds."""
+    """Raise ShapeError with `what` was expected and the shapes of `tensors`, unless `holds`."""
     if not holds:
         given = ", ".join(
             "none" if tensor is None else f"{list(tensor.shape)} {tensor.dtype} by {list(tensor.stride())}"
@@ -25,7 +25,7 @@ def require(holds: bool, what: str, *tensors: torch.Tensor | None) -> None:
 
 
 def check_slots(slots: torch.Tensor, count: int) -> None:
-    """Every slot [T] int64 is one of the cache's `count`."""
+    """Raise ShapeError unless `slots` is [T] int64 and every slot is one of the cache's `count`."""
     require(slots.dtype == torch.int64 and slots.dim() == 1 and slots.is_contiguous(), "slots must be [T] int64", slots)
     if len(slots):
         lowest, highest = torch.aminmax(slots)
@@ -35,7 +35,9 @@ def check_slots(slots: torch.Tensor, count: int) -> None:
 def check_tables(
     row: int, count: int, length: int, blocks: Sequence[int], rows: int, block_size: int, num_blocks: int
 ) -> None:
-    """A sequence's new rows lie in the step's, its tokens in its blocks, and those in the cache."""
+    """Raise ShapeError unless a sequence's rows are within the step, its tokens within its blocks, and those within the
+    cache.
+    """
     require(
         row >= 0 and 0 < count <= length and row + count <= rows,
         f"a sequence of {count} new tokens at row {row}, {length} in all, does not fit a step of {rows} rows",
@@ -48,8 +50,8 @@ def check_tables(
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """One attention layer as it was recorded: query and KV heads, widths of key and value, scale, the window that its mask
-    has, and whether its softmax is the plain one.
+    """One attention layer as recorded: query and KV heads, widths of key and value, scale, the window of its mask in
+    tokens (None: no window), and whether its softmax is plain (without soft-cap or sinks).
     """
 
     num_heads: int
@@ -61,7 +63,9 @@ class AttentionSpec:
     plain: bool
 
     def check(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: int) -> None:
-        """Raise ShapeError unless a call's query [H, T, D], key and value [HK, T, D] are this layer's of `rows` rows."""
+        """Raise ShapeError unless a call's query [H, T, D], key [HK, T, D] and value [HK, T, DV] have this layer's
+        shapes for `rows` rows.
+        """
         if (
             query.shape != (self.num_heads, rows, self.key_dim)
             or key.shape != (self.num_kv_heads, rows, self.key_dim)
@@ -79,7 +83,7 @@ def _shapes(*tensors: torch.Tensor) -> str:
 
 
 def spec_of(specs: Sequence[AttentionSpec], layer: int) -> AttentionSpec:
-    """A layer's; raises ShapeError for a layer that there is not."""
+    """The spec of layer `layer`; raises ShapeError for an unknown layer."""
     if not 0 <= layer < len(specs):
         raise ShapeError(f"attention was called by layer {layer}, of {len(specs)}")
     return specs[layer]

@@ -1,8 +1,7 @@
-"""Everything that a first request would have to wait for, done before there is one.
+"""Warm-up: runs synthetic requests before the worker is ready, so that kernels are compiled and buffers allocated.
 
-Runs steps of made-up requests through the real runner: a prompt, a decode step, tokens chosen in each way there is, and
-an adapter in every layer that takes one. So whatever is compiled, allocated or looked up once is there afterwards.
-Nothing of it is counted or kept.
+The requests cover prefill, decode, each way of sampling, and an adapter in every layer that takes one. Nothing is
+counted or cached.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS = 5
 DIGEST = "warm-up"
-"""No digest of an adapter's files looks like this."""
+"""Differs from the digest of any adapter's files."""
 WAYS = (
     SamplingParams(2, temperature=0.0),
     SamplingParams(2, temperature=0.0, logprobs=2, prompt_logprobs=1),
@@ -36,11 +35,11 @@ WAYS = (
     SamplingParams(2, temperature=0.7, min_p=0.05, repetition_penalty=1.1, presence_penalty=0.1, min_tokens=1),
     SamplingParams(2, temperature=0.7, typical_p=0.9, logit_bias={0: -1.0}),
 )
-"""Ways to choose a token; together they run every kernel and table of the sampler."""
+"""Ways of sampling; together they run every kernel and table of the sampler."""
 
 
 def warm_up(runner: ModelRunner, lora_layers: list[AdapterLayer], context: int, pace: Pace) -> None:
-    """Run the steps, no sequence longer than `context`, and let `pace` learn from the last, which is like any later one."""
+    """Run the steps, with no sequence longer than `context` tokens, and record their durations in `pace`."""
     progress.begin("warming up")
     size = runner.cache.block_size
     length = min(PROMPT_TOKENS, context - 2)
@@ -63,7 +62,7 @@ def warm_up(runner: ModelRunner, lora_layers: list[AdapterLayer], context: int, 
 def _steps(
     runner: ModelRunner, ways: tuple[SamplingParams, ...], length: int, adapter: AdapterRef | None, pace: Pace
 ) -> None:
-    """A prompt of so many tokens for each of the ways, computed together, and a decode step behind it."""
+    """Prefill a prompt of `length` tokens for each way of sampling, in one batch, then run one decode step."""
     pool = BlockPool(runner.cache.num_blocks, runner.cache.block_size, prefix_caching=False)
     requests = [Request((0, number), [0] * length, way, 0.0, adapter=adapter) for number, way in enumerate(ways)]
     for _ in range(2):
@@ -80,7 +79,7 @@ def _steps(
 
 
 def _adapter(layers: list[AdapterLayer]) -> Adapter:
-    """One that changes nothing, in every layer that takes one."""
+    """A zero adapter for every adaptable layer."""
     return Adapter(
         {
             path: LoraWeights(torch.zeros(1, layer.in_features), torch.zeros(out, 1), None)

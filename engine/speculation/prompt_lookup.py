@@ -1,26 +1,27 @@
-"""Draft tokens of a sequence: what followed its last two tokens the time before (prompt lookup, arXiv 2304.04487).
+"""Draft tokens by prompt lookup (arXiv 2304.04487): the tokens that followed the last occurrence of the sequence's
+final two tokens.
 
-A draft costs little where a step has few rows, since reading the weights takes most of its time. Draft tokens are only
-ever compared with what the model chooses: which tokens come out does not depend on them.
+Verifying a draft is cheap in small batches, because such a step is bound by reading the weights. A draft token is kept
+only if the model chooses the same token, so drafts never change the output.
 """
 
 from __future__ import annotations
 
 FREE_ROWS = 8
-"""Reading the weights takes most of a step of so many rows: one took 13 ms where one of a single row took 9 (the 135M
-shape in docs/benchmarks.md).
+"""The most rows of a step that is still bound by reading the weights: a step of 8 rows took 13 ms, and one of a single
+row took 9 ms (the 135M shape in docs/benchmarks.md).
 """
 PAUSE_TOKENS = 16
-"""After a draft that was all wrong, so many tokens pass before the next one."""
+"""Tokens to generate after a fully rejected draft before drafting again."""
 
 
 def allowance(running: int, limit: int) -> int:
-    """How many draft tokens each of `running` sequences may have, `limit` at most."""
+    """The most draft tokens per sequence, up to `limit`, when `running` sequences share a step."""
     return min(limit, FREE_ROWS // max(running, 1) - 1)
 
 
 class PromptLookup:
-    """One sequence's drafts: where each pair of tokens was last seen, and how the latest drafts went."""
+    """The drafts of one sequence: an index from each token pair to its last position, and the current draft length."""
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, int], int] = {}
@@ -29,8 +30,8 @@ class PromptLookup:
         self._resume_at = 0
 
     def propose(self, token_ids: list[int], limit: int) -> list[int]:
-        """At most `limit` tokens that may follow; often none."""
-        for end in range(self._indexed, len(token_ids) - 1):  # the last pair is what is looked for
+        """Up to `limit` draft tokens; often none."""
+        for end in range(self._indexed, len(token_ids) - 1):  # without the last pair, which is the one to look up
             self._after[token_ids[end - 1], token_ids[end]] = end + 1
         self._indexed = max(self._indexed, len(token_ids) - 1)
         if len(token_ids) < max(self._resume_at, 2):
@@ -38,11 +39,13 @@ class PromptLookup:
         start = self._after.get((token_ids[-2], token_ids[-1]))
         if start is None:
             return []
-        period = len(token_ids) - start  # what was said once is taken to be said again and again
+        period = len(token_ids) - start  # the text since the match is assumed to repeat
         return [token_ids[start + i % period] for i in range(min(limit, self._length))]
 
     def learn(self, proposed: int, accepted: int, length: int) -> None:
-        """Of `proposed` tokens `accepted` were right, and the sequence is `length` tokens long now: propose more or fewer."""
+        """Adapt the draft length: the model accepted `accepted` of `proposed` draft tokens, and the sequence now has
+        `length` tokens.
+        """
         if accepted == proposed:
             self._length = min(2 * self._length, FREE_ROWS)
         elif accepted:
