@@ -1,9 +1,9 @@
-"""A worker process: `python -m engine`, started by a launcher and talking to it over three pipes.
+"""A worker process: `python -m engine`. A launcher starts it and is connected to it by three pipes.
 
-stdin: one line, the EngineConfig as JSON; its EOF means that the launcher is gone, and the worker exits.
-stdout: a JSON line for each change of state: {"state": "loading" | "ready" | "failed" | "exited", "reason"?}, and once a
-second one that says what the worker is doing and whether it moves on: {"state": "loading" | "alive", "doing", "quiet_s",
-"patience_s"} (`engine.process.progress`), so that a launcher tells a worker that hangs from one that has much to do.
+stdin: one line, the EngineConfig as JSON. EOF means that the launcher has ended; the worker then exits.
+stdout: a JSON line for each change of state: {"state": "loading" | "ready" | "failed" | "exited", "reason"?}, and a
+progress report every second: {"state": "loading" | "alive", "doing", "quiet_s", "patience_s"}
+(`engine.process.progress`), by which a launcher distinguishes a hung worker from a busy one.
 stderr: the log. Exit status: `engine.failures.ExitStatus`.
 """
 
@@ -32,18 +32,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("engine")
 
 SPIN_COUNT = "10000"
-"""About 100 microseconds, for which torch's OpenMP threads look for work before they sleep; it reads this when it is loaded."""
+"""Iterations that torch's OpenMP threads spin before they sleep, about 100 microseconds. OpenMP reads it when it is
+loaded.
+"""
 
 
 def main() -> ExitStatus:
     """Read the config, load the model, serve."""
-    # The status pipe is for status alone; whatever a library prints goes to the log.
+    # Only status lines go to the status pipe; what libraries print to stdout goes to the log.
     status = os.dup(1)
     os.dup2(2, 1)
     os.set_blocking(status, False)
 
     def report(state: str, **details: object) -> None:
-        """A line, which a pipe takes whole. Nobody waits for a launcher that has not read for minutes, or is gone."""
+        """Write one status line; a pipe writes it atomically. Lines are dropped if the launcher does not read or has
+        ended.
+        """
         with suppress(BrokenPipeError, BlockingIOError):
             os.write(status, json.dumps({"state": state, **details}).encode() + b"\n")
 
@@ -55,14 +59,14 @@ def main() -> ExitStatus:
             server.beat()
 
     log_writer.configure()
-    # The launcher decides when to stop: Ctrl-C in a terminal reaches the whole process group.
+    # Ctrl-C in a terminal reaches the whole process group, but only the launcher decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     report("loading", doing=progress.doing)
     reporter = Reporter(beat)
     reporter.start()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    from engine.core import EngineCore  # torch is imported only now, after "loading" is known
+    from engine.core import EngineCore  # torch is imported only now, after "loading" was reported
     from engine.embedding.core import EmbeddingCore
     from engine.models.files import ModelError, locate, makes_embeddings
     from engine.server import EngineServer
@@ -73,7 +77,7 @@ def main() -> ExitStatus:
     except ModelError as error:
         report("failed", reason=str(error))
         return ExitStatus.MODEL_REFUSED
-    except Exception as error:  # one of the edges: a model's files may be wrong in ways that nobody foresaw
+    except Exception as error:  # an outer boundary: a model's files may be wrong in unforeseen ways
         logger.exception("loading failed")
         report("failed", reason=f"{type(error).__name__}: {error}")
         return ExitStatus.MODEL_REFUSED
@@ -95,5 +99,5 @@ def main() -> ExitStatus:
 if __name__ == "__main__":
     exit_status = main()
     logging.shutdown()
-    # Not through the interpreter's end, where a device's library may wait for processes that are gone.
+    # Skip the interpreter's shutdown, in which a device's library may wait for processes that have ended.
     os._exit(exit_status)

@@ -1,7 +1,7 @@
 """A connection to one engine worker, for asyncio programs. It moves token ids and never text.
 
-Outputs of one step arrive in one frame and are handed to their requests' queues; a reader that lags finds them
-merged, so nothing is lost and memory is bounded by what a request may generate, in its shortest form.
+The outputs of one step arrive in one frame and go to the queues of their requests. If a reader lags, its outputs are
+merged, so nothing is lost and memory is bounded by what a request may generate, in its encoded form.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ CONNECT_TIMEOUT_S = 5.0
 TICK_S = 1.0
 SUSPECT_AFTER_S = 5.0
 DEAD_AFTER_S = 20.0
-"""Both of this process's own time awake: one that was stopped for an hour has heard nothing, and nothing follows from that."""
+"""Both in seconds in which this process was running; time in which it was suspended does not count."""
 MAX_MERGED = 32
-"""Tokens that a reader gets at once."""
+"""Merged tokens after which further outputs stay encoded."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RequestOutput)
 
 
 class EngineDead(Exception):
-    """The worker is gone or does not answer; its requests are lost."""
+    """The worker has ended or does not answer; its requests are lost."""
 
 
 class _Collector:
-    """One request's outputs between the connection and its reader.
+    """Buffers one request's outputs for its reader, and merges them if the reader lags.
 
-    A reader that lags a little finds them merged. Behind MAX_MERGED tokens they wait as they came over the socket, which
-    takes about a tenth of what decoded log-probabilities take: 0.1 kB a token, and 13 bytes for each of its alternatives.
+    Beyond MAX_MERGED tokens the outputs stay encoded, which takes about a tenth of the memory of decoded
+    log-probabilities: 0.1 kB per token, and 13 bytes for each of its alternatives.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _Collector:
 
     @property
     def packed_bytes(self) -> int:
-        """What waits for a reader that lags far behind."""
+        """Bytes of encoded outputs that wait for the reader."""
         return sum(map(len, self._packed))
 
     def put(self, output: RequestOutput) -> None:
@@ -94,7 +94,9 @@ class _Collector:
         self._arrived.set()
 
     async def get(self) -> RequestOutput:
-        """What has come since the last call, or its beginning; raises EngineDead when nothing more will come."""
+        """The outputs since the last call, merged, or the first part of them; raises EngineDead if no more
+        will arrive.
+        """
         await self._arrived.wait()
         if self._pending is None:
             raise EngineDead(self.failure)
@@ -108,7 +110,7 @@ class _Collector:
 
 
 def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Two outputs of one request as one."""
+    """Merge two outputs of one request."""
     second.token_ids = first.token_ids + second.token_ids
     for name in ("logprobs", "prompt_logprobs"):
         earlier, later = getattr(first, name), getattr(second, name)
@@ -122,7 +124,9 @@ class EngineClient:
     """Talks to the worker `worker_id` in `epoch` at its `address` (`engine.address`)."""
 
     def __init__(self, address: str, worker_id: str, epoch: int, casualties: Casualties | None = None) -> None:
-        """`casualties` remembers what was in flight at deaths, of this and of other workers."""
+        """`casualties` counts the requests that were in flight at worker deaths; it may be shared with
+        other clients.
+        """
         self.address, self.worker_id, self.epoch = address, worker_id, epoch
         self._casualties = casualties or Casualties()
         self.stats = Stats()
@@ -134,13 +138,15 @@ class EngineClient:
         self._model: ModelInfo | None = None
         self._failure: str | None = None
         self._died = False
-        """Whether the worker failed unasked, rather than this client hung up or the worker was told to stop."""
+        """Whether the worker died by itself, as opposed to a close by this client or an ordered stop."""
         self._silent_s = 0.0
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def connect(self) -> ModelInfo:
-        """Greet the worker; raises EngineDead when it is not there, or is another one than expected."""
+        """Connect and exchange greetings; raises EngineDead if the worker cannot be reached or is not the
+        expected one.
+        """
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 reader, self._writer = await parse(self.address).connect()
@@ -158,7 +164,7 @@ class EngineClient:
 
     @property
     def model(self) -> ModelInfo:
-        """What the worker serves; only after `connect`."""
+        """Facts about the worker's model; raises EngineDead before `connect`."""
         if self._model is None:
             raise EngineDead("not connected")
         return self._model
@@ -170,12 +176,12 @@ class EngineClient:
 
     @property
     def usable(self) -> bool:
-        """Whether new requests may go there: connected and not draining."""
+        """Whether the worker takes new requests: it has not failed and is not draining."""
         return self.failure is None and not self.draining
 
     @property
     def suspect(self) -> bool:
-        """Whether it has not been heard of lately: hung, or standing still."""
+        """Whether no message has arrived for SUSPECT_AFTER_S: the worker may be hung or suspended."""
         return self._silent_s >= SUSPECT_AFTER_S
 
     @property
@@ -184,7 +190,7 @@ class EngineClient:
         return len(self._collectors)
 
     def release_waiting(self) -> None:
-        """Give up the requests that have brought nothing yet, so that another worker may have them."""
+        """Fail the requests without output yet, so that they can be submitted to another worker."""
         for collector in self._collectors.values():
             if not collector.begun:
                 collector.fail("the worker does not answer")
@@ -205,13 +211,13 @@ class EngineClient:
         timeout_s: float | None = None,
         adapter: AdapterRef | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of one request until it ends. Closing the iterator early aborts the request in the engine."""
+        """The outputs of one request until it ends. Closing the iterator early aborts the request in the engine."""
         if request_id is None:
             request_id = self.next_request_id()
         return self._outputs(Submit(request_id, prompt_token_ids, params, priority, cache_salt, timeout_s, adapter))
 
     def stop(self, request_id: int) -> None:
-        """End a request of `generate` where it is: its reader gets what has come so far and then "abort"."""
+        """Stop a request of `generate`: its reader gets the outputs so far and then the finish reason "abort"."""
         collector = self._collectors.get(request_id)
         if collector is not None:
             collector.put(RequestOutput(request_id, finish_reason=FinishReason.ABORT))
@@ -220,7 +226,7 @@ class EngineClient:
     async def embed(
         self, inputs: list[list[int]], *, dimensions: int | None, normalise: bool, timeout_s: float | None = None
     ) -> RequestOutput:
-        """The vectors of some texts, or why there are none. Cancelling this aborts the request in the engine."""
+        """The embeddings of the inputs, or the failure. Cancelling this coroutine aborts the request in the engine."""
         request_id = self.next_request_id()
         async with aclosing(self._outputs(Embed(request_id, inputs, dimensions, normalise, timeout_s))) as outputs:
             return await anext(outputs)
@@ -228,7 +234,7 @@ class EngineClient:
     async def command(
         self, action: Literal["load", "pin", "unpin", "unload"], adapter: AdapterRef
     ) -> AdapterFailure | None:
-        """Tell the worker about an adapter; the reason when it cannot do that."""
+        """Send an adapter command. Returns the reason if it fails, else None."""
         call_id = self.next_request_id()
         self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
@@ -254,7 +260,7 @@ class EngineClient:
                     self._casualties.survived(message)
                 yield output
         except EngineDead:
-            if self._died or self.suspect:  # one that hangs has not died yet
+            if self._died or self.suspect:  # a hung worker counts as dead, though its process has not ended
                 self._casualties.died(message, f"{self.worker_id} {self.epoch}")
             raise
         finally:
@@ -263,7 +269,7 @@ class EngineClient:
                 self._send(Abort([message.request_id]))
 
     async def close(self) -> None:
-        """Hang up; the worker aborts whatever this client still has running."""
+        """Close the connection; the worker aborts this client's remaining requests."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -286,7 +292,7 @@ class EngineClient:
             self._fail("the worker closed the connection")
 
     async def _count_silence(self) -> None:
-        """A tick that comes late, because the process or its loop stood still, counts as any other."""
+        """Count the seconds without a message. A late tick (suspended process, blocked loop) counts as one tick."""
         while self._failure is None:
             await asyncio.sleep(TICK_S)
             self._silent_s += TICK_S
@@ -300,7 +306,7 @@ class EngineClient:
             self.histograms = message.histograms or self.histograms
             for output in message.outputs:
                 if output.error is not None and output.error.code is FailureCode.DRAINING:
-                    self.draining = True  # its next heartbeat will say so
+                    self.draining = True  # as its next heartbeat will report
                 collector = self._collectors.get(output.request_id)
                 if collector is not None:  # else it was aborted meanwhile
                     collector.put(output)
@@ -309,7 +315,7 @@ class EngineClient:
             self.histograms = message.histograms or self.histograms
         elif isinstance(message, Reply):
             call = self._calls.get(message.call_id)
-            if call is not None and not call.done():  # else its caller has gone
+            if call is not None and not call.done():  # else its caller was cancelled
                 call.set_result(message.error)
         elif isinstance(message, Dead):
             self._fail(message.reason)

@@ -1,8 +1,9 @@
-"""A worker's socket and its loop: one thread reads clients, steps the engine, writes clients, and never waits for one.
+"""The worker's socket and main loop. One thread reads clients, runs steps and writes outputs; it never blocks on a
+client.
 
-When no request is waiting the loop sleeps in `select`. A client that does not take its outputs for `client_timeout_s` is
-dropped with its requests. Heartbeats come from this loop, and while a step is computed from the thread that reports
-progress: clients hear of a worker in a long step as of any other. Whether it moves on is its launcher's business.
+Without requests the loop sleeps in `select`. A client that does not read its outputs for `client_timeout_s` is dropped
+with its requests. Heartbeats are sent by this loop, and during a step by the thread that reports progress, so that
+clients hear from a worker in a long step too. Whether the worker makes progress is judged by its launcher.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 READ_BYTES = 1 << 18
 BLOCKED_S = 0.005
-"""How long to sleep when everybody waits for an adapter to be read or a grammar to be compiled."""
+"""Seconds to sleep when every request waits for an adapter or a grammar."""
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One client: what it sent so far, and what it has not yet taken."""
+    """One client: its socket, the incomplete frame received from it, and the bytes not yet sent to it."""
 
     client: int
     socket: socket.socket
@@ -67,7 +68,7 @@ class Connection:
 
 
 class EngineServer:
-    """Serves one engine, of text or of embeddings, at its address until it is drained, told to stop, or broken."""
+    """Serves one engine core at its address until it is drained, stopped or broken."""
 
     def __init__(self, core: Engine, config: EngineConfig) -> None:
         self.core, self.config = core, config
@@ -75,21 +76,23 @@ class EngineServer:
         self.selector = selectors.DefaultSelector()
         self.draining = self.stopping = False
         self._loads: list[tuple[Connection, AdapterCommand]] = []
-        """Commands to load an adapter that are being carried out."""
+        """Adapter loads in progress, with the connection to answer."""
         self._next_client = 1
         self._last_heartbeat = 0.0
         self._at_clients = threading.Lock()
-        """Held by the loop but while a step is computed, and then by who sends a heartbeat meanwhile."""
+        """Guards the connections: held by the loop except during a step, when the reporter thread may send
+        heartbeats.
+        """
         self._address = address.parse(config.address)
         self.listener = self._address.listen()
         self.selector.register(self.listener, selectors.EVENT_READ, None)
 
     def watch(self, file: Any) -> None:
-        """Stop when `file` reaches EOF: the parent that holds its other end is gone."""
+        """Stop when `file` reaches EOF, which means that the parent process has ended."""
         self.selector.register(file, selectors.EVENT_READ, "lifeline")
 
     def run(self) -> None:
-        """Startup → loop → shutdown; raises EngineBroken after telling the clients."""
+        """Serve until the end, then close; raises EngineBroken after sending the reason to the clients."""
         with self._at_clients:
             try:
                 while not self.stopping and not (self.draining and not self.core.has_work and not self._unsent()):
@@ -107,8 +110,8 @@ class EngineServer:
                 self._close()
 
     def beat(self) -> None:
-        """A heartbeat to all clients, from another thread than the loop's, if a step is being computed. Nothing else is
-        done for them: one that takes no bytes, or has gone, is the loop's business.
+        """Send a heartbeat to all clients if a step is being computed. Called by the reporter thread. Slow and vanished
+        clients are left to the loop.
         """
         if not self._at_clients.acquire(blocking=False):
             return
@@ -139,7 +142,7 @@ class EngineServer:
             self.core.check_integrity()
 
     def _exchange(self) -> None:
-        """Read and write what is possible now; sleep until the next heartbeat is due when there is nothing to step."""
+        """Do all I/O that is ready. Without work, sleep until I/O is ready or the next heartbeat is due."""
         if self.core.has_work:
             timeout = BLOCKED_S if self.core.blocked else 0.0
         elif self._loads:
@@ -203,7 +206,7 @@ class EngineServer:
             self.core.abort(connection.client, message.request_ids)
 
     def _answer_loads(self) -> None:
-        """Tell those who wait for an adapter whether it has been read."""
+        """Answer the load commands whose adapter has been read or has failed."""
         for load in list(self._loads):
             connection, message = load
             if self.core.loading(message.adapter.digest):
@@ -223,12 +226,12 @@ class EngineServer:
     def _send(self, connection: Connection, message: ToClient) -> None:
         try:
             connection.unsent += frame(message)
-        except ProtocolError as error:  # more than one frame may hold
+        except ProtocolError as error:  # the message exceeds the largest frame
             return self._drop(connection, str(error))
         self._flush(connection)
 
     def _flush(self, connection: Connection) -> None:
-        """Hand the kernel what it takes; note when a client has stopped taking anything."""
+        """Send as much as the socket accepts; record since when a client accepts nothing."""
         try:
             sent = connection.socket.send(connection.unsent) if connection.unsent else 0
         except BlockingIOError:

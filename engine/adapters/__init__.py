@@ -1,1 +1,1 @@
-"""LoRA adapters: their files, the weights in them, and which of them stand in a slot."""
+"""LoRA adapters: their files, their weights, and their assignment to slots."""

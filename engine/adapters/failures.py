@@ -1,4 +1,4 @@
-"""Why an adapter cannot be served, as a code and facts, and the English sentences for them. It imports no torch."""
+"""Failures of adapters as codes with facts, and their default English texts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class AdapterCode(StrEnum):
-    """What is wrong with an adapter, or with what was asked about it. Its facts are the names in its template."""
+    """Why an adapter, or a command about it, failed. The fields of a code's template are its facts."""
 
     # Its files
     MISSING = "missing"
@@ -48,7 +48,7 @@ class AdapterCode(StrEnum):
     NO_LAYER = "no_layer"
     SHAPE = "shape"
     RANK = "rank"
-    """Over the worker's `max_adapter_rank`."""
+    """The rank exceeds the worker's `max_adapter_rank`."""
     HALF = "half"
     DORA = "dora"
     NOT_FINITE = "not_finite"
@@ -118,7 +118,7 @@ Facts = dict[str, str | int | float]
 
 
 class AdapterFailure(msgspec.Struct, array_like=True, frozen=True):
-    """A code, and the facts that belong to it. Text of the adapter's own that may be anything is quoted as by `repr`."""
+    """A code and its facts. Arbitrary text from the adapter's files is quoted as by `repr`."""
 
     code: AdapterCode
     facts: Facts = {}
@@ -130,7 +130,7 @@ class AdapterFailure(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AdapterError(Exception):
-    """The adapter cannot be served, for the reason that is in `failure`."""
+    """The adapter cannot be served; `failure` is the reason."""
 
     def __init__(self, code: AdapterCode, **facts: str | int | float) -> None:
         self.failure = AdapterFailure(code, facts)

@@ -1,6 +1,6 @@
-"""An adapter's two files: regular ones alone, within limits, read once from front to back and never mapped into memory.
+"""Reads an adapter's two files: regular files only, within limits, once from front to back, and never memory-mapped.
 
-A mapped file that somebody truncates ends the process that looks at it. It knows no torch: the control plane reads the
+Truncating a mapped file kills the process that reads the mapping. Imports no torch, because the control plane reads the
 same files for their digest.
 """
 
@@ -27,7 +27,7 @@ MAX_RANK = 256
 PART_BYTES = 1 << 18
 LENGTH_BYTES = 8
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
-"""Bytes of one number, by safetensors' names of the types that weights may have."""
+"""Bytes per number of the types that weights may have, by their names in safetensors."""
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -40,7 +40,9 @@ class Tensor(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """What `digest` stands for: the configuration's object and the weights' bytes."""
+    """The content of an adapter: its configuration object, the bytes of its weights file, and the
+    digest of both files.
+    """
 
     config: dict[str, Any]
     weights: memoryview
@@ -48,14 +50,14 @@ class AdapterFiles:
 
 
 def never() -> None:
-    """Do not pause."""
+    """A `pause` that returns at once."""
 
 
 @contextmanager
 def open_file(directory: Path, name: str, max_bytes: int) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-    """A regular file of 1 to `max_bytes` bytes, unbuffered, with its status; raises AdapterError."""
+    """Open a regular file of 1 to `max_bytes` bytes, unbuffered; yields it with its status. Raises AdapterError."""
     try:
-        # Not blocking: a pipe would wait for somebody to write.
+        # Non-blocking, because opening a pipe would wait for a writer.
         descriptor = os.open(directory / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AdapterError(AdapterCode.MISSING, file=name) from error
@@ -73,7 +75,7 @@ def open_file(directory: Path, name: str, max_bytes: int) -> Iterator[tuple[Bina
 
 
 def parts(file: BinaryIO, name: str, size: int) -> Iterator[bytes]:
-    """The file's `size` bytes piece by piece; raises AdapterError when they are fewer or more."""
+    """The file's `size` bytes in pieces of at most PART_BYTES; raises AdapterError if the file is shorter or longer."""
     read = 0
     while True:
         try:
@@ -89,13 +91,15 @@ def parts(file: BinaryIO, name: str, size: int) -> Iterator[bytes]:
 
 
 def read_config(directory: Path) -> bytes:
-    """The configuration as it stands in its file; raises AdapterError."""
+    """The bytes of the configuration file; raises AdapterError."""
     with open_file(directory, CONFIG, MAX_CONFIG_BYTES) as (file, status):
         return b"".join(parts(file, CONFIG, status.st_size))
 
 
 def read_files(directory: Path, max_bytes: int, pause: Callable[[], None] = never) -> AdapterFiles:
-    """Both files, the weights of at most `max_bytes`; raises AdapterError. `pause` is called now and then."""
+    """Read both files; raises AdapterError. The weights file may have `max_bytes`; `pause` is called
+    after each piece.
+    """
     config = read_config(directory)
     with open_file(directory, WEIGHTS, max_bytes) as (file, status):
         weights = memoryview(bytearray(status.st_size))
@@ -113,15 +117,16 @@ def read_files(directory: Path, max_bytes: int, pause: Callable[[], None] = neve
 
 
 def content_digest(directory: Path, max_bytes: int = 1 << 40) -> str:
-    """What identifies the adapter's content; raises AdapterError."""
+    """The digest (`digest_of`) of the adapter in `directory`; raises AdapterError."""
     config = read_config(directory)
     with open_file(directory, WEIGHTS, max_bytes) as (file, status):
         return digest_of(config, parts(file, WEIGHTS, status.st_size))
 
 
 def digest_of(config: bytes, weights: Iterable[bytes]) -> str:
-    """What identifies an adapter: SHA-256 over the SHA-256 of its two files, the second one's in parts, in hexadecimal.
-    The control plane and the workers compute it alike, each from what it has read itself.
+    """The identity of an adapter: the SHA-256, in hexadecimal, of the SHA-256 digests of its two files. `weights` is
+    the second file in parts. The control plane and the workers both compute it, each from the bytes that it has read
+    itself.
     """
     own = hashlib.sha256()
     for part in weights:
@@ -130,12 +135,12 @@ def digest_of(config: bytes, weights: Iterable[bytes]) -> str:
 
 
 def is_rank(value: Any) -> bool:
-    """Whether a LoRA may have this rank."""
+    """Whether `value` is an integer between 1 and MAX_RANK."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_RANK
 
 
 def parse_config(data: bytes) -> dict[str, Any]:
-    """The configuration's object; raises AdapterError. A name that stands twice in an object is refused."""
+    """Parse the configuration, a JSON object; raises AdapterError, also if an object has a duplicate name."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(pairs)
@@ -158,8 +163,9 @@ def parse_config(data: bytes) -> dict[str, Any]:
 
 
 def read_header(weights: memoryview, max_bytes: int) -> tuple[dict[str, Tensor], memoryview]:
-    """The tensors of a file in the safetensors format (https://github.com/huggingface/safetensors#format) with a header of
-    at most `max_bytes`, and the bytes that their offsets count in; raises AdapterError.
+    """Parse the header, of at most `max_bytes`, of a file in the safetensors format
+    (https://github.com/huggingface/safetensors#format). Returns its tensors and the bytes that their offsets refer to;
+    raises AdapterError.
     """
     length = int.from_bytes(weights[:LENGTH_BYTES], "little")
     if len(weights) < LENGTH_BYTES or length > len(weights) - LENGTH_BYTES:

@@ -1,8 +1,8 @@
-"""The program of `engine.adapters.patterns`: tries regular expressions, and is ended when that takes too long.
+"""The process that matches patterns for `engine.adapters.patterns`; the kernel ends it when it exceeds its CPU time.
 
-stdin: a JSON object with `patterns` and `names`. stdout: a line with the number of each pattern before it is tried, then
-one with a JSON list: for each name, the number of the first pattern that fits it, or null. Exit status 2: the pattern whose
-number is the last line is no regular expression.
+stdin: a JSON object with `patterns` and `names`. stdout: a line with the number of each pattern before it is tried,
+then a line with a JSON list: for each name, the number of the first pattern that matches it, or null. Exit status 2:
+the pattern whose number is on the last line is not a regular expression.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MEMORY_BYTES = 1 << 29
 
 
 def main() -> int:
-    """Within limits of its own, and behind everybody who has something to do."""
+    """Set resource limits and a low priority, then match."""
     os.nice(10)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

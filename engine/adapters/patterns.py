@@ -1,7 +1,7 @@
-"""Which of an adapter's patterns names a module: peft's are regular expressions, which may take for ever to match.
+"""Matches the regular expressions of `rank_pattern` and `alpha_pattern` against module names.
 
-So they are matched in a process of their own, by the same library that peft uses, with a limit on its time and memory:
-one that takes too long ends that process and nothing else. They come from whoever made the adapter.
+The expressions come from the adapter's author and can take exponential time, so a separate process matches them, with
+limits on its time and memory. It uses the same library as peft (`re`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 PROGRAM = Path(__file__).with_name("pattern_process.py")
 PATIENCE_S = 120
-"""For a machine that is too busy to give the process its CPU_S."""
+"""Wall-clock limit in seconds, for machines that are too busy to give the process its CPU_S."""
 NO_PATTERN = 2
 
 
 def match(field: str, patterns: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The value of the first pattern that fits each name, where one does; raises AdapterError that names the `field`."""
+    """The value of the first pattern that matches each name, for the names that one matches. Raises AdapterError, which
+    names the `field`.
+    """
     if not patterns:
         return {}
     keys = list(patterns)

@@ -1,7 +1,7 @@
-"""A LoRA adapter in PEFT's format: safetensors alone, every tensor checked before it is made.
+"""Reads a LoRA adapter in PEFT's format: safetensors only, every tensor checked before it is allocated.
 
-The tensors' own names say which modules are adapted (`target_modules` may list some that do not exist). What would
-change more than the products of linear layers is refused by name.
+The names of the tensors say which modules are adapted (`target_modules` may list modules that do not exist). Features
+that change more than the products of linear layers are refused by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 TENSORS = 3
-"""Of one module: A, B and a magnitude."""
+"""The most tensors of one module: A, B and a magnitude."""
 
 
 @dataclass(slots=True)
@@ -53,18 +53,20 @@ class LoraWeights:
 
 @dataclass(slots=True)
 class Adapter:
-    """All adapted modules, by their path in the model."""
+    """The weights of all adapted modules, by their path in the model."""
 
     modules: dict[str, LoraWeights]
 
 
 def max_header_bytes(shapes: dict[str, tuple[int, int]]) -> int:
-    """Enough for every module's tensors and some metadata."""
+    """Header bytes that suffice for every module's tensors and some metadata."""
     return (1 << 20) + 512 * TENSORS * len(shapes)
 
 
 def max_weights_bytes(shapes: dict[str, tuple[int, int]], max_rank: int) -> int:
-    """The length of the longest file that could be served: every module adapted with `max_rank` in float32."""
+    """The length in bytes of the largest weights file that is accepted: every module adapted with `max_rank` in
+    float32.
+    """
     numbers = sum(max_rank * (out + inputs) + out for out, inputs in shapes.values())
     return 4 * numbers + max_header_bytes(shapes)
 
@@ -76,8 +78,8 @@ def read_adapter(
     pause: Callable[[], None] = never,
     digest: str | None = None,
 ) -> Adapter:
-    """The adapter in `directory` for a model whose linear layers are `shapes` (path -> (out, in)); raises AdapterError, also
-    when its content is not what `digest` stands for.
+    """Read the adapter in `directory` for a model with the linear layers `shapes` (path -> (out, in)). Raises
+    AdapterError, also if its content does not have the digest `digest`.
     """
     files = read_files(directory, max_weights_bytes(shapes, max_rank), pause)
     if digest is not None and files.digest != digest:
@@ -105,7 +107,7 @@ def read_adapter(
 
 def _tensor(tensor: Tensor, data: memoryview) -> torch.Tensor:
     begin, end = tensor.data_offsets
-    own = bytearray(data[begin:end])  # a view would keep the whole file in memory
+    own = bytearray(data[begin:end])  # a copy, because a view would keep the whole file in memory
     return torch.frombuffer(own, dtype=TYPES[tensor.dtype]).view(tensor.shape).float()
 
 
@@ -131,7 +133,7 @@ def _check_config(config: dict[str, Any]) -> None:
 
 
 def _is_pattern(value: Any, fits: Callable[[Any], bool]) -> bool:
-    """Whether it maps names to values that fit; absent and null do."""
+    """Whether `value` maps names to values that fit; absent, null and empty are accepted."""
     return not value or (isinstance(value, dict) and all(map(fits, value.values())))
 
 
@@ -140,7 +142,7 @@ def _is_alpha(value: Any) -> bool:
 
 
 def _parse(key: str) -> tuple[str, str]:
-    """A tensor's module path and which of its parts it is: "a", "b" or "magnitude"."""
+    """The module path of a tensor, and its part: "a", "b" or "magnitude"."""
     found = re.fullmatch(r"(.+)\.(?:lora_(A|B)\.weight|lora_magnitude_vector(?:\.weight)?)", key)
     if found is None or not key.startswith(PREFIX):
         raise AdapterError(AdapterCode.NOT_LINEAR, tensor=key)

@@ -1,8 +1,8 @@
-"""Which adapters are loaded, which stand in a slot, and which must wait. It reads files on a thread of its own.
+"""Loads adapters and assigns them to slots.
 
-Three tiers: an adapter is loaded from disk when a request first names it; packed, it stays in a cache of
-`max_cached_adapters`; to be computed it stands in one of `max_adapters` slots. Both forget what was used longest ago,
-but never what is pinned or has running requests.
+Three tiers: disk; a cache of `max_cached_adapters` packed adapters in memory; and `max_adapters` slots that can
+compute. Cache and slots evict the least recently used adapter, never a pinned one or one with running requests. Files
+are read by one separate thread.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 0.002
-"""Between two pieces of loading while requests run: a piece takes a fraction of that."""
+"""Seconds between two pieces of loading while requests run; a piece takes a fraction of that."""
 
 
 class AdapterLayer(Protocol):
-    """A layer that adapters are put into. It may stand for several of the model's own: `parts` are (path, outputs)."""
+    """A layer that takes adapters. It may combine several of the model's layers: `parts` are their (path, outputs)."""
 
     parts: list[tuple[str, int]]
     in_features: int
     other_rows: bool
-    """Whether the layer was called with other rows than the step's: which of them have an adapter is not known."""
+    """Whether the layer was called with other rows than the step's, so that their adapters are unknown."""
 
     def make(self, adapter: Adapter) -> Any:
-        """The adapter's weights in this layer's form; None when it leaves the layer alone. Any thread may call this."""
+        """Pack the adapter's weights for this layer; None if it does not adapt the layer. Any thread may call this."""
         ...
 
     def put(self, digest: str, weights: Any) -> None:
-        """The adapter, as `make` made it, is in a slot from now on; only between steps."""
+        """Put the adapter, packed by `make`, into a slot. Called only between steps."""
         ...
 
     def drop(self, digest: str) -> None:
-        """The adapter left its slot; only between steps."""
+        """Remove the adapter from its slot. Called only between steps."""
         ...
 
 
@@ -68,7 +68,7 @@ class _Entry:
 
 
 class AdapterSlots:
-    """The adapters of one model. One loop owns it; only loading happens elsewhere."""
+    """The adapters of one model. Not thread-safe: one loop owns it. Only loading runs on another thread."""
 
     def __init__(self, layers: list[AdapterLayer], max_adapters: int, max_cached: int, max_rank: int) -> None:
         self.layers, self.max_adapters, self.max_rank = layers, max_adapters, max_rank
@@ -81,20 +81,22 @@ class AdapterSlots:
 
     @property
     def in_slots(self) -> list[str]:
-        """Digests of the adapters that stand in a slot."""
+        """Digests of the adapters in slots."""
         return [digest for digest, entry in self._entries.items() if entry.in_slot]
 
     def request(self, ref: AdapterRef) -> AdapterFailure | None:
-        """A request names the adapter; the reason when it cannot be served at all."""
+        """Called for each new request with the adapter; forgets an earlier failure to load it. Returns the reason if
+        the model takes no adapters.
+        """
         if not self.layers:
             return AdapterFailure(AdapterCode.NO_ADAPTER_LAYERS)
-        if self.failure(ref.digest) is not None:  # not for ever: the files may be there by now
+        if self.failure(ref.digest) is not None:  # try again: the files may have been repaired
             del self._entries[ref.digest]
         return None
 
     def begin(self, ref: AdapterRef, keep: Collection[str]) -> bool:
-        """Begin to load the adapter if it is unknown, in the place of one that is not in `keep` when the cache is full;
-        False when there is no such place.
+        """Start loading an unknown adapter. If the cache is full, evict an adapter that is not in `keep`; False if none
+        can be evicted.
         """
         if ref.digest in self._entries:
             return True
@@ -110,9 +112,8 @@ class AdapterSlots:
         return True
 
     def poll(self, busy: bool = False) -> None:
-        """Take in what has been loaded since the last step.
-
-        While the engine is `busy`, loading goes on in small pieces with pauses between them.
+        """Collect the adapters that finished loading. While the engine is `busy`, the loader thread pauses between
+        pieces.
         """
         self._considerate = busy
         for entry in self._entries.values():
@@ -122,13 +123,13 @@ class AdapterSlots:
                 entry.packed = entry.loading.result()
             except AdapterError as error:
                 entry.error = error.failure
-            except Exception as error:  # one of the edges: whatever is wrong with the files, the engine goes on
+            except Exception as error:  # an outer boundary: the engine goes on, whatever is wrong with the files
                 logger.exception("adapter not loaded", extra={"digest": entry.ref.digest})
                 entry.error = AdapterFailure(AdapterCode.LOAD_FAILED, {"reason": type(error).__name__})
             entry.loading = None
 
     def failure(self, digest: str) -> AdapterFailure | None:
-        """Why the adapter cannot be served, once that is known."""
+        """Why the adapter failed; None unless it did."""
         entry = self._entries.get(digest)
         return None if entry is None else entry.error
 
@@ -138,13 +139,13 @@ class AdapterSlots:
         return entry is not None and entry.loading is not None
 
     def loaded(self, digest: str) -> bool:
-        """Whether the adapter could be put into a slot now."""
+        """Whether the adapter is loaded."""
         entry = self._entries.get(digest)
         return entry is not None and entry.loading is None and entry.error is None
 
     def acquire(self, ref: AdapterRef, busy: Collection[str]) -> bool:
-        """Make sure that the loaded adapter stands in a slot; False while every slot is pinned or in `busy`, and where the
-        device has no memory for it, which `failure` tells.
+        """Put a loaded adapter into a slot, unless it is in one. False if every slot is pinned or in `busy`, or if the
+        device has no memory for it (see `failure`).
         """
         entry = self._entries[ref.digest]
         entry.used = next(self._clock)
@@ -159,11 +160,11 @@ class AdapterSlots:
         return self._enter(entry)
 
     def pinned(self, digest: str) -> bool:
-        """Whether the adapter keeps its slot."""
+        """Whether the adapter is pinned: it is not evicted."""
         return self._entries[digest].pinned
 
     def pin(self, ref: AdapterRef, pinned: bool) -> AdapterFailure | None:
-        """Keep a loaded adapter in its slot, or no longer; the reason when that cannot be."""
+        """Pin or unpin a loaded adapter. Returns the reason if it cannot be pinned."""
         entry = self._entries.get(ref.digest)
         if entry is None or entry.loading is not None or entry.error is not None:
             return AdapterFailure(AdapterCode.NOT_LOADED)
@@ -176,7 +177,7 @@ class AdapterSlots:
         return None
 
     def unload(self, digest: str, busy: Collection[str]) -> AdapterFailure | None:
-        """Forget an adapter; the reason when it is in use."""
+        """Remove an adapter from slot and cache. Returns the reason if it is in use."""
         entry = self._entries.get(digest)
         if entry is None:
             return None
@@ -188,7 +189,7 @@ class AdapterSlots:
         return None
 
     def close(self) -> None:
-        """Load nothing more."""
+        """Stop loading."""
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, ref: AdapterRef) -> list[Any]:
@@ -205,7 +206,7 @@ class AdapterSlots:
         return packed
 
     def _pause(self) -> None:
-        """Leave the cores, and the interpreter's lock, to the step loop while that has work."""
+        """Sleep while the engine is busy, so that the step loop gets the CPU and the GIL."""
         if self._considerate:
             time.sleep(PAUSE_S)
 
@@ -216,7 +217,7 @@ class AdapterSlots:
                 layer.put(entry.ref.digest, packed)
         except torch.AcceleratorError:  # the device itself is broken
             raise
-        except RuntimeError as error:  # torch's own when memory is out
+        except RuntimeError as error:  # torch raises it when memory is exhausted
             logger.exception("adapter not put into a slot", extra={"digest": entry.ref.digest})
             self._leave(entry)
             entry.error = AdapterFailure(AdapterCode.SLOT_FAILED, {"reason": type(error).__name__})

@@ -1,1 +1,1 @@
-"""The engine of models that make vectors of texts."""
+"""The engine of embedding models."""

@@ -1,4 +1,6 @@
-"""The engine of an embedding worker: lists of texts in, vectors out, some of every request's texts in each step."""
+"""The engine core of an embedding model: lists of texts in, vectors out. Each step computes some
+texts of each request.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ LIKE_A_REQUEST_TOKENS = 16
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One request: its texts as ids, and the vectors of those that are done."""
+    """One request, and the vectors of its texts so far."""
 
     key: tuple[int, int]
     message: Embed
@@ -48,13 +50,13 @@ class _Job:
 
 
 class EmbeddingCore:
-    """One embedding model and its requests. Not thread-safe: one loop owns it."""
+    """One embedding model and its requests; an `engine.engine.Engine`. Not thread-safe: one loop owns it."""
 
     blocked = False
-    """Nothing here waits for anything but its turn."""
+    """Requests wait for nothing but their turn."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Load the model; raises ModelError when it cannot be served."""
+        """Load the model; raises ModelError if it cannot be served."""
         threads = config.threads or usable_cpus()
         torch.set_num_threads(threads)
         self._share = FairShare(threads)
@@ -89,7 +91,7 @@ class EmbeddingCore:
         )  # fmt: skip
 
     def submit(self, client: int, message: Submit | Embed) -> RequestOutput | None:
-        """Queue a request of a client; the output that ends it when it cannot be served."""
+        """Queue a client's request. Returns its only output if it is refused, else None."""
         if isinstance(message, Submit):
             return refused(message, Failure(FailureCode.GENERATES_NO_TEXT))
         key = (client, message.request_id)
@@ -102,15 +104,15 @@ class EmbeddingCore:
         return None
 
     def command(self, message: AdapterCommand) -> AdapterFailure | None:
-        """There are no adapters here."""
+        """Refuse: embedding models take no adapters."""
         return AdapterFailure(AdapterCode.NO_ADAPTERS)
 
     def loading(self, digest: str) -> bool:
-        """Nothing is ever read."""
+        """Always False."""
         return False
 
     def load_failure(self, digest: str) -> AdapterFailure | None:
-        """Nothing can have failed."""
+        """Always None."""
         return None
 
     def abort(self, client: int, request_ids: list[int]) -> None:
@@ -121,16 +123,16 @@ class EmbeddingCore:
                 job.aborted = True
 
     def abort_client(self, client: int) -> None:
-        """Mark everything that a vanished client asked for."""
+        """Mark all requests of a disconnected client for removal at the next step."""
         self.abort(client, [request_id for owner, request_id in self.jobs if owner == client])
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether any request is unanswered."""
         return bool(self.jobs)
 
     def step(self) -> ClientOutputs:
-        """Embed one batch; a request is answered when all its texts are done."""
+        """Embed one batch. A request is answered when all its texts are embedded."""
         outputs: ClientOutputs = {}
         now = time.monotonic()
         for job in list(self.jobs.values()):
@@ -165,15 +167,15 @@ class EmbeddingCore:
         return outputs
 
     def check_integrity(self) -> None:
-        """Called when idle: no request is known."""
+        """Called when idle; raises EngineBroken if a request is still known."""
         if self.jobs or self.queue:
             raise EngineBroken(f"idle with {len(self.jobs)} requests, {len(self.queue)} of them queued")
 
     def close(self) -> None:
-        """Nothing to end: all that runs here is the step."""
+        """Do nothing: this core starts no threads and no processes."""
 
     def refresh_stats(self) -> Stats:
-        """The gauges as of now, and the counters."""
+        """The counters, with the gauges updated."""
         started = sum(bool(job.next_input) for job in self.jobs.values())
         self.stats.running, self.stats.waiting = started, len(self.jobs) - started
         return self.stats
@@ -190,7 +192,9 @@ class EmbeddingCore:
         return None
 
     def _next_batch(self) -> list[tuple[_Job, int]]:
-        """Texts up to the token budget, at least one: one of each request in turn, so that none waits for a long list."""
+        """The texts of the next batch as (request, index): up to the token budget, at least one, taken from the
+        requests in turn, so that no request waits for a long list.
+        """
         batch: list[tuple[_Job, int]] = []
         budget = self.config.max_num_batched_tokens
         while self.queue and len(batch) < self.config.max_num_seqs:
@@ -221,7 +225,7 @@ class EmbeddingCore:
 
 
 def _bytes(job: _Job) -> bytes:
-    """The request's vectors, cut and normalised as it asks, row by row in little-endian float32."""
+    """The request's vectors, cut and normalised as it asks: rows of little-endian float32."""
     vectors = torch.stack(job.vectors)[:, : job.message.dimensions]
     if job.message.normalise:
         vectors = torch.nn.functional.normalize(vectors, dim=1)

@@ -1,6 +1,6 @@
-"""A model that turns texts into vectors: an encoder, or a decoder whose last token speaks for the text.
+"""An embedding model: an encoder, or a decoder with last-token pooling.
 
-It runs transformers' own forward pass over padded batches, and is refused where padding changes an embedding.
+It runs transformers' forward pass over padded batches. A model whose embeddings change with padding is refused.
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ if TYPE_CHECKING:
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "data2vec-text", "esm"}
-"""Families whose positions begin behind the padding id, so that fewer tokens fit than there are positions."""
+"""Families whose positions begin after the padding id, so that fewer tokens fit than there are positions."""
 LEAST_FILLED = 0.75
-"""Texts share a padded batch while each fills so much of its row."""
+"""The least fraction of its row that a text fills in a padded batch."""
 
 
 @dataclass(slots=True)
 class EmbeddingModel:
-    """A checked model. `truncations` are the lengths that its embeddings may be cut to; empty where they may not be,
-    None where any length will do.
-    """
+    """A checked model. `truncations`: the lengths that its embeddings may be cut to; empty: none, None: any length."""
 
     model: Any
     pooling: Pooling
@@ -72,9 +70,10 @@ class EmbeddingModel:
 
 
 def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
-    """Find, check and load the model; raises ModelError with the reason when it cannot be served.
+    """Find, check and load the model; raises ModelError with the reason if it cannot be served.
 
-    `dtype` "auto" is float32: vectors are compared with those that other programs made of the same weights.
+    `dtype` "auto" is float32, because vectors are compared with those that other programs compute with the same
+    weights.
     """
     if config.device == "cuda" or method(config.quantization) is not None:
         raise ModelError("embedding models compute on the CPU, with their weights as they are")
@@ -83,7 +82,8 @@ def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
     check_weights(directory)
     dtype = torch.float32 if config.dtype == "auto" else DTYPES[config.dtype]
     text_config = hf_config.get_text_config()
-    # An encoder is one that transformers does not know as a decoder, or knows as one that has to be told so.
+    # A model is an encoder unless transformers lists it as a causal LM; families that are decoders only with
+    # `is_decoder` set in their configuration are encoders too.
     causal = text_config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not hasattr(text_config, "is_decoder")
     pooling = read_pooling(directory, causal)
     own = max_model_len(hf_config, 0)
@@ -111,20 +111,20 @@ def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
         dimensions=dimensions,
         truncations=lengths or (None if getattr(hf_config, "is_matryoshka", False) else []),
     )
-    progress.begin("proving the model")
+    progress.begin("verifying the model")
     _check_padding(loaded)
     return loaded
 
 
 def _check_padding(loaded: EmbeddingModel) -> None:
-    """Texts of several lengths get the same vectors together as alone."""
+    """Raise ModelError unless texts of several lengths get the same vectors together as alone."""
     generator = torch.Generator().manual_seed(0)
     lengths = [min(n, loaded.max_model_len) for n in (17, 14, 13)]
     texts = [torch.randint(loaded.vocab_size, (n,), generator=generator).tolist() for n in lengths]
     try:
         together = loaded.embed(texts)
         alone = [loaded.embed([text])[0] for text in texts]
-    except Exception as error:  # any family may fail in its own way; the reason goes to the operator
+    except Exception as error:  # model families fail in different ways; the reason goes to the operator
         raise ModelError(f"{loaded.architecture} cannot make embeddings: {error}") from error
     for one, other in zip(together, alone, strict=True):
         difference = float((one - other).norm() / other.norm().clamp_min(1e-6))

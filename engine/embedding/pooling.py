@@ -1,7 +1,8 @@
-"""From hidden states to one embedding per text, as sentence-transformers' files describe it. No model and no queue here.
+"""Pools hidden states into one embedding per text, as sentence-transformers' files describe it. No model and no queue
+here.
 
-`modules.json` lists the modules behind the transformer: Pooling, Dense, Normalize. A directory without it pools the
-mean of an encoder's tokens, or a decoder's last one, and normalises.
+`modules.json` lists the modules after the transformer: Pooling, Dense, Normalize. Without this file, an encoder is
+pooled by the mean of its tokens and a decoder by its last token, and embeddings are normalised.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-"""sentence-transformers' names; several are concatenated in the order given (or in this one, in older files)."""
+"""Pooling modes, by sentence-transformers' names. Several are concatenated in the order given (in older files: in this
+order).
+"""
 OLDER_NAMES = {
     "cls": "pooling_mode_cls_token", "max": "pooling_mode_max_tokens", "mean": "pooling_mode_mean_tokens",
     "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens", "weightedmean": "pooling_mode_weightedmean_tokens",
@@ -43,10 +46,10 @@ class Dense:
 
 @dataclass(slots=True)
 class Pooling:
-    """What follows the transformer, and what its files say about the texts that go in.
+    """The modules after the transformer, and the rules for its input texts.
 
-    `prompt` stands before every text, `lower_case` asks for lower case, `max_tokens` is the longest input (None: the
-    model's own limit).
+    `prompt` is put before every text; `lower_case`: texts are lower-cased first; `max_tokens`: the longest input (None:
+    the model's own limit).
     """
 
     modes: tuple[str, ...]
@@ -57,12 +60,12 @@ class Pooling:
     max_tokens: int | None = None
 
     def dimensions(self, hidden: int) -> int:
-        """How long an embedding is, of hidden states as wide as `hidden`."""
+        """The length of an embedding, for hidden states of width `hidden`."""
         return self.dense[-1].weight.shape[0] if self.dense else hidden * len(self.modes)
 
     def embed(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Hidden states [B, T, H], of which the first `lengths` [B] of each row are tokens -> [B, dimensions] float32,
-        not normalised.
+        """Pool hidden states [B, T, H] -> [B, dimensions] float32, not normalised. The first `lengths` [B] positions of
+        each row are tokens, the others padding.
         """
         mask = (torch.arange(hidden.shape[1], device=hidden.device)[None] < lengths[:, None]).float()
         pooled = torch.cat([_pool(mode, hidden.float(), mask, lengths) for mode in self.modes], -1)
@@ -85,7 +88,7 @@ def _pool(mode: str, hidden: torch.Tensor, mask: torch.Tensor, lengths: torch.Te
 
 
 def read_pooling(directory: Path, causal: bool) -> Pooling:
-    """What the directory's files say; raises ModelError for what cannot be done here, by name."""
+    """Read the pooling from the directory's files; raises ModelError, which names the unsupported feature."""
     if not (directory / "modules.json").is_file():
         return Pooling(("lasttoken",) if causal else ("mean",), normalise=True)
     pooling: Pooling | None = None

@@ -1,1 +1,1 @@
-"""What a request may have to wait for beside its turn: a file for each."""
+"""Gates: conditions that a request waits for besides its turn, such as an adapter or a grammar. One file each."""

@@ -1,6 +1,6 @@
-"""A request with an adapter waits until that is loaded and stands in a slot.
+"""A request with an adapter waits until the adapter is loaded and in a slot.
 
-It does so without holding up others; but those who come after it may not keep busy the adapter whose slot it will get.
+It does not block later requests, but they may not use the adapter whose slot it will take over.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
 
 class AdapterGate(Gate):
-    """Has adapters loaded and put into slots in the order in which requests have their turns."""
+    """Loads adapters and puts them into slots in the order of the requests."""
 
     def __init__(self, adapters: AdapterSlots) -> None:
         self._adapters = adapters
         self._running: Sequence[Request] = ()
         self._closing: dict[str, str] = {}
-        """In these admissions: which adapter is to leave its slot for which."""
+        """Adapters that wait for a slot -> the adapter that will be evicted for them; of the current step's
+        admissions.
+        """
         self._ahead: set[str] = set()
-        """Adapters of those that run or had their turns."""
+        """Digests of the adapters of running requests and of those considered so far."""
 
     def refusal(self, request: Request) -> Failure | None:
         if request.adapter is not None and self._adapters.request(request.adapter) is not None:
@@ -50,7 +52,9 @@ class AdapterGate(Gate):
             self._ahead.add(request.adapter.digest)
 
     def may_start(self, request: Request) -> bool:
-        """Loading its adapter may cost another one its place in the cache, but none that is needed before it."""
+        """Whether the request's adapter is in a slot. Loading it may evict a cached adapter, but none that an earlier
+        request needs. If all slots are in use, no later request may use the adapter that will be evicted for it.
+        """
         adapter, adapters, closing = request.adapter, self._adapters, self._closing
         if adapter is None:
             return True

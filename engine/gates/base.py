@@ -1,4 +1,6 @@
-"""A thing that requests wait for. The scheduler asks a list of gates, and knows none of them."""
+"""The interface of a gate: a condition that requests wait for. The scheduler asks a list of gates and knows none of
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +14,34 @@ if TYPE_CHECKING:
 
 
 class Gate(Protocol):
-    """Requests that it has nothing to do with pass. A gate inherits from this and says what differs."""
+    """A base class that lets every request pass; a gate overrides what differs."""
 
     def refusal(self, request: Request) -> Failure | None:
-        """Why the request, which has just come, can never pass."""
+        """Why a new request can never pass; None if it may."""
         return None
 
     def poll(self, busy: bool) -> None:
-        """Take in what has come since the last step; `busy`: sequences run."""
+        """Collect results that arrived since the last step; `busy`: whether sequences are running."""
         return
 
     def failure(self, request: Request) -> Failure | None:
-        """Why the request can go no further, once that is known."""
+        """Why the request failed; None unless it did."""
         return None
 
     def begin(self, running: Sequence[Request]) -> None:
-        """A step's admissions begin. `running` grows by each request that starts."""
+        """Called before a step's admissions. `running` grows by each request that starts."""
         return
 
     def consider(self, request: Request) -> None:
-        """It is this request's turn, whatever another gate says to it."""
+        """Called when it is the request's turn, even if another gate stops it."""
         return
 
     def may_start(self, request: Request) -> bool:
-        """Whether it may begin to run now; asked after `consider`, and last of all where other gates let it pass."""
+        """Whether the request may start now. Called after `consider`, and only if the gates before this one let it
+        pass.
+        """
         return True
 
     def may_step(self, request: Request) -> bool:
-        """Whether a running request may take part in the next step."""
+        """Whether a running request may be in the next step."""
         return True

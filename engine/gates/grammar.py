@@ -1,4 +1,4 @@
-"""A request with a grammar waits until it is known what the grammar allows next."""
+"""A request with a grammar waits for the grammar's next token mask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class GrammarGate(Gate):
-    """Reads the request's own matcher."""
+    """Asks the request's matcher."""
 
     def failure(self, request: Request) -> Failure | None:
         return None if request.matcher is None else request.matcher.failure

@@ -1,4 +1,6 @@
-"""Which request goes first: a file a scheduling policy, named by the file. This names them and imports none."""
+"""Scheduling policies, which order the requests: one file each, named like the policy. This file lists their names and
+imports none of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decides which request goes first. A policy is a file beside this one with a class as `ENTRY`."""
+"""The interface of a scheduling policy. A policy is a file in this folder with a class as `ENTRY`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 class Policy(Protocol):
-    """One scheduler's order. Requests that it never mentions wait; it moves none itself."""
+    """The order of one scheduler's requests. It decides only; the scheduler moves the requests."""
 
     def insert(self, request: Request, requests: list[Request]) -> None:
-        """Put the request where it belongs among those that wait, or among those that run."""
+        """Insert the request at its position into `requests`, the waiting or the running ones."""
         ...
 
     def startable(self, waiting: Sequence[Request], running: Sequence[Request]) -> Iterable[Request]:
-        """Who of those that wait may start in this step, in the order in which they are tried. The first for whose tokens
-        there are not blocks enough ends the step's admissions.
+        """The waiting requests that may start in this step, in the order of admission; others stay waiting. The first
+        one for which too few blocks are free ends the step's admissions.
         """
         ...
 
     def victim(self, running: Sequence[Request]) -> Request:
-        """Which one of these, at least one, gives its blocks back when there are none left."""
+        """The request of `running` (not empty) to preempt when no blocks are left."""
         ...
 
 
 def policy(name: str) -> Policy:
-    """The policy of that name, for one scheduler."""
+    """A new instance of the policy of that name, for one scheduler."""
     return cast("Policy", registry.entry("policies", name)())

@@ -1,4 +1,4 @@
-"""The smaller priority first, and of one priority who came first. Whoever is last gives way."""
+"""Order by priority, the smaller first, then by arrival. The last running request is preempted first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Priority:
-    """Keeps no state: the lists are in order."""
+    """Has no state, because the lists are sorted."""
 
     def insert(self, request: Request, requests: list[Request]) -> None:
         insort(requests, request, key=lambda r: (r.priority, r.arrival))

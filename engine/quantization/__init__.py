@@ -1,4 +1,6 @@
-"""How layers' weights may be kept: a file a method, named by the file. This names them and imports none, nor torch."""
+"""Quantization methods for the layers' weights: one file each, named like the method. This file lists their names; it
+imports none of them, and no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from engine import registry
 
 NONE = "none"
-"""The weights stay as they are."""
+"""No quantization."""
 NAMES = (NONE, *registry.names("quantization"))
 if TYPE_CHECKING:
     Name = str

@@ -1,4 +1,4 @@
-"""What a way to keep weights is to the engine. A method is a file beside this one with an `ENTRY`."""
+"""The interface of a quantization method. A method is a file in this folder with an `ENTRY`."""
 
 from __future__ import annotations
 
@@ -12,35 +12,40 @@ if TYPE_CHECKING:
 
 
 class QuantizedLayers(Protocol):
-    """Makes a device's layers. On the CPU a layer is an `engine.cpu.layers.Linear` or `Gate`; on CUDA a linear is any module that maps [..., in] to [..., out]. Adapters go into the layers that are left as they are, and on the CPU into
-    those with a `lora`.
+    """Makes the quantized layers of a device. On the CPU a layer has the interface of `engine.cpu.layers.Linear` or
+    `Gate`; on CUDA a linear layer is any module that maps [..., in] to [..., out]. Adapters are supported by layers
+    that are not quantized, and on the CPU also by layers with a `lora`.
     """
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any | None:
-        """Y = x W^T + b for a weight [out, in], which may still be on the host; None: leave this one as it is."""
+        """A layer y = x W^T + b for a weight [out, in], which may still be on the host; None: do not quantize it."""
         ...
 
     def gate(self, gate: torch.Tensor, up: torch.Tensor) -> Any | None:
-        """silu(x G^T) * (x U^T) for two weights [out, in]; None: leave them as they are. The CPU alone asks."""
+        """A layer silu(x G^T) * (x U^T) for two weights [out, in]; None: do not quantize them. Called on
+        the CPU only.
+        """
         ...
 
 
 class Quantization(Protocol):
-    """A method. The output layer is never given to it."""
+    """A quantization method. The output layer is never quantized."""
 
     tolerance: float
-    """The greatest difference of logits that the proof lets pass, by the greatest logit."""
+    """The largest logit error that verification accepts, relative to the largest logit."""
 
     def refusal(self, device: str, num_devices: int) -> str | None:
-        """Why it cannot run on so many devices of this name, on this machine; None: it can."""
+        """Why the method cannot run on `num_devices` devices of the kind `device` on this machine; None if it can."""
         ...
 
     def layers(self, kind: str, device: torch.device) -> QuantizedLayers:
-        """What makes the layers of a backend of this name, which keeps them on this device."""
+        """The factory of layers for a backend of this kind, with weights on `device`."""
         ...
 
     def extra_bytes(self, largest: int, dtype: torch.dtype) -> int:
-        """Memory of the device that a step takes for it, where the largest weight has so many numbers, of type `dtype`."""
+        """Bytes of device memory that a step needs for the method; `largest`: elements of the largest weight, of
+        `dtype`.
+        """
         ...
 
 

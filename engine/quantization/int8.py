@@ -1,7 +1,8 @@
-"""Weights in signed bytes, with a scale for each output channel. Layers in bytes take no adapters.
+"""int8 quantization: weights in signed bytes, with a scale for each output channel. Quantized layers take no adapters.
 
-The CPU multiplies bytes by bytes; a weight gets them whose inputs fill whole vectors. A CUDA device reads half of what it
-would otherwise and widens the weights on the way into the product (engine/gpu/int8.py), at the same activations.
+The CPU quantizes activations too and multiplies bytes by bytes; only weights whose inputs fill whole vectors are
+quantized. A CUDA device keeps the activations' type: it reads half of the memory and widens the weights inside the
+product (engine/gpu/int8.py).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class ByteLinear(nn.Module):
 
 
 class ByteGate:
-    """silu(x G^T) * (x U^T) likewise."""
+    """silu(x G^T) * (x U^T) with weights and x in eight-bit numbers."""
 
     lora = None
 
@@ -69,7 +70,7 @@ class DeviceByteLinear(nn.Module):
     """y = x W^T + b, W [out, in] in signed bytes times a float32 scale per row of W, on a CUDA device."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        from engine.gpu.int8 import product  # Triton, which a machine without a device need not have
+        from engine.gpu.int8 import product  # imports Triton, which a machine without a CUDA device may lack
 
         super().__init__()
         self._product = product
@@ -103,13 +104,15 @@ class _OnDevice:
 
 
 class Int8:
-    """The method."""
+    """The entry of this file."""
 
     tolerance = 0.4
-    """Eight-bit weights move the logits; a wrong order of blocks or positions moves them by more than their own size."""
+    """Eight-bit weights change the logits; a wrong order of blocks or positions changes them by more
+    than their size.
+    """
 
     def refusal(self, device: str, num_devices: int) -> str | None:
-        """It needs a CPU with products of bytes, or one CUDA device."""
+        """The method needs a CPU with AVX512_VNNI, or one CUDA device."""
         if device == "cpu" and not has_int8_dot():
             return "quantization int8 needs a CPU with AVX512_VNNI"
         if num_devices > 1:
@@ -117,11 +120,11 @@ class Int8:
         return None
 
     def layers(self, kind: str, device: torch.device) -> QuantizedLayers:
-        """The CPU multiplies bytes, a CUDA device widens them."""
+        """Layers that multiply bytes on the CPU, or that widen the weights on a CUDA device."""
         return _OnCpu() if kind == "cpu" else _OnDevice(device)
 
     def extra_bytes(self, largest: int, dtype: torch.dtype) -> int:
-        """Of the layer that a step of many rows has widened."""
+        """The memory of one widened layer; steps of many rows widen whole weights."""
         extra: int = largest * dtype.itemsize
         return extra
 
