@@ -1,4 +1,4 @@
-"""The worker's side of a grammar process and of the requests that follow its grammar. It never waits for one."""
+"""The worker's side of a grammar process and of the requests that use its grammar. It never waits for the process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def grammar_failure(reason: str) -> Failure:
-    """What requests end with whose grammar cannot be followed; their clients read the reason."""
+    """The failure of a request whose grammar failed; its client reads `reason`."""
     return Failure(FailureCode.GRAMMAR, {"reason": reason})
 
 
 class GrammarProcess:
-    """One grammar, the process that follows it, and the rows of its table. It reads and writes what is possible now."""
+    """The worker's side of one grammar process and its mask table. Never blocks."""
 
     def __init__(self, digest: bytes, grammar: Grammar) -> None:
         self.digest = digest
@@ -35,11 +35,11 @@ class GrammarProcess:
         self.compiled = False
         self.failure: Failure | None = None
         self.late = False
-        """Whether its last masks took longer than anybody waited for them."""
+        """Whether its last masks took longer than the step loop waits for masks."""
         self.started: float | None = None
-        """When the process was asked for, in monotonic seconds; None while that has to wait."""
+        """When the process was requested from the template, in monotonic seconds; None while it is queued."""
         self.waiting: dict[int, Matcher | None] = {}
-        """Rows whose masks are awaited; None in place of a request that has left."""
+        """The requests that wait for a mask, by row; None for a request that has ended meanwhile."""
         self.waiting_since = 0.0
         self.number = 0
         self.socket: socket.socket | None = None
@@ -54,16 +54,16 @@ class GrammarProcess:
         self._masks = np.empty((0, 0), dtype=np.uint8)
 
     def begin(self, number: int, connection: socket.socket, table: int) -> None:
-        """The process has been asked for under this number."""
+        """Called when the process has been requested from the template under this number."""
         self.number, self.socket, self.table, self.started = number, connection, table, time.monotonic()
         self.flush()
 
     def map(self, row_bytes: int) -> None:
-        """The grammar is compiled."""
+        """Called when the grammar is compiled; `row_bytes` is the width of the mask table."""
         self.compiled, self._row_bytes = True, row_bytes
 
     def mask(self, row: int) -> np.ndarray:
-        """[row_bytes] uint8: a row of the table."""
+        """One row of the mask table: [row_bytes] uint8."""
         if row >= len(self._masks):
             table = mmap.mmap(self.table, os.fstat(self.table).st_size, access=mmap.ACCESS_READ)
             self._masks = np.frombuffer(table, dtype=np.uint8).reshape(-1, self._row_bytes)
@@ -71,7 +71,7 @@ class GrammarProcess:
         return found
 
     def follow(self, matcher: Matcher, row: int, token: int) -> int:
-        """Note that a token was chosen, to be told with the others of its step; the row that its mask will be in."""
+        """Queue a sampled token for `flush`; returns the row that its mask will be in."""
         if row == FIRST:
             if not self._free_rows:
                 self._free_rows.append(self._next_row)
@@ -84,7 +84,7 @@ class GrammarProcess:
         return row
 
     def free(self, row: int) -> None:
-        """The request of this row has left."""
+        """Free the row of a request that has ended."""
         if row in self.waiting:
             self.waiting[row] = None  # until then its mask may still be written there
         else:
@@ -92,7 +92,7 @@ class GrammarProcess:
             self._free_rows.append(row)
 
     def take(self, message: Followed, now: float) -> None:
-        """Masks have come."""
+        """Process a message about received masks; `now` in monotonic seconds."""
         for row, complete, error in message.rows:
             matcher = self.waiting.pop(row)
             if matcher is None:
@@ -102,7 +102,7 @@ class GrammarProcess:
         self.waiting_since = now
 
     def flush(self) -> None:
-        """Send what the socket takes; raises OSError where the process is gone."""
+        """Send as much as the socket accepts; raises OSError if the process has ended."""
         if self._tokens:
             self._unsent += frame(Follow(self._freed, self._tokens))
             self._freed, self._tokens = [], []
@@ -114,7 +114,7 @@ class GrammarProcess:
             del self._unsent[:sent]
 
     def close(self) -> None:
-        """Give up the process; who has masks of it cannot go on."""
+        """Close the socket and the mask table; requests that use the process cannot continue."""
         if self.socket is not None:
             self.socket.close()
             os.close(self.table)
@@ -122,14 +122,14 @@ class GrammarProcess:
 
 
 class Matcher:
-    """How far one request has got in its grammar."""
+    """The grammar state of one request."""
 
     def __init__(self, process: GrammarProcess, grammar: Grammar, vocab_size: int) -> None:
-        """`vocab_size` is how many logits the model has; its tokenizer may know more tokens."""
+        """`vocab_size`: the model's number of logits; its tokenizer may have more tokens."""
         self.error: Failure | None = None
-        """Why the grammar can be followed no further by this request."""
+        """Why the grammar failed for this request; None unless it did."""
         self.complete = False
-        """Whether nothing may follow."""
+        """Whether the grammar allows no further token."""
         self._reasoning_begin, self._reasoning_end = grammar.reasoning_begin, grammar.reasoning_end
         self._reasoning = grammar.reasoning
         self._process, self._vocab_size = process, vocab_size
@@ -138,16 +138,16 @@ class Matcher:
 
     @property
     def failure(self) -> Failure | None:
-        """Why the request cannot go on."""
+        """Why the request cannot continue: its own failure or its process's."""
         return self.error or self._process.failure
 
     @property
     def ready(self) -> bool:
-        """Whether all is known about the tokens so far, and a next one may be chosen."""
+        """Whether the next token may be sampled: the grammar is compiled and the mask of the last token has arrived."""
         return self._process.compiled and (self._row == FIRST or self._row not in self._process.waiting)
 
     def forbidden(self) -> torch.Tensor:
-        """[V] bool: the tokens that may not come next. Only where it is ready."""
+        """The tokens that may not come next: [V] bool. Call only when `ready`."""
         if self._reasoning:
             return torch.zeros(self._vocab_size, dtype=torch.bool)
         unpacked = np.unpackbits(~self._process.mask(self._row), bitorder="little", count=self._vocab_size)
@@ -157,7 +157,7 @@ class Matcher:
         return forbidden
 
     def advance(self, token: int) -> None:
-        """A token was chosen."""
+        """Record a sampled token."""
         if self._reasoning:
             self._reasoning = token != self._reasoning_end
         elif token == self._reasoning_begin:
@@ -167,7 +167,7 @@ class Matcher:
         self._reasoning_begin = None  # reasoning comes first or not at all
 
     def close(self) -> None:
-        """The request is done."""
+        """Release the row and the process; called when the request ends."""
         self._process.users -= 1
         if self._row != FIRST:
             self._process.free(self._row)

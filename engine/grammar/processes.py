@@ -1,7 +1,7 @@
-"""The grammar processes of one worker: one for each grammar that is in use, and some for those that may be again.
+"""The grammar processes of one worker: one per grammar in use, plus recently used ones.
 
-A process that crashes, or takes more time or memory than it may, fails the requests that have its grammar and no
-others. All of them end with the worker, however that ends: their template sees its socket's end, and they die with it.
+A process that crashes or exceeds its limits of time or memory fails only the requests of its grammar. All processes end
+with the worker: the template exits when its socket to the worker closes, and the kernel then ends its children.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ logger = logging.getLogger("engine")
 
 MAX_PROCESSES = 128
 MAX_YOUNG = 4
-"""So many grammars are compiled at once, not counting those that take longer than `YOUNG_S`."""
+"""The most grammars that compile at once, not counting those that have been compiling for longer than `YOUNG_S`."""
 YOUNG_S = 1.0
 IMPATIENT_S = 5.0
-"""Where every process is in use, one that has been compiling for so long makes room."""
+"""When all processes are in use, one that has been compiling for longer than this many seconds is stopped."""
 COMPILE_S, MASK_S = 120.0, 60.0
-"""Of real time: for a process that gets no time to compute, whose own limits are of CPU time."""
+"""Wall-clock limits in seconds, for processes that get no CPU; their own limits are CPU time."""
 KNOWN_BAD, KNOWN_BAD_S = 1024, 300.0
-"""How many grammars that failed are remembered, and for how long."""
+"""The number of failed grammars to remember, and the seconds to remember them."""
 STRIKES = 2
-"""So many processes have to end over a grammar before it is refused unheard: one may have ended for other reasons."""
+"""Process deaths after which a grammar is refused without another attempt; a single one may have had other causes."""
 RESTART_S = 5.0
 ENDED = grammar_failure("it needs more time, memory or depth than a grammar may take")
 UNAVAILABLE = grammar_failure("no grammars can be compiled at the moment")
@@ -50,15 +50,15 @@ NO_REASONING = grammar_failure("the model has no tokens for thoughts")
 
 
 class GrammarProcesses:
-    """Starts and ends them, and tells requests what they say. Everything but `wait` and `settle` returns at once."""
+    """Starts and stops grammar processes and passes their answers to requests. Only `wait` and `settle` block."""
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
         self._load = wire.Load(str(tokenizer_file), vocab_size, eos_token_ids)
         self._known: OrderedDict[bytes, GrammarProcess] = OrderedDict()
-        """By grammar, least recently asked for first."""
+        """By digest of the grammar, least recently requested first."""
         self._queue: list[GrammarProcess] = []
         self._bad: OrderedDict[bytes, tuple[Failure, int, float]] = OrderedDict()
-        """Why, at which strike, and when."""
+        """Failed grammars by digest: the failure, the number of deaths, and the time of the last one."""
         self._started_template = -RESTART_S
         self._next_number = 1
         self._patience_s = 0.0
@@ -67,7 +67,9 @@ class GrammarProcesses:
         self._finalizer = weakref.finalize(self, self._open.close)
 
     def start(self) -> bool:
-        """Start the template, where there is none, without waiting for it; False where it has just failed."""
+        """Start the template process unless it runs, without waiting for it. False if it has just failed or cannot
+        start.
+        """
         opened = self._open
         if opened.template is not None:
             return True
@@ -95,7 +97,7 @@ class GrammarProcesses:
         return True
 
     def open(self, grammar: Grammar) -> Matcher:
-        """A matcher of the request's own, which is ready once the grammar is compiled, or fails."""
+        """Create a matcher for a request. It becomes ready when the grammar is compiled, or fails."""
         self.poll()
         digest = blake2b(f"{grammar.kind}\0{grammar.text}".encode(), digest_size=16).digest()
         vocab_size = self._load.vocab_size
@@ -116,9 +118,9 @@ class GrammarProcesses:
         return matcher
 
     def poll(self) -> None:
-        """Take in what has come, and do what is due."""
+        """Process received messages and timeouts."""
         for process in self._live.values():
-            if process.waiting or not process.compiled:  # a large grammar takes the socket more than one turn
+            if process.waiting or not process.compiled:  # a large grammar needs several sends
                 with suppress(OSError):  # its end is about to be read
                     process.flush()
         self._receive()
@@ -135,12 +137,12 @@ class GrammarProcesses:
         self._start_queued()
 
     def wait(self, timeout_s: float) -> None:
-        """Until something comes, at most so long."""
+        """Wait until a message arrives, at most `timeout_s`, and process it."""
         self._sleep(timeout_s)
         self.poll()
 
     def settle(self, patience_s: float) -> None:
-        """Tell the tokens of this step; wait so long for the masks behind them, if theirs have been quick."""
+        """Send this step's tokens, and wait up to `patience_s` for the next masks of processes that have been fast."""
         self._patience_s = patience_s
         busy = [process for process in self._live.values() if process.waiting]
         for process in busy:
@@ -158,11 +160,11 @@ class GrammarProcesses:
 
     @property
     def users(self) -> int:
-        """How many requests have a grammar."""
+        """The number of requests with a grammar."""
         return sum(process.users for process in self._known.values())
 
     def close(self) -> None:
-        """End all of them."""
+        """Stop all grammar processes and the template."""
         self._finalizer()
 
     def _sleep(self, timeout_s: float) -> None:
@@ -206,12 +208,14 @@ class GrammarProcesses:
         self._open.end_template()
 
     def _fail(self, process: GrammarProcess, why: Failure) -> None:
-        """The process has ended, or has to."""
+        """Fail the process's requests, and stop it if it still runs."""
         process.failure = why
         self._drop(process)
 
     def _overran(self, process: GrammarProcess) -> None:
-        """The same over its own grammar, which takes too much, or took the process down."""
+        """Fail the process because its grammar exceeded a limit or crashed it, and remember a grammar that did not
+        compile.
+        """
         if not process.compiled:
             _, strikes, _ = self._bad.get(process.digest, (ENDED, 0, 0.0))
             self._remember(process, ENDED, strikes + 1)
@@ -244,7 +248,7 @@ class GrammarProcesses:
                 self._known.pop(process.digest, None)
 
     def _fork(self, process: GrammarProcess) -> bool:
-        """Ask the template for it; raises OSError where there is no room for its files."""
+        """Ask the template to fork the process; raises OSError if its files cannot be opened."""
         assert self._open.connection is not None
         with ExitStack() as opened:
             ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
@@ -261,7 +265,7 @@ class GrammarProcesses:
         return True
 
     def _has_room(self) -> bool:
-        """Whether one more may be started; ends one that nobody uses, or that compiles too long, to make it so."""
+        """Whether another process may start. Stops an unused or a slow-compiling one to make room."""
         now = time.monotonic()
         compiling = [p for p in self._live.values() if not p.compiled]
         if sum(now - (p.started or now) < YOUNG_S for p in compiling) >= MAX_YOUNG:
@@ -280,7 +284,7 @@ class GrammarProcesses:
 
 
 class _Open:
-    """What has to be closed, and does not refer to who uses it."""
+    """The sockets and processes to close. Holds no reference to its owner, so that a finalizer can use it."""
 
     def __init__(self) -> None:
         self.epoll = select.epoll()

@@ -1,6 +1,6 @@
-"""What a grammar process does: compile one grammar, then follow it for every request that has it.
+"""The main loop of a grammar process: compile one grammar, then compute masks for every request that uses it.
 
-It may crash or be ended at any moment; nobody but those requests depends on it. It never talks to the template.
+Only those requests fail if it crashes or is killed. It does not communicate with the template.
 """
 
 from __future__ import annotations
@@ -34,22 +34,25 @@ if TYPE_CHECKING:
 
 COMPILE_CPU_S = 30
 MASK_CPU_S = 5.0
-"""The most that a token and the mask behind it may take, in seconds of CPU time."""
+"""Limit for one token and the mask after it, in seconds of CPU time."""
 REQUEST_CPU_S = 30.0
-"""The most that all masks of one request may take together: one that needs half a second for each token ends."""
+"""Limit for all masks of one request together, in seconds of CPU time; it ends a request that needs half a second per
+token.
+"""
 TOGETHER_S = 0.002
-"""How long the first masks of a step wait to be sent with the others."""
+"""Seconds that the first masks of a step wait to be sent together with the others."""
 MEMORY_BYTES = 1 << 30
-"""Of address space, beside what the template has and the stack."""
+"""Limit of the address space, in addition to the template's and the stack."""
 COMPILE_STACK_BYTES = 256 << 20
-"""Of the thread that compiles: llguidance recurses as deep as a grammar's rules refer to each other."""
+"""Stack of the compiling thread: llguidance recurses as deeply as a grammar's rules are nested."""
 MASKS_STACK_BYTES = 64 << 20
 NICE, COMPILE_NICE, LONG_COMPILE_NICE, LONG_MASK_NICE = 5, 10, 12, 15
-"""The step loop goes first. While it waits for masks it leaves them its core. `template` sees to those whose masks take long.
-Where steps keep every core busy, a process at 12 still gets a sixteenth of one, and one at 19 hardly anything.
+"""Nice values, all lower in priority than the step loop, which leaves its core to the masks while it waits for them.
+`template` sets LONG_MASK_NICE for processes whose masks take long. When steps keep every core busy, a process at 12
+still gets a sixteenth of a core, and one at 19 hardly anything.
 """
 PATIENT_CPU_S = 5.0
-"""A compilation that takes more of CPU time gives way to everything else."""
+"""Seconds of CPU time after which a compilation gets LONG_COMPILE_NICE."""
 IN_VAIN = "it is too large, or nested too deeply"
 TOO_SLOW = "it takes too long to follow"
 ROWS = 16
@@ -57,7 +60,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def serve(connection: socket.socket, table: int, tokenizer: LLTokenizer) -> NoReturn:
-    """Until the connection ends. `table` is the file of the masks."""
+    """Serve one grammar until the connection closes. `table`: the file descriptor of the mask table."""
     _confine()
     messages = _received(connection)
     compile_ = wire.to_process.decode(next(messages))
@@ -75,10 +78,10 @@ def serve(connection: socket.socket, table: int, tokenizer: LLTokenizer) -> NoRe
 
 
 def _confine() -> None:
-    """Limits that nothing which runs here can lift. When the template ends, so does this process."""
+    """Set the limits of this process, and let the kernel end it when the template ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # some containers forbid it
-        file.write("1000")  # where the machine's memory ends, this process is the one to go
+        file.write("1000")  # the kernel's first victim when memory is exhausted
     os.nice(NICE)
     with open("/proc/self/statm") as file:
         present = int(file.read().split()[0]) * resource.getpagesize()
@@ -87,7 +90,7 @@ def _confine() -> None:
     _limit(resource.RLIMIT_CPU, COMPILE_CPU_S)
     _limit(resource.RLIMIT_STACK, MASKS_STACK_BYTES)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):  # a panic writes pages, which no client shall fill the log with
+    for stream in (0, 1, 2):  # a panic prints pages; clients must not be able to fill the log
         os.dup2(nothing, stream)
     gc.disable()
 
@@ -100,7 +103,7 @@ def _limit(kind: int, soft: int) -> None:
 
 
 def _received(connection: socket.socket) -> Iterator[bytes]:
-    """Message bodies until the other side is gone."""
+    """Message bodies until the connection closes, which ends the process."""
     frames = FrameBuffer()
     while data := connection.recv(1 << 16):
         yield from frames.feed(data)
@@ -108,7 +111,7 @@ def _received(connection: socket.socket) -> Iterator[bytes]:
 
 
 def _compiled(asked: Compile, tokenizer: LLTokenizer, masks: _Masks) -> tuple[LLMatcher | None, str | None]:
-    """The matcher, and its first mask in the table; or why not."""
+    """Compile the grammar and write its first mask into the table. Returns (matcher, None) or (None, error)."""
     done: list[tuple[LLMatcher | None, str | None]] = []
 
     def work() -> None:
@@ -121,9 +124,9 @@ def _compiled(asked: Compile, tokenizer: LLTokenizer, masks: _Masks) -> tuple[LL
             done.append((None if error else matcher, error))
         except RecursionError:
             done.append((None, IN_VAIN))
-        except Exception as error:  # a client's text meets several parsers here, and gbnf_to_lark raises plain ones
+        except Exception as error:  # several parsers read the client's text, and gbnf_to_lark raises plain Exceptions
             done.append((None, _first_part(f"{error}")))
-        except BaseException:  # what pyo3 makes of a panic
+        except BaseException:  # pyo3 raises it for a panic
             done.append((None, IN_VAIN))
 
     sys.setrecursionlimit(100_000)
@@ -141,7 +144,7 @@ def _compiled(asked: Compile, tokenizer: LLTokenizer, masks: _Masks) -> tuple[LL
 
 @dataclass(slots=True)
 class _Follower:
-    """One request: how far it has got, and what that has cost."""
+    """The grammar state of one request and the CPU time that it has used."""
 
     matcher: LLMatcher
     cpu_s: float = 0.0
@@ -150,7 +153,7 @@ class _Follower:
 def _follow(
     message: Follow, compiled: LLMatcher, followers: dict[int, _Follower], masks: _Masks
 ) -> Iterator[wire.Followed]:
-    """Answers for all rows: in one piece, unless that would let some wait for others' masks."""
+    """The answers for all rows, in one message unless a slow mask would delay the others."""
     for row in message.freed:
         followers.pop(row, None)
     begin = time.perf_counter()
@@ -160,7 +163,7 @@ def _follow(
             answer.seconds = time.perf_counter() - begin
             yield answer
             begin, answer = time.perf_counter(), wire.Followed([], 0.0)
-        signal.setitimer(signal.ITIMER_PROF, MASK_CPU_S)  # nobody handles SIGPROF: it ends the process
+        signal.setitimer(signal.ITIMER_PROF, MASK_CPU_S)  # SIGPROF has no handler, so it ends the process
         follower = followers.get(row)
         if follower is None:
             follower = followers[row] = _Follower(compiled.deep_copy())
@@ -182,22 +185,22 @@ def _error(matcher: LLMatcher) -> str | None:
 
 
 def _first_part(text: str) -> str:
-    """What a client may read: without the traces of a panic."""
+    """The error as shown to a client: at most 500 characters, and without a panic's backtrace."""
     return IN_VAIN if not text or "panic" in text or "<backtrace>" in text else text[:500]
 
 
 class _Masks:
-    """The table, of which this side decides the size. It never shrinks."""
+    """The mask table. This process sets its size; it never shrinks."""
 
     def __init__(self, file: int, row_bytes: int) -> None:
         self._file, self.row_bytes = file, row_bytes
         self._rows = 0
         self._maps: list[tuple[mmap.mmap, Any]] = []
-        """All of them: what was handed out as an address stays mapped."""
+        """All mappings so far: they stay, because addresses in them may be in use."""
         self._address = 0
 
     def fill(self, row: int, matcher: LLMatcher) -> None:
-        """Compute the mask of what may come next, and put it there."""
+        """Compute the matcher's next mask into this row of the table."""
         if row >= self._rows:
             self._rows = max(ROWS, 2 * row)
             os.ftruncate(self._file, self._rows * self.row_bytes)

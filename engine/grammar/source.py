@@ -1,4 +1,6 @@
-"""A client's grammar in llguidance's own form. Only grammar processes call this: none of it is bounded."""
+"""Converts a client's grammar to llguidance's form. Only grammar processes call this, because the conversion is not
+bounded in time or memory.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 
 def source(kind: str, text: str) -> Any:
-    """What `LLMatcher` takes for a `Grammar` of that kind; raises whatever the libraries raise for a bad one."""
+    """The argument of `LLMatcher` for a `Grammar` of this kind; raises any exception of the libraries for a bad
+    grammar.
+    """
     if kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(text)
     if kind == "regex":

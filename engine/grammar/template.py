@@ -1,7 +1,7 @@
 """The process that grammar processes are forked from: `python -m engine.grammar.template FD`.
 
-It loads the tokenizer once, runs nothing of any client's, has one thread, and never imports torch. FD is its socket to
-the worker; when that ends, it ends, and all of its children with it.
+It loads the tokenizer once, processes no client data, has one thread and never imports torch. FD is its socket to the
+worker; when that closes, the template and all of its children end.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ logger = logging.getLogger("engine")
 
 WATCH_S = 0.25
 BUSY_S = 0.1
-"""A child that computes for so long between two looks gives way to everything else."""
+"""Seconds of CPU time between two checks after which a child's priority is lowered."""
 TOTAL_BYTES = 2 << 30
-"""Of memory that all children may take together."""
+"""Limit of the memory of all children together."""
 FILES = 16
-"""The most files that one read brings along."""
+"""The most file descriptors that one read receives."""
 
 
 @dataclass(slots=True)
@@ -44,18 +44,18 @@ class _Child:
 
 
 class Template:
-    """Forks, ends and watches the grammar processes of one worker."""
+    """Forks, monitors and ends the grammar processes of one worker."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._frames = FrameBuffer()
         self._files: list[int] = []
         self._children: dict[int, _Child] = {}
-        """By process id. A child that has ended keeps its id until it is reaped here."""
+        """By process id. An ended child's id is not reused before it is reaped here."""
         self._tokenizer: LLTokenizer | None = None
 
     def run(self) -> None:
-        """Until the worker is gone."""
+        """Serve until the worker closes the connection."""
         while True:
             ready, _, _ = select.select([self._connection], [], [], WATCH_S if self._children else None)
             if ready and not self._receive():
@@ -95,7 +95,7 @@ class Template:
             for file in self._files[2:]:
                 os.close(file)
             serve(socket.socket(fileno=connection), table, self._tokenizer)
-        finally:  # whatever happened, this is no second template
+        finally:  # the child must never go on as a second template
             os._exit(1)
 
     def _reap(self) -> None:
@@ -108,7 +108,7 @@ class Template:
                 logger.warning("grammar process %d was ended by signal %d", child.number, os.WTERMSIG(status))
 
     def _watch(self) -> None:
-        """Who computes much gives way; who takes most memory goes, if all together take too much."""
+        """Lower the priority of children that use much CPU; kill the largest if all together exceed TOTAL_BYTES."""
         own, total, largest = _anonymous_bytes(os.getpid()), 0, (0, 0)
         for pid, child in self._children.items():
             used = max(0, _anonymous_bytes(pid) - own)
@@ -119,7 +119,7 @@ class Template:
                 child.demoted = True
             child.cpu_s = cpu_s
         if total > TOTAL_BYTES:
-            logger.warning("grammar processes take %d MiB; the largest is ended", total >> 20)
+            logger.warning("grammar processes use %d MiB; killing the largest", total >> 20)
             os.kill(largest[1], signal.SIGKILL)
 
 
@@ -134,7 +134,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _load(message: wire.Load) -> LLTokenizer:
-    """A tokenizer may know more tokens than the model has logits, or fewer."""
+    """Load the tokenizer, which may have more tokens than the model has logits, or fewer."""
     text = Path(message.tokenizer_file).read_text()
     known = max(Tokenizer.from_str(text).get_vocab(with_added_tokens=True).values()) + 1
     eos = [token for token in message.eos_token_ids if token < known]
@@ -148,7 +148,7 @@ def main() -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     try:
         Template(socket.socket(fileno=int(sys.argv[1]))).run()
-    except Exception:  # one of the edges; the worker sees the connection end
+    except Exception:  # an outer boundary; the worker sees the connection close
         logger.exception("the template of grammar processes failed")
         os._exit(1)
     os._exit(0)

@@ -1,7 +1,7 @@
-"""What a worker, its template process and its grammar processes tell each other, in the frames of `engine.messages`.
+"""Messages between a worker, its template process and its grammar processes, framed as in `engine.messages`.
 
-Masks do not travel: they lie in a table in shared memory, which the grammar process makes as large as it needs. A row
-is the mask of one request, a bit per token, lowest bit first; row `FIRST` is the one before any token.
+Masks are not sent: they are in a table in shared memory, whose size the grammar process sets. A row is the mask of one
+request, one bit per token, lowest bit first; row `FIRST` is the mask before any token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ FIRST = 0
 
 
 class Load(msgspec.Struct, array_like=True, tag=True):
-    """To the template, first: the vocabulary. `vocab_size` is how many logits the model has."""
+    """The first message to the template: the vocabulary. `vocab_size`: the model's number of logits."""
 
     tokenizer_file: str
     vocab_size: int
@@ -20,35 +20,35 @@ class Load(msgspec.Struct, array_like=True, tag=True):
 
 
 class Fork(msgspec.Struct, array_like=True, tag=True):
-    """To the template: a process under this number; its socket and the file of its table come beside the bytes."""
+    """To the template: fork a process with this number. Its socket and its table's file are passed with the message."""
 
     number: int
 
 
 class Kill(msgspec.Struct, array_like=True, tag=True):
-    """To the template: end that process, if it is still there."""
+    """To the template: end that process if it still runs."""
 
     number: int
 
 
 class Compile(msgspec.Struct, array_like=True, tag=True):
-    """To a grammar process, first: its grammar."""
+    """The first message to a grammar process: its grammar."""
 
     kind: str
     text: str
 
 
 class Compiled(msgspec.Struct, array_like=True, tag=True):
-    """The answer: why not, or None and the width of the table, whose row `FIRST` is filled."""
+    """The answer to `Compile`: the error, or None when row `FIRST` is filled; `row_bytes`: the width of the table."""
 
     error: str | None
     row_bytes: int
 
 
 class Follow(msgspec.Struct, array_like=True, tag=True):
-    """To a grammar process: the rows that are free again, and then the tokens that were chosen, by row.
+    """To a grammar process: the rows that were freed, and the sampled tokens by row.
 
-    A row that is new, or was freed, begins at the grammar's start.
+    A new or freed row begins at the grammar's start.
     """
 
     freed: list[int]
@@ -56,9 +56,10 @@ class Follow(msgspec.Struct, array_like=True, tag=True):
 
 
 class Followed(msgspec.Struct, array_like=True, tag=True):
-    """The answer: for each row whether nothing may follow, and why it can be followed no further; its mask is there.
+    """The answer to `Follow`, sent when the masks are in the table: for each row (row, whether no further token is
+    allowed, the error or None).
 
-    `seconds` is how long all of them took.
+    `seconds`: the time that these masks took together.
     """
 
     rows: list[tuple[int, bool, str | None]]

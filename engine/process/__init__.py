@@ -1,1 +1,1 @@
-"""The worker process itself: what it is doing, its log, the CPUs that it may use."""
+"""The worker process itself: its progress reports, its log, and the CPUs that it may use."""

@@ -1,6 +1,6 @@
-"""How many CPUs this process may use: those it may run on, and no more than the quotas of its control groups allow.
+"""The number of CPUs that this process may use: those of its affinity, limited by the quotas of its control groups.
 
-Threads beyond a quota only use it up sooner: then all of them stand still for the rest of the period.
+Threads beyond a quota only use it up sooner; then the kernel suspends all of them for the rest of the period.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PROC = Path("/proc/self")
 
 
 def usable_cpus(proc: Path = PROC) -> int:
-    """The CPUs of this process's affinity, at most as many whole ones as the least quota gives; at least 1.
+    """The number of CPUs of this process's affinity, at most the smallest quota (in whole CPUs), and at least 1.
 
     `proc` is the folder of the process in /proc, of which `cgroup` and `mountinfo` are read.
     """
@@ -22,7 +22,9 @@ def usable_cpus(proc: Path = PROC) -> int:
 
 
 def _quotas(proc: Path) -> list[float]:
-    """The quotas, in CPUs, of this process's control group and of those above it, of both versions of the interface."""
+    """The quotas, in CPUs, of this process's control group and of its ancestors, for both versions of
+    control groups.
+    """
     try:
         groups = (proc / "cgroup").read_text().splitlines()
         mounts = (proc / "mountinfo").read_text().splitlines()
@@ -36,7 +38,7 @@ def _quotas(proc: Path) -> list[float]:
             paths["cgroup" if controllers else "cgroup2"] = path
     found = []
     for line in mounts:
-        # See proc_pid_mountinfo(5): the fourth field is the mounted root, the fifth where; behind " - " type and options.
+        # See proc_pid_mountinfo(5): field 4 is the root, 5 the mount point; type and options follow " - ".
         fields, _, rest = line.partition(" - ")
         root, mount_point = (_unescaped(field) for field in fields.split()[3:5])
         kind, *_, options = rest.split()
@@ -48,17 +50,17 @@ def _quotas(proc: Path) -> list[float]:
 
 
 def _unescaped(field: str) -> str:
-    """A path of mountinfo, where white space stands as octal numbers."""
+    """A path of mountinfo with its octal escapes replaced."""
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         field = field.replace(code, character)
     return field
 
 
 def _folders(mount_point: Path, root: str, path: str) -> list[Path]:
-    """The folder of the group `path` where the group `root` is mounted at `mount_point`, and those above it there."""
+    """The folder of the group `path`, if the group `root` is mounted at `mount_point`, and its parents up to there."""
     below = path.removeprefix(root.rstrip("/")) if path == root or path.startswith(root.rstrip("/") + "/") else ""
     parts = [part for part in below.split("/") if part]
-    if ".." in parts:  # a group outside of what this process may see
+    if ".." in parts:  # the group is outside of the mounted part
         parts = []
     return [mount_point.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
 
@@ -73,7 +75,7 @@ def _quota_v2(folder: Path) -> float | None:
 
 
 def _quota_v1(folder: Path) -> float | None:
-    """`cpu.cfs_quota_us` is -1 where there is none."""
+    """`cpu.cfs_quota_us` is -1 without a quota."""
     try:
         quota = int((folder / "cpu.cfs_quota_us").read_text())
         period = int((folder / "cpu.cfs_period_us").read_text())
@@ -83,11 +85,11 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 class FairShare:
-    """How many threads to use for work at whose every end they wait for each other, as torch's own operations do.
+    """The number of threads for work with barriers, as torch's own operations have at their ends.
 
-    Threads that wait for a short time go on running, so while such work is done each should have a CPU all the time. Where
-    they get clearly less, other processes have some of the CPUs, and one thread alone is faster; after a time, which
-    doubles while that goes on, all are tried again.
+    Threads spin for a short time at a barrier, so during such work each should have a CPU all the time. If they get
+    clearly less CPU time, other processes use some of the CPUs, and a single thread is faster. All threads are tried
+    again after a time that doubles while the CPUs stay busy.
     """
 
     SHARE, WINDOW_S, SHORTEST_S, LONGEST_S = 0.8, 0.05, 0.25, 8.0
@@ -99,17 +101,19 @@ class FairShare:
         self._used = threads
 
     def begin(self) -> int:
-        """Work begins; the threads that it should use."""
+        """Called before the work; returns the number of threads to use."""
         self._begin_s = (time.monotonic(), time.process_time())
         self._used = 1 if self._begin_s[0] < self._alone_until_s else self._most
         return self._used
 
     def end(self) -> None:
-        """The work is done."""
+        """Called after the work; measures its wall-clock and CPU time."""
         self.note(time.monotonic() - self._begin_s[0], time.process_time() - self._begin_s[1])
 
     def note(self, wall_s: float, cpu_s: float) -> None:
-        """Work of that many threads took so many seconds, and so many of all CPUs."""
+        """Record work with the threads of the last `begin`: its wall-clock seconds, and its CPU seconds over all
+        threads.
+        """
         if self._used == 1:
             return
         self._wall_s += wall_s

@@ -1,7 +1,7 @@
-"""A log that never makes its writers wait: lines go through a bounded buffer and a thread to their stream.
+"""Non-blocking log output: lines go through a bounded buffer to a writer thread.
 
-What reads the stream may stand still: the buffer fills, further lines are dropped and counted, and a line tells how
-many once there is room again. It never raises for a stream that is gone.
+If the reader of the stream stalls and the buffer is full, further lines are dropped and counted, and a line reports
+their number once the stream is read again. A closed stream raises nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections import deque
 from typing import TextIO
 
 MAX_CHARACTERS = 1 << 20
-"""Kept for a reader that stands still."""
+"""Characters that are buffered while the reader stalls."""
 LAST_WORDS_S = 1.0
-"""How long a process that ends waits for its last lines to be read."""
+"""Seconds that a process waits at its end for its last lines to be written."""
 
 
 class LogWriter(io.TextIOBase):
-    """Stands in for a text stream; `write` takes no longer than adding to a list.
+    """Replaces a text stream; `write` only appends to a buffer.
 
-    `write` may be called from any thread. What is written in one call appears whole or not at all.
+    `write` may be called from any thread. The text of one call is written completely or dropped completely.
     """
 
     def __init__(self, stream: TextIO, max_characters: int = MAX_CHARACTERS) -> None:
@@ -36,28 +36,28 @@ class LogWriter(io.TextIOBase):
         self._busy = False
         self._unreported = 0
         self.dropped = 0
-        """Texts that found no room since the start."""
+        """The number of dropped texts since the start."""
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The stream's own."""
+        """The encoding of the stream."""
         return self._stream.encoding
 
     def fileno(self) -> int:
-        """The stream's own."""
+        """The file descriptor of the stream."""
         return self._stream.fileno()
 
     def isatty(self) -> bool:
-        """Whether a person reads."""
+        """Whether the stream is a terminal."""
         return self._stream.isatty()
 
     def writable(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     def write(self, text: str) -> int:
-        """Take the text, or drop it when there is no room."""
+        """Buffer the text, or drop it if the buffer is full."""
         with self._changed:
             if self._held + len(text) > self._most:
                 self.dropped += 1
@@ -69,10 +69,10 @@ class LogWriter(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Nothing: the thread flushes what it writes."""
+        """Do nothing: the writer thread does not buffer."""
 
     def drain(self, timeout_s: float = LAST_WORDS_S) -> None:
-        """Wait until everything has been written, at most so long; for a process that is about to end."""
+        """Wait until everything has been written, at most `timeout_s`; called when the process ends."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while (self._texts or self._busy) and (left := deadline - time.monotonic()) > 0:
@@ -87,7 +87,7 @@ class LogWriter(io.TextIOBase):
                     self._changed.wait()
                 texts, self._busy = "".join(self._texts), True
                 self._texts.clear()
-                # The text that is being written still counts: it is in memory until it has been read.
+                # The text that is being written still counts towards the limit: it is in memory until it is written.
             self._put(texts)
             with self._changed:
                 self._held -= len(texts)
@@ -96,35 +96,37 @@ class LogWriter(io.TextIOBase):
                 self._put(f"{lost} log lines were dropped: nobody read the log.\n")
 
     def _put(self, text: str) -> None:
-        """Past the stream's own buffer, whose lock would be held while nobody reads and the interpreter ends."""
+        """Write to the file descriptor. The stream's buffer is bypassed, because its lock would block the interpreter's
+        exit while the reader stalls.
+        """
         data, descriptor = text.encode(errors="backslashreplace"), self._stream.fileno()
         while data:
             try:
                 data = data[os.write(descriptor, data) :]
-            except BlockingIOError:  # whoever shares the pipe made it non-blocking
+            except BlockingIOError:  # another process that shares the pipe made it non-blocking
                 select.select([], [descriptor], [])
-            except OSError:  # the reader is gone for good; there is nowhere left to say so
+            except OSError:  # the reader has closed the stream, so there is nowhere to report it
                 return
 
 
 class LogHandler(logging.StreamHandler[LogWriter]):
-    """A handler that writes each record in one call, and waits for the last of them when logging ends."""
+    """A handler that writes each record in one call, and waits for the last records when logging ends."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """As StreamHandler."""
+        """Write the record and its terminator in one call."""
         try:
             self.stream.write(self.format(record) + self.terminator)
         except Exception:  # as logging asks of handlers: a bad record must not end what logged it
             self.handleError(record)
 
     def close(self) -> None:
-        """Called when the process ends."""
+        """Wait for the last records; called when logging shuts down."""
         self.stream.drain()
         super().close()
 
 
 def configure() -> None:
-    """The log of a worker's process: everything that it says goes to standard error through a LogWriter."""
+    """Configure the log of a worker process: log and standard error go to standard error through a LogWriter."""
     writer = LogWriter(sys.stderr)
     sys.stderr = writer
     form = "%(asctime)s %(levelname)s engine %(message)s"

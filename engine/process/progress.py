@@ -1,8 +1,8 @@
-"""What this process is doing and whether it moves on, told by a thread of its own.
+"""Progress reports of a worker, sent by a thread of their own.
 
-A step may take minutes (a long prompt on few cores) and a kernel is compiled for seconds, so silence of the step loop is
-no sign of a hang. The signs are: a process whose thread cannot even report, and work that has not moved on for far longer
-than such work takes. Whoever started the process decides what follows from them; nothing here ends anything.
+A step may take minutes (a long prompt on few cores) and a kernel seconds to compile, so a silent step loop is not a
+hang. A worker hangs if its process sends no reports, or if its work has made no progress for far longer than such work
+takes. The launcher's side decides what to do; nothing here ends a process.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 REPORT_EVERY_S = 1.0
 PATIENCE_S = 20.0
-"""The least time after which work that does not move on is taken for hung."""
+"""The least number of seconds without progress before a worker counts as hung."""
 COMPILING_PATIENCE_S = 600.0
 PATIENCE_FACTOR = 10.0
-"""So many times as long as expected may work take, on a machine that others keep busy."""
+"""Factor over the expected time before a worker counts as hung; other processes may keep the machine busy."""
 
 
 class Pulse(msgspec.Struct):
-    """What a report says: what is being done, for how many seconds it has not moved on, how many of them are no cause for
-    alarm. Seconds in which the process itself stood still (a stopped process, a sleeping machine) do not count.
+    """One report: `doing` (the current activity), `quiet_s` (seconds without progress) and `patience_s` (seconds
+    without progress that are normal). Time in which the process was suspended (stopped, or the machine asleep) does not
+    count.
     """
 
     doing: str
@@ -36,7 +37,9 @@ class Pulse(msgspec.Struct):
 
 
 class Progress:
-    """One for each process. Whoever works calls `begin` and `moved`, which cost as much as an assignment."""
+    """The progress of this process. The working code calls `begin` and `moved`, which cost as little as
+    an assignment.
+    """
 
     def __init__(self) -> None:
         self.doing = "starting"
@@ -44,18 +47,18 @@ class Progress:
         self.patience_s = PATIENCE_S
 
     def begin(self, doing: str, expected_s: float = 0.0) -> None:
-        """From now on the process does this; it should move on within `expected_s`."""
+        """Start an activity, which should report progress within `expected_s`."""
         self.doing = doing
         self.patience_s = max(PATIENCE_S, PATIENCE_FACTOR * expected_s)
         self.moves += 1
 
     def moved(self) -> None:
-        """A part of the work is done."""
+        """Report progress: a part of the work is done."""
         self.moves += 1
 
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
-        """A kernel is compiled in the block, which may take long and shows no parts."""
+        """Mark the block as compiling a kernel, which may take long and reports no progress."""
         before = self.doing, self.patience_s
         self.doing, self.patience_s = f"compiling {what}", COMPILING_PATIENCE_S
         try:
@@ -66,28 +69,30 @@ class Progress:
 
 
 progress = Progress()
-"""This process's own."""
+"""The progress of this process."""
 
 
 class Pace:
-    """How long a part of a step takes, by the slowest of the steps so far, older ones weighing less and less."""
+    """Estimates the duration of a part of a step: a decaying maximum over past steps."""
 
     def __init__(self, parts: int) -> None:
-        """A step moves on in so many equal parts: a model's layers."""
+        """`parts`: the number of equal parts of a step that report progress, which are a model's layers."""
         self._parts = parts
         self._token_s = 0.0
 
     def learn(self, tokens: int, elapsed_s: float) -> None:
-        """A step of so many tokens took so long."""
+        """Record the duration of a step of `tokens` tokens."""
         self._token_s = max(elapsed_s / max(1, tokens), 0.9 * self._token_s)
 
     def expected_s(self, tokens: int) -> float:
-        """A part of a step of so many tokens. One that reads all weights for a single token makes this long for many."""
+        """Expected seconds for one part of a step of `tokens` tokens. Steps of a single token make the estimate high,
+        because they read all weights for one token.
+        """
         return self._token_s * tokens / self._parts
 
 
 class Reporter:
-    """Calls `report` about once a second from a thread of its own, until it is stopped."""
+    """Calls `report` about once a second from a separate thread, until it is stopped."""
 
     def __init__(self, report: Callable[[Pulse], None]) -> None:
         self._report = report
@@ -95,11 +100,11 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Report no more; returns when the last report is out."""
+        """Stop reporting; returns after the last report."""
         self._stopped.set()
         self._thread.join()
 
@@ -107,7 +112,7 @@ class Reporter:
         moves, quiet_s, last = -1, 0.0, time.monotonic()
         while not self._stopped.wait(REPORT_EVERY_S):
             now = time.monotonic()
-            # A pause between two reports that is longer than it should be is the process's own sleep.
+            # A longer pause between two reports means that the process was suspended.
             quiet_s += min(now - last, 2 * REPORT_EVERY_S)
             last = now
             if progress.moves != moves:

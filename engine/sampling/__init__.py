@@ -1,1 +1,1 @@
-"""How tokens are chosen: the parameters of a request, the filters, the sampler."""
+"""Sampling: the parameters of a request, the filters and the sampler."""

@@ -1,7 +1,8 @@
-"""top-k, top-p and min-p over many rows at once, in the order of transformers' warpers. It draws; it adjusts no logits.
+"""top-k, top-p and min-p over many rows at once, in the order of transformers' warpers. It samples and changes no
+logits.
 
-Only the best candidates are looked at, with the true normaliser of the whole vocabulary, and more where they do not
-suffice; so the result is exact whatever their number.
+Only the top candidates are examined, normalised over the whole vocabulary; more are fetched if they do not suffice, so
+the results are exact.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ if TYPE_CHECKING:
     from engine.sampling.params import SamplingParams
 
 CANDIDATES = 256
-"""Filtered sampling first looks at this many most likely tokens."""
+"""The number of most likely tokens that filtered sampling examines first."""
 
 
 class Candidates(Protocol):
-    """Where the best tokens come from."""
+    """The source of the most likely tokens."""
 
     def __call__(self, rows: list[int], count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The `count` best of these rows: (x - best) / temperature [B, count], best first, -inf where what is left weighs
-        nothing; ids [B, count]; and the log [B, 1] of the sum of e^ that over the vocabulary.
+        """The `count` most likely tokens of these rows: values (x - best) / temperature [B, count], best first, -inf
+        for negligible tokens; their ids [B, count]; and the log-sum-exp [B, 1] of the values over the whole vocabulary.
         """
         ...
 
 
 def draw(candidates: Candidates, params: list[SamplingParams], uniforms: list[float], vocab: int) -> list[int]:
-    """A token for every row; where a row's parameters have no filter, of the whole vocabulary.
+    """Sample a token for every row; without filters in a row's parameters, from the whole vocabulary.
 
-    How many candidates a row looks at depends on that row alone, so that its sums are rounded the same in every batch.
+    The number of candidates of a row depends on that row only, so that its sums are rounded equally in every batch.
     """
     tokens = [0] * len(params)
     waiting: dict[int, list[int]] = {}
@@ -60,7 +61,7 @@ def bounded(p: SamplingParams, vocab: int) -> bool:
 def draw_at_once(
     candidates: Candidates, params: list[SamplingParams], uniforms: list[float], vocab: int
 ) -> torch.Tensor:
-    """What `draw` gives as a tensor [B] that nobody has waited for; all rows are `bounded`."""
+    """`draw` without waiting for the device: the tokens as a tensor [B]. All rows must be `bounded`."""
     drawn, _ = _attempt(*candidates([*range(len(params))], min(CANDIDATES, vocab)), params, uniforms, vocab)
     return drawn
 
@@ -73,7 +74,7 @@ def _attempt(
     uniforms: list[float],
     vocab: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token [B] for every row, and whether [B] its candidates were enough to know it."""
+    """A token [B] for every row, and whether [B] the row's candidates sufficed to sample it."""
     device = values.device
 
     def column(numbers: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen. Plain data: it checks nothing and computes nothing."""
+"""The sampling parameters of one request. Plain data without validation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ GREEDY_BELOW = 1e-5
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """What the output must look like: a JSON schema, a regular expression, a JSON list of choices, or a grammar in
-    Lark's form or GBNF's; or a JSON list of tags {"begin", "schema", "end", "trigger"} that texts may hold.
+    """The form of the output. `text` is a JSON schema, a regular expression, a JSON list of choices, a grammar in the
+    syntax of Lark or GBNF, or a JSON list of tags {"begin", "schema", "end", "trigger"} that the output may contain.
 
-    Reasoning before the output is free: from the token `reasoning_begin` to `reasoning_end`; `reasoning` if the prompt
-    began it.
+    Reasoning before the output is not constrained: from the token `reasoning_begin` to `reasoning_end`. `reasoning`:
+    the prompt already began it.
     """
 
     kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
@@ -26,7 +26,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Every knob of a generation, already validated by the sender.
+    """The sampling parameters of one request, already validated by the sender.
 
     `top_k` 0 means off; `seed` is unsigned 64-bit and always set by the sender, so that a sampled request can be
     repeated. `logprobs` and `prompt_logprobs` count alternatives beside the chosen token; 0 is the chosen token
@@ -58,9 +58,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs_mode: Literal["raw", "processed"] = "raw"
     grammar: Grammar | None = None
     logprob_token_ids: list[int] | None = None
-    """Report these tokens as the alternatives, in place of the best."""
+    """Report the log-probabilities of these tokens as the alternatives, instead of the most likely ones."""
     watermark: bool = False
-    """Prefer, at each place, one half of the vocabulary that the token before decides (`engine.sampling.watermark`)."""
+    """Prefer at each position a half of the vocabulary that depends on the previous token
+    (`engine.sampling.watermark`).
+    """
 
     @property
     def greedy(self) -> bool:
@@ -74,7 +76,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def independent(self) -> bool:
-        """Whether the choice among given logits is the same whatever was chosen before."""
+        """Whether sampling depends on the logits alone and not on earlier tokens."""
         return self.grammar is None and not self.bad_words and not self.penalised
 
     @property

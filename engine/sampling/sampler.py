@@ -1,7 +1,7 @@
-"""From logits to tokens. Stateless: given the logits, a token depends only on the request's seed and its position.
+"""Samples tokens from logits. Given the logits, a token depends only on the request's seed and the token's position.
 
-One uniform number per token, drawn by splitmix64 from (seed, output position), and the inverse of the cumulative
-distribution; so neither batch mates nor preemption can change what a request samples.
+Each token takes one uniform number, computed by splitmix64 from (seed, output position), through the inverse of the
+cumulative distribution; so neither other requests of the batch nor preemption change what a request samples.
 Order of the steps: grammar, logit bias and bans, minimum length, penalties, temperature, top-k, top-p, min-p, typical-p
 (the filters in the order of transformers' warpers).
 """
@@ -27,7 +27,7 @@ _MASK64 = (1 << 64) - 1
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in (0, 1) with 53 random bits: splitmix64 of the two, on every device the same."""
+    """A number in (0, 1) with 53 random bits: splitmix64 of seed and position, the same on every device."""
     z = (seed + 0x9E3779B97F4A7C15 * (position + 1)) & _MASK64
     for multiplier, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
         z = ((z ^ (z >> shift)) * multiplier) & _MASK64
@@ -35,17 +35,17 @@ def uniform(seed: int, position: int) -> float:
 
 
 class ChosenTokens(Protocol):
-    """A token per row that a device is choosing: tokens [N] int64, there."""
+    """Tokens that a device is sampling: [N] int64 on the device, one per row."""
 
     tokens: torch.Tensor
 
     def read(self) -> list[int]:
-        """The tokens, once they are chosen."""
+        """Wait for the device and read the tokens."""
         ...
 
 
 class Sampler:
-    """Chooses one token per request, and reports log-probabilities to those who asked."""
+    """Samples one token per row, and computes log-probabilities on request."""
 
     def __init__(self, eos_token_ids: Iterable[int]) -> None:
         self.eos_token_ids = list(eos_token_ids)
@@ -53,8 +53,9 @@ class Sampler:
     def sample(
         self, rows: list[tuple[Request, int]], logits: torch.Tensor
     ) -> tuple[list[int], list[TokenLogprob | None]]:
-        """A token per row, and its log-probability where asked for, of `logits` [len(rows), V], which may be changed on
-        the way. A row is for the request's next token, or for the one so many places behind it.
+        """Sample a token per row of `logits` [len(rows), V], which may be modified, and compute its log-probability if
+        the request asks for it. A row (request, offset) is for the token `offset` positions after the request's next
+        token.
         """
         requests = [request for request, _ in rows]
         params = [request.params for request in requests]
@@ -80,13 +81,13 @@ class Sampler:
         return chosen, logprobs
 
     def choose_later(self, rows: list[tuple[Request, int]], logits: torch.Tensor) -> ChosenTokens | None:
-        """The tokens of `sample` where no log-probabilities are asked for, without waiting; None where that cannot be."""
+        """`sample` without log-probabilities and without waiting for the device; None if that is not possible."""
         return None
 
     def _choose(
         self, logits: torch.Tensor, params: list[SamplingParams], temperatures: list[float], uniforms: list[float]
     ) -> list[int]:
-        """A token for every row: drawn together where filters are the usual ones."""
+        """Sample a token for every row; rows with filters other than typical-p are sampled together."""
         drawn = [row for row, p in enumerate(params) if p.filtered and not p.greedy and p.typical_p >= 1]
         if len(drawn) == len(params):
             return _draw_together(logits, params, uniforms)
@@ -101,7 +102,7 @@ class Sampler:
         return chosen
 
     def _adjust(self, requests: list[Request], logits: torch.Tensor, keep: bool) -> torch.Tensor:
-        """Grammars, bans, bias and penalties; on a copy where the logits themselves must be kept."""
+        """Apply grammars, bans, bias and penalties, in place, or on a copy if `keep`."""
         copied = False
         for row, request in enumerate(requests):
             if not adjusts(request):
@@ -116,7 +117,7 @@ class Sampler:
 
 
 def adjusts(request: Request) -> bool:
-    """Whether the request changes the logits that the model gave."""
+    """Whether the request's parameters change the model's logits at this position."""
     p = request.params
     young = request.num_output_tokens < p.min_tokens
     return bool(
@@ -127,8 +128,8 @@ def adjusts(request: Request) -> bool:
 def token_logprobs(
     logits: torch.Tensor, tokens: list[int], top: int, mode: str = "raw", named: list[int] | None = None
 ) -> list[TokenLogprob]:
-    """Log-probabilities of `tokens` under `logits` [n, V] with the `top` best (-1: all; ties with the last one too
-    in "processed" mode, as TGI does), or with those of the tokens that are `named`.
+    """The log-probabilities of `tokens` under `logits` [n, V], each with the `top` most likely alternatives (-1: all;
+    in "processed" mode also those tied with the last one, as TGI does), or with the tokens `named` as alternatives.
     """
     logprobs = torch.log_softmax(logits.float(), -1)
     index = torch.tensor(tokens)[:, None]
@@ -170,7 +171,9 @@ def _adjust_row(row: torch.Tensor, request: Request, forbidden: list[int]) -> No
 
 
 class _State:
-    """What a request keeps between steps, per vocabulary entry: occurrences in prompt and output, and 0 or -inf."""
+    """A request's state between steps, per vocabulary entry: occurrences in prompt and output, and 0 or -inf
+    (forbidden).
+    """
 
     def __init__(self, request: Request, vocab_size: int) -> None:
         self.forbidden = torch.zeros(vocab_size)
@@ -195,7 +198,9 @@ def _state(request: Request, vocab_size: int) -> _State:
 
 
 def _penalise(row: torch.Tensor, request: Request) -> None:
-    """The watermark, then repetition (prompt and output; the formula of CTRL), frequency and presence (output; OpenAI's), TGI's own."""
+    """Apply, in place and in this order: the watermark, the repetition penalty (prompt and output; the formula of
+    CTRL), OpenAI's frequency and presence penalties (output), and TGI's frequency penalty (prompt and output).
+    """
     p = request.params
     if p.watermark:
         mark(row, request.token_ids[-1])
@@ -213,7 +218,7 @@ def _penalise(row: torch.Tensor, request: Request) -> None:
 
 
 def _draw_together(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> list[int]:
-    """A token for every row of logits [B, V] among those that top-k, top-p and min-p leave."""
+    """Sample a token for every row of logits [B, V] from those that top-k, top-p and min-p keep."""
 
     def candidates(rows: list[int], count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         of_rows = logits if len(rows) == len(params) else logits[rows]
@@ -230,7 +235,7 @@ def _draw_together(logits: torch.Tensor, params: list[SamplingParams], uniforms:
 
 
 def _draw(logits: torch.Tensor, p: SamplingParams, u: float) -> int:
-    """Sample one token of `logits` [V] among those that the filters leave."""
+    """Sample one token from `logits` [V], from those that the filters keep."""
     ids, weights = _candidates(logits / p.temperature, p)
     cumulative = weights.double().cumsum(-1)
     j = int(torch.searchsorted(cumulative, u * cumulative[-1:]))
@@ -238,9 +243,9 @@ def _draw(logits: torch.Tensor, p: SamplingParams, u: float) -> int:
 
 
 def _candidates(scaled: torch.Tensor, p: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens that survive the filters and their weights (zero where filtered): two [n], most likely first.
+    """Candidate tokens [n], most likely first, and their weights [n], which are 0 for those that the filters remove.
 
-    Looks at the `CANDIDATES` best with the true normaliser, and widens where the wanted mass lies beyond them.
+    Examines the top `CANDIDATES`, normalised over the whole vocabulary, and more if the filters' mass lies beyond them.
     """
     vocab = scaled.shape[0]
     top_k = p.top_k if 0 < p.top_k < vocab else 0
