@@ -1,4 +1,4 @@
-"""A CUDA device as the engine's backend: transformers' own layers, our Triton attention, graphs for decode."""
+"""The CUDA backend: layers of transformers, paged attention in Triton, CUDA graphs for decode."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.9
-"""Of a device's memory, what weights, activations and KV cache may take together."""
+"""The fraction of a device's memory that weights, activations and KV cache may take together."""
 
 
 class DeviceBackend:
-    """On a CPU device, for Triton's interpreter, it runs without graphs."""
+    """The backend of CUDA devices. On a CPU device, for Triton's interpreter, it runs without graphs."""
 
     computes_drafts = False
-    """They leave the captured graphs, which costs more than they save."""
+    """Steps with drafts cannot use the captured graphs, which costs more than drafts save."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class DeviceBackend:
         quantization: Quantization | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """With several devices the other ranks are started here; `ranks` is given to those alone."""
+        """With several devices, rank 0 starts the other ranks here; `ranks` is given on the other ranks only."""
         self.quantization = quantization
         self._ranks = ranks or (Leader(config, device) if config.tensor_parallel_size > 1 else None)
         self._config, self.device = config, self._ranks.device if self._ranks else device
@@ -57,19 +57,19 @@ class DeviceBackend:
         self._graphs: DecodeGraphs | None = None
 
     def default_dtype(self) -> torch.dtype:
-        """What devices are made for."""
+        """bfloat16, which CUDA devices multiply natively."""
         return torch.bfloat16
 
     def rounding(self, forward: Forward) -> str | None:
-        """Whatever the forward pass is."""
+        """The reason holds for every forward function."""
         return "the device sums in an order that depends on the batch"
 
     def pretrained_options(self) -> dict[str, Any]:
         return {} if self._ranks is None else self._ranks.pretrained_options()
 
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
-        """Transformers' own forward pass: split, or with linear layers as the quantization keeps them, and slots for adapters
-        around the others.
+        """The forward pass of transformers: with split weights, or with quantized linear layers and with adapter slots
+        around the other linear layers.
         """
         weights = [m.weight.shape for m in model.modules() if type(m) in (nn.Linear, Conv1D)]
         self._widest = max((sum(shape) for shape in weights), default=0)
@@ -88,7 +88,7 @@ class DeviceBackend:
         return [slotted if self._ranks is None else split]
 
     def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, limit: int) -> int:
-        """Of the bytes that were asked for, or of what the model left free."""
+        """The blocks that fit into the configured bytes, or into the memory that the model left free."""
         budget = self._config.kv_cache_bytes
         if not budget:
             free, total = torch.cuda.mem_get_info(self.device)
@@ -97,8 +97,8 @@ class DeviceBackend:
         return count if self._ranks is None else self._ranks.least(count)
 
     def _later_bytes(self, dtype: torch.dtype) -> int:
-        """What is allocated only when it is needed: slots for adapters, the activations of the largest step, and what the
-        quantization takes.
+        """Bytes that are allocated after the cache: adapter slots, the activations of the largest step, and the
+        quantization's buffers.
         """
         slots = self._slots.count * self._slots.rank
         adapters = sum((layer.in_features + layer.out_features) * slots for layer in self._layers)
@@ -145,18 +145,20 @@ class DeviceBackend:
             captured = True
             try:
                 graphs.capture()
-            except RuntimeError as error:  # some models ask the device for a number on the way, which no graph can
+            except (
+                RuntimeError
+            ) as error:  # some models read a value from the device during the pass, which a graph cannot capture
                 if self._ranks is not None and isinstance(error, torch.OutOfMemoryError):
-                    raise  # the others may have memory enough, and are capturing collectives
+                    raise  # other ranks may have enough memory and be capturing collectives
                 logger.warning("decode runs without graphs: %s", error)
                 captured = False
-            if self._ranks is not None:  # all or none: padded steps and others do not meet
+            if self._ranks is not None:  # all ranks or none: collectives of padded and unpadded steps do not match
                 captured = bool(self._ranks.least(int(captured)))
             if captured:
                 self._graphs = graphs
 
     def serve(self) -> None:
-        """The other ranks are sent the steps from now on."""
+        """From now on, rank 0 sends the steps to the other ranks."""
         if self._ranks is not None:
             self._ranks.serving = True
 
@@ -169,8 +171,8 @@ class DeviceBackend:
 
 
 def quantize(model: nn.Module, layers: QuantizedLayers, head: nn.Module | None) -> None:
-    """Replace every `nn.Linear` and `Conv1D` but the output layer where there is a layer for it, one by one, so that the
-    device never holds all of the weights at their full width.
+    """Replace every `nn.Linear` and `Conv1D`, except the output layer, by its quantized layer if the method has one.
+    They are replaced one by one, so that the device never holds all weights unquantized.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

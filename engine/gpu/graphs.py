@@ -1,6 +1,7 @@
-"""Decode steps as CUDA graphs: captured once per batch size and length class, replayed with new numbers in the same buffers.
+"""CUDA graphs for decode steps: captured once per batch size and length class, replayed with new inputs in the same
+buffers.
 
-A step of many small kernels is bound by how fast the host can launch them; a graph is one launch.
+A step of many small kernels is bound by the host's launch rate; a graph is a single launch.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:
-    """Rows of the captured steps; a step takes the next larger one."""
+    """The numbers of rows to capture; a step uses the next larger one."""
     return sorted({n for n in (1, 2, 4, *range(8, max_num_seqs + 8, 8)) if n <= max_num_seqs} | {max_num_seqs})
 
 
 class DecodeGraphs:
-    """The graphs of one model. All share one set of buffers, of which a smaller graph reads the first rows."""
+    """The graphs of one model. All share one set of buffers; a smaller graph reads their first rows."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, int], tuple[Callable[[], None], torch.Tensor]] = {}
 
     def capture(self) -> None:
-        """Largest first, so that the smaller ones find their memory in its pool."""
+        """Capture all graphs, the largest first, so that smaller ones reuse its memory pool."""
         pool = None
         for size, splits in product(reversed(self._sizes), reversed(self._splits)):
             self._set(size, [], [], [], [], [])
@@ -75,13 +76,15 @@ class DecodeGraphs:
             self._graphs[size, splits] = (graph.replay, logits)
 
     def fits(self, batch: ForwardBatch) -> bool:
-        """Whether the batch is one token each of no more sequences than were captured, without adapters."""
+        """Whether a graph can run the batch: one token per sequence, not more sequences than captured, and
+        no adapters.
+        """
         count = len(batch.sequences)
         alone = count <= self._sizes[-1] and not batch.runs and all(s.count == 1 for s in batch.sequences)
         return alone and batch.logits_rows.tolist() == [*range(count)]
 
     def run(self, batch: ForwardBatch) -> torch.Tensor:
-        """Logits [sequences, V]; they stay valid until the next run."""
+        """Replay the batch's graph. Returns logits [sequences, V], which are valid until the next run."""
         count = len(batch.sequences)
         size = next(n for n in self._sizes if n >= count)
         tables = [s.blocks for s in batch.sequences]
@@ -104,7 +107,7 @@ class DecodeGraphs:
         tables: list[list[int]],
         lengths: list[int],
     ) -> None:
-        """Fill the first `size` rows; those behind the sequences belong to none and write to block 0."""
+        """Fill the first `size` rows; padding rows write to block 0."""
         count, rest = len(ids), [0] * (size - len(ids))
 
         def put(target: torch.Tensor, numbers: list[int]) -> None:

@@ -1,7 +1,7 @@
-"""Products with weights that stay in bytes on the device, one scale per output channel.
+"""Products with int8 weights on the device, with one scale per output channel.
 
-A Triton kernel widens the weights on the way into the product; a step of many rows, which is bound by arithmetic, widens
-them first and leaves the product to torch.
+A Triton kernel widens the weights inside the product. A step of many rows, which is bound by arithmetic, widens the
+whole weight first and uses torch's product.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 
 MANY_ROWS = 512
-"""From so many rows on, what widening costs (five bytes moved for each weight) is little beside the product."""
+"""From this many rows on, widening the whole weight (five bytes moved per element) is cheap compared to the product."""
 MAX_TILE_ROWS = 64
 TURN = 128
-"""Inputs of one turn of the inner loop."""
+"""Inputs per iteration of the inner loop."""
 WIDE = 8192
-"""From so many output channels on there are tiles enough of twice the width."""
+"""From this many output channels on, tiles of twice the width are numerous enough."""
 
 
 @triton.jit
@@ -45,7 +45,9 @@ def _product(
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """X [..., in] times the transpose of weight [out, in] int8 and scales [out] float32, plus bias [out], in the type of x."""
+    """X [..., in] times the transpose of weight [out, in] int8 and scales [out] float32, plus bias [out], in the type
+    of x.
+    """
     out_features, in_features = weight.shape
     flat = x.reshape(-1, in_features)
     rows = flat.shape[0]

@@ -1,6 +1,6 @@
-"""Adapters on a device by masked concatenation: two products over all slots, other slots' columns multiplied by zero.
+"""Adapters on a device by masked concatenation: two products over all slots, with the columns of other slots zeroed.
 
-The shapes do not depend on which adapters a step has, nothing is sorted and nothing gathered.
+The shapes do not depend on the step's adapters, and nothing is sorted or gathered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SlotWeights:
-    """One adapter's weights for one layer: A [rank, in], B [rank, out], factors [out] where it is DoRA."""
+    """One adapter's weights for one layer: A [rank, in], B [rank, out], and factors [out] for DoRA."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -30,26 +30,26 @@ class SlotWeights:
 
 
 class Slots:
-    """Which slot each adapter stands in, and the current step's mask; shared by all layers of a model."""
+    """The adapters' slots and the current step's mask; shared by all layers of a model."""
 
     def __init__(self, count: int, rank: int, device: torch.device) -> None:
         self.count, self.rank, self.device = count, rank, device
         self.numbers: dict[str, int] = {}
         self.rows = 0
-        """Of the current step."""
+        """The rows of the current step."""
         self.mask: torch.Tensor | None = None
-        """[T, slots * rank]: 1 where a row's own columns are; None in steps without adapters."""
+        """[T, slots * rank]: 1 in the columns of the row's slot, else 0; None in steps without adapters."""
         self.row_slots: torch.Tensor | None = None
-        """[T] int64: a row's slot, or `count`."""
+        """[T] int64: the slot of each row, or `count` for rows without an adapter."""
 
     def take(self, digest: str) -> int:
-        """The adapter's slot, from now on its own."""
+        """Assign a slot to the adapter, unless it has one; returns the slot."""
         if digest not in self.numbers:
             self.numbers[digest] = min(set(range(self.count)) - set(self.numbers.values()))
         return self.numbers[digest]
 
     def begin_step(self, runs: Runs, rows: int, dtype: torch.dtype) -> None:
-        """Set what the layers read until `end_step`."""
+        """Set the step's adapter mask; valid until `end_step`."""
         self.rows = rows
         if not runs:
             return
@@ -61,12 +61,12 @@ class Slots:
         self.mask = (self.row_slots[:, None] == slot_of_column).to(dtype)
 
     def end_step(self) -> None:
-        """No step runs."""
+        """Clear the step's adapter mask."""
         self.rows, self.mask, self.row_slots = 0, None, None
 
 
 class SlotLinear(nn.Module):
-    """A linear layer of the model's own, and what the adapters in the slots add to it."""
+    """A linear layer of the model, with the adapters in the slots."""
 
     def __init__(self, base: nn.Module, path: str, slots: Slots) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class SlotLinear(nn.Module):
         return weight
 
     def make(self, adapter: Adapter) -> SlotWeights | None:
-        """The adapter's weights on the host, in pinned memory where there is a device."""
+        """The adapter's weights for this layer, on the host (in pinned memory if there is a device)."""
         found = adapter.modules.get(self.parts[0][0])
         if found is None:
             return None
@@ -145,7 +145,7 @@ class SlotLinear(nn.Module):
 
 
 def add_slots(model: nn.Module, slots: Slots, head: nn.Module | None) -> list[SlotLinear]:
-    """Wrap every `nn.Linear` and `Conv1D` but the output layer; returns the wrapped ones."""
+    """Wrap every `nn.Linear` and `Conv1D` except the output layer; returns the wrappers."""
     layers = []
     for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):

@@ -1,8 +1,8 @@
 """Ragged attention over a paged KV cache as one Triton kernel, for prefill chunks and decode alike.
 
-Runs on CUDA; with TRITON_INTERPRET=1 set before Triton is imported it runs on CPU tensors, which is how it is tested
-where there is no device. Online softmax as in FlashAttention-2 (arXiv 2307.08691); long contexts are split at fixed
-places, so that a sequence's result depends on its batch mates only by whether long prompts are computed beside it.
+Runs on CUDA. With TRITON_INTERPRET=1 set before Triton is imported it runs on CPU tensors, which tests use on machines
+without a device. Online softmax as in FlashAttention-2 (arXiv 2307.08691). Long contexts are split at fixed positions,
+so that a sequence's result depends on the rest of the batch only by whether the batch contains long prompts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 
 DECODE_ROWS = 16
-"""Rows of a tile of single queries: the fewest that the matrix units take."""
+"""Rows of a tile of single queries: the fewest that the matrix units support."""
 PREFILL_ROWS = 64
 KEYS = 64
-"""Keys of one turn of the inner loop."""
+"""Keys per iteration of the inner loop."""
 SPLIT_KEYS = 1024
-"""Decode over longer contexts is split into pieces of so many keys."""
+"""Decode over longer contexts is split into pieces of this many keys."""
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def _attention(
     out_ok = row_ok[:, None] & (dv < VALUE_DIM)[None, :]
     out_at = out + (first + index)[:, None] * out_token + head[:, None] * out_head + dv[None, :]
     if SPLITS == 1:
-        if HAS_SINKS:  # one more key, which carries weight and no value
+        if HAS_SINKS:  # a sink acts as one more key with a weight and no value
             sink = tl.load(sinks + head, mask=row_ok, other=0.0).to(tl.float32)
             with_sink = tl.maximum(highest, sink)
             shrink = tl.exp(highest - with_sink)
@@ -104,7 +104,7 @@ def _attention(
 
 @dataclass(slots=True)
 class Plan:
-    """Who attends to what in one step, all int32 on the device: the same for all layers of one group size.
+    """The attention tiles of one step, all int32 on the device; shared by all layers of one group size.
 
     tile_sequence, tile_start: [tiles], sequence (-1: none) and first query of each tile of `rows` rows.
     query_starts: [sequences + 1]. lengths: [sequences], context and new tokens. tables: [sequences, blocks].
@@ -120,7 +120,7 @@ class Plan:
 
 
 def tile_rows(group: int, longest_chunk: int) -> int:
-    """Rows of a tile for chunks up to so many queries, each of which takes `group` rows."""
+    """Rows of a tile for chunks of up to `longest_chunk` queries, each of which takes `group` rows."""
     least = DECODE_ROWS if longest_chunk == 1 else PREFILL_ROWS
     power: int = triton.next_power_of_2(group)
     return max(least, power)
@@ -152,7 +152,7 @@ def attend(
     block_size, kv_heads, value_dim = keys.shape[1], keys.shape[2], values.shape[3]
     split = plan.splits > 1
     shape = (tokens, heads, plan.splits * value_dim)
-    # Zeros, because rows that pad a step belong to no tile, and what the layers make of them must stay finite.
+    # Zeros, because padding rows are in no tile, and the layers' results for them must stay finite.
     out = torch.zeros(shape, dtype=torch.float32 if split else query.dtype, device=query.device)
     logsums = out
     if split:

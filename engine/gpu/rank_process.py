@@ -1,5 +1,5 @@
-"""A process of a worker of several devices, but for rank 0: `python -m engine.gpu.rank_process`. It loads as rank 0 does, then
-computes its share of each step that rank 0 sends to its standard input, and ends with that.
+"""The process of a rank other than 0: `python -m engine.gpu.rank_process`. It loads the model as rank 0 does, then
+computes its share of each step that rank 0 sends to its standard input. It ends when that closes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ logger = logging.getLogger("engine")
 
 
 def received(pipe: BinaryIO) -> Iterator[bytes]:
-    """Message bodies until the pipe ends."""
+    """Message bodies until the pipe closes."""
     while len(head := pipe.read(4)) == 4:
         yield pipe.read(frame_length(head))
 
 
 def to_batch(message: StepMessage, device: torch.device) -> ForwardBatch:
-    """What the rank computes; the chosen tokens are yet to come."""
+    """The batch of a step message; its `chosen` tokens are received separately."""
     return ForwardBatch(
         input_ids=torch.tensor([message.input_ids]),
         positions=torch.tensor([message.positions]),
@@ -49,14 +49,16 @@ def to_batch(message: StepMessage, device: torch.device) -> ForwardBatch:
 
 
 def read_steps(pipe: BinaryIO, steps: queue.SimpleQueue[bytes]) -> NoReturn:
-    """Hand messages on; with the pipe ends the process, whatever its main thread waits for."""
+    """Forward messages to the main thread; exit the process when the pipe closes, even if the main
+    thread is blocked.
+    """
     for body in received(pipe):
         steps.put(body)
     os._exit(ExitStatus.STOPPED)
 
 
 def main() -> NoReturn:
-    """Join, load, and compute what rank 0 says, until it ends."""
+    """Join the process group, load the model, and run the steps of rank 0 until it ends."""
     log_writer.configure()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 decides when to stop, and may have requests to finish
@@ -70,13 +72,13 @@ def main() -> NoReturn:
     except ModelError as error:
         logger.error("rank %d: %s", membership.rank, error)
         os._exit(ExitStatus.MODEL_REFUSED)
-    except BaseException:  # one of the edges, and the interpreter's own end could wait for collectives
+    except BaseException:  # an outer boundary; the interpreter's own shutdown could wait for collectives
         logger.exception("rank %d failed", membership.rank)
         os._exit(ExitStatus.FAULT)
 
 
 def compute(membership: Membership, steps: queue.SimpleQueue[bytes]) -> NoReturn:
-    """Load as rank 0 does, then take one step after the other."""
+    """Load the model as rank 0 does, then run the steps that rank 0 sends."""
     from engine.gpu.backend import DeviceBackend
     from engine.models.prepared import prepare
 

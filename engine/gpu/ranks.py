@@ -1,10 +1,10 @@
-"""Tensor parallelism: the processes of one worker, a device each, over weights that are split by transformers' own plan.
+"""Tensor parallelism: one process per device, with weights split by transformers' plan.
 
-Rank 0 is the worker itself: it schedules, and chooses the tokens. The others (`engine.gpu.rank_process`) are sent each
-step through a pipe and compute their share of it. All of them load, probe and capture alike, so that their
-collectives meet. When one ends, all do: threads watch the pipe's end and the other processes, because a main thread may
-be in a collective that nobody joins any more. For the same reason nobody leaves the group in good order: captured graphs
-hold its collectives, and waiting for those to end is how such programs hang.
+Rank 0 is the worker: it schedules and samples. It sends every step to the other ranks (`engine.gpu.rank_process`)
+through a pipe, and each rank computes its share. All ranks load, verify and capture in the same order, so that their
+collectives match. If one process ends, all end: threads watch the pipe and the other processes, because a main thread
+may be blocked in a collective. Processes exit without destroying the process group, since that would wait for captured
+collectives.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("engine")
 
 GRACE_S = 5.0
-"""How long rank 0 may go on after another one has ended, to say what it knows."""
+"""Seconds that rank 0 may go on after another rank has ended, to report the reason."""
 REFUSED_GRACE_S = 120.0
-"""The same where the other one refused the model, which rank 0 is about to do too, with a reason."""
+"""The same after a rank refused the model: rank 0 is about to refuse it too, and reports the reason."""
 LOADING = timedelta(hours=1)
-"""The longest that one rank waits for another, whose disk may be slower."""
+"""The longest time that a rank waits for another during loading; disks differ in speed."""
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -49,12 +49,14 @@ class Membership(msgspec.Struct, frozen=True):
     config: EngineConfig
     rank: int
     rendezvous: str
-    """A file that does not exist yet; whoever can open its folder can join."""
+    """The path of a file that does not exist yet. A process that can open its folder can join the group."""
     device_type: str
 
 
 class StepMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A `ForwardBatch` without whom its rows belong to; `chosen` is the number of tokens that follow on the device."""
+    """The tensors of a `ForwardBatch` without its requests. `chosen`: the number of tokens that follow
+    on the device.
+    """
 
     input_ids: list[int]
     positions: list[int]
@@ -65,10 +67,10 @@ class StepMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ranks:
-    """A process among those of its worker."""
+    """A process as a member of its worker's process group."""
 
     def __init__(self, membership: Membership) -> None:
-        """Join; waits for the others."""
+        """Join the process group; waits for the other ranks."""
         self.rank, self.count = membership.rank, membership.config.tensor_parallel_size
         self.device = torch.device(membership.device_type)
         if self.device.type == "cuda":
@@ -84,28 +86,28 @@ class Ranks:
             device_id=self.device if self.device.type == "cuda" else None,
         )
         self.serving = False
-        """Whether rank 0 sends the steps; until then every rank does the same of its own accord."""
+        """Whether rank 0 sends steps. Before that, all ranks run the same code by themselves."""
 
     def pretrained_options(self) -> dict[str, Any]:
-        """How `from_pretrained` splits the weights."""
+        """The arguments of `from_pretrained` that split the weights."""
         from transformers.distributed import DistributedConfig
 
         return {"distributed_config": DistributedConfig(tp_size=self.count, tp_plan="auto")}
 
     def least(self, number: int) -> int:
-        """The least of all ranks' numbers."""
+        """The minimum of `number` over all ranks."""
         found = torch.tensor(number, device=self.device)
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return int(found)
 
     def share(self, chosen: torch.Tensor | None) -> None:
-        """Rank 0's tokens for all, on the device."""
+        """Broadcast rank 0's tokens to all ranks, on the device."""
         if chosen is not None:
             dist.broadcast(chosen, src=0)
 
 
 class Leader(Ranks):
-    """Rank 0, which starts the others and sends them the steps."""
+    """Rank 0: starts the other ranks and sends them steps."""
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
@@ -120,7 +122,7 @@ class Leader(Ranks):
         super().__init__(Membership(config, 0, rendezvous, device.type))
 
     def send(self, batch: ForwardBatch) -> None:
-        """The others compute this step too; raises OSError when one is gone."""
+        """Send the step to the other ranks; raises OSError if one has ended."""
         message = StepMessage(
             batch.input_ids[0].tolist(),
             batch.positions[0].tolist(),
@@ -134,10 +136,10 @@ class Leader(Ranks):
             self._write(other, body)
 
     def close(self) -> None:
-        """End the others. This process is to end soon, by `os._exit`."""
+        """End the other ranks. This process must exit soon, by `os._exit`."""
         self._closing = True
         for other in self._others:
-            with suppress(OSError):  # what could not be written when it was gone already
+            with suppress(OSError):  # unsent data for a rank that had already ended
                 other.stdin.close()  # type: ignore[union-attr]
         for other in self._others:
             try:
@@ -147,7 +149,7 @@ class Leader(Ranks):
         self._folder.cleanup()
 
     def give_up(self) -> None:
-        """A step failed here that the others may be in: they are out of step with this rank, and the worker must end."""
+        """End the worker: a step failed on rank 0 while the other ranks may still run it."""
         for other in self._others:
             other.kill()
 
@@ -155,10 +157,10 @@ class Leader(Ranks):
         status = other.wait()
         if self._closing:
             return
-        logger.error("a process of this worker ended with status %d; so does the worker", status)
+        logger.error("a rank process exited with status %d; stopping the worker", status)
         time.sleep(REFUSED_GRACE_S if status == ExitStatus.MODEL_REFUSED else GRACE_S)
         self._folder.cleanup()
-        os._exit(ExitStatus.BROKEN)  # the main thread may wait for the one that is gone, where nothing interrupts it
+        os._exit(ExitStatus.BROKEN)  # the main thread may be blocked in a collective with the ended rank
 
     @staticmethod
     def _write(other: subprocess.Popen[bytes], body: bytes) -> None:

@@ -1,4 +1,5 @@
-"""Tokens chosen on the device. Rows that need more than filters go to the CPU's sampler, whose arithmetic is the same.
+"""Samples tokens on the device. Rows that need more than filters go to the CPU's sampler, which uses the same
+arithmetic.
 
 Filters in the order of `engine.sampling.sampler`: temperature, top-k, top-p, min-p, typical-p.
 """
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DeviceTokens:
-    """Tokens on their way to pinned memory of the host while the device goes on."""
+    """Tokens that are being copied to pinned host memory while the device goes on."""
 
     def __init__(self, tokens: torch.Tensor) -> None:
         self.tokens = tokens
@@ -40,7 +41,7 @@ class DeviceTokens:
 
 
 class DeviceSampler(Sampler):
-    """Chooses from logits on a device."""
+    """Samples from logits on a device."""
 
     def sample(
         self, rows: list[tuple[Request, int]], logits: torch.Tensor
@@ -52,7 +53,7 @@ class DeviceSampler(Sampler):
         return choose(logits, params, _uniforms(rows)).tolist(), [None] * len(rows)
 
     def choose_later(self, rows: list[tuple[Request, int]], logits: torch.Tensor) -> DeviceTokens | None:
-        """Not where top-p or min-p alone have to see how much a row's best candidates weigh."""
+        """None also for top-p or min-p without top-k, because the host must check that the candidates suffice."""
         params = [request.params for request, _ in rows]
         vocab = logits.shape[1]
         if any(p.logprobs is not None or adjusts(request) for p, (request, _) in zip(params, rows, strict=True)):
@@ -67,8 +68,8 @@ def _uniforms(rows: list[tuple[Request, int]]) -> list[float]:
 
 
 def choose(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> torch.Tensor:
-    """A token [B] for every row of logits [B, V]. The device is asked only whether the first candidates were enough,
-    and that only for top-p and min-p without top-k.
+    """Sample a token [B] for every row of logits [B, V]. The host waits for the device only to check whether the first
+    candidates sufficed, and only for top-p and min-p without top-k.
     """
     best = logits.argmax(-1)
     if all(p.greedy for p in params):
@@ -87,7 +88,7 @@ def choose(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[fl
         u = column(uniforms, torch.float64)
         drawn = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp_(max=vocab - 1)[:, 0]
         chosen = torch.where(greedy[:, 0], best, drawn)
-    if filtered:  # by themselves: a row's way to its token must not depend on the other rows
+    if filtered:  # separately, because a row's computation must not depend on the other rows
         index = to_device(torch.tensor(filtered), device)
         of_filtered = scaled.index_select(0, index)
         normalised = of_filtered - of_filtered.amax(-1, keepdim=True)

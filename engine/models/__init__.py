@@ -1,1 +1,1 @@
-"""From a model's files to a model that is proven to compute what transformers computes."""
+"""Loads models: from the files to a model whose logits are verified against transformers."""

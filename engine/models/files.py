@@ -1,4 +1,6 @@
-"""A model's files: found, checked and read before any weight is loaded. Safetensors only, and never code of the model's."""
+"""Finds, checks and reads a model's files before any weight is loaded. Safetensors only; never runs
+code of the model.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ HUB_FILES = [
 
 
 class ModelError(Exception):
-    """The model cannot be served; the text says why, for an operator to read."""
+    """The model cannot be served; the text is the reason, for the operator."""
 
 
 def locate(source: str) -> Path:
@@ -64,7 +66,7 @@ def read_json(path: Path, kind: type[Json] = dict) -> Json:  # type: ignore[assi
 
 
 def makes_embeddings(directory: Path) -> bool:
-    """Whether the model is one for embeddings: sentence-transformers wrote it, or it has no head to continue text with."""
+    """Whether this is an embedding model: sentence-transformers wrote it, or it has no language-model head."""
     if (directory / "modules.json").is_file():
         return True
     names = _config(directory).get("architectures")
@@ -78,14 +80,14 @@ def makes_embeddings(directory: Path) -> bool:
 
 
 def check_causal(directory: Path) -> None:
-    """The architecture continues text, as far as its name says."""
+    """Raise ModelError unless transformers lists the architecture as a causal language model."""
     model_type = _config(directory).get("model_type")
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelError(f"the architecture {model_type!r} is not a causal language model that transformers knows")
 
 
 def read_config(directory: Path) -> Any:
-    """config.json as transformers' own class, without remote code."""
+    """config.json as transformers' configuration class, without remote code; raises ModelError."""
     try:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -93,7 +95,9 @@ def read_config(directory: Path) -> Any:
 
 
 def check_weights(directory: Path) -> None:
-    """Only safetensors, every shard there, every header consistent with its file's length."""
+    """Raise ModelError unless the weights are safetensors, every shard exists, and each header fits its
+    file's length.
+    """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -121,7 +125,7 @@ def check_weights(directory: Path) -> None:
 
 
 def max_model_len(hf_config: Any, wanted: int) -> int:
-    """The longest sequence: the model's own limit, or `wanted` where that is less.
+    """The longest sequence in tokens: the model's own limit, or `wanted` (0: none) if that is less.
 
     Rotary embeddings that change with the length of the call ("dynamic", "longrope") would let sequences of one
     batch disturb each other, so such models stop at the length where the change begins.
@@ -139,7 +143,7 @@ def max_model_len(hf_config: Any, wanted: int) -> int:
 
 
 def tokenizer_file(directory: Path, cache_dir: str) -> Path:
-    """tokenizer.json, or one that transformers makes of older files."""
+    """The path of tokenizer.json, or of one that transformers converts from older files."""
     if (directory / "tokenizer.json").is_file():
         try:
             FastTokenizer.from_file(str(directory / "tokenizer.json"))
@@ -153,14 +157,16 @@ def tokenizer_file(directory: Path, cache_dir: str) -> Path:
         raise ModelError(f"there is no tokenizer that can be used: {error}") from error
     target = Path(cache_dir or tempfile.mkdtemp(prefix="dragoman-")) / f"{directory.name}-tokenizer.json"
     content = backend.to_str().encode()
-    # A worker that replaces another finds it there, and needs no room on a disk that may be full by now.
+    # A restarted worker finds the converted file, and needs no space on a disk that may be full by then.
     if not target.is_file() or target.read_bytes() != content:
         target.write_bytes(content)
     return target
 
 
 def sampling_defaults(directory: Path) -> dict[str, float]:
-    """What generation_config.json itself sets; transformers' own defaults are not the model's."""
+    """The sampling parameters that generation_config.json sets explicitly; transformers' defaults are
+    not the model's.
+    """
     path = directory / "generation_config.json"
     if not path.is_file():
         return {}

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def plain_forward(model: PreTrainedModel) -> Forward:
-    """Transformers' own forward pass. A family that computes logits of all rows at once has the others dropped."""
+    """The forward pass of transformers. For families that compute the logits of all rows, the unwanted ones are
+    dropped.
+    """
     selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def forward(ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Lengths and positions at which a model begins to compute something else, lowered so that short prompts pass them.
+"""Lowers the lengths at which a model changes its computation, so that short prompts can test them.
 
-Windows, chunks, the length before rope scaling, the floor of a temperature: most real ones are too long to compute at
-a start. They stand in the configuration, which modules read as they run, and in the modules' own attributes.
+Such lengths are windows, chunks, the original length of rope scaling, and the floor of a temperature; most real ones
+are too long to compute when a worker starts. They are set in the configuration and in module attributes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LOWERED = 6
-"""What every limit becomes."""
+"""The value, in tokens, that every limit is lowered to."""
 LENGTHS = re.compile(
     r"(?!.*(layer|pattern|num_|feed_forward))"
     r".*(window|chunk|floor_scale|floor_len|original_max_|local_attention|attention_span|attention_context|max_attention)"
 )
-"""Names of tokens' counts at which a computation changes, not those of layers."""
+"""Names of numbers of tokens (not of layers) at which a computation changes."""
 STRENGTHS = re.compile(r"(llama_4_scaling_beta|attn_scale|.*temperature_(scale|beta))$")
-"""How much a computation changes there; raised to 1, so that rounding does not hide it."""
+"""Names of the strengths of such changes; set to 1 in the test, so that rounding does not hide the change."""
 BY_CALL = {"dynamic", "longrope"}
 """Rotary embeddings that change with the longest sequence of a call; the engine stops short of that length."""
 
 
 @contextmanager
 def lowered(model: PreTrainedModel, longest: int) -> Iterator[dict[str, int]]:
-    """Lower the limits of at most `longest` tokens inside the block; gives their names and real values."""
+    """Lower the limits of at most `longest` tokens inside the block; yields their names and real values."""
     found: dict[str, int] = {}
     changed: list[tuple[Any, str, Any]] = []
     try:
@@ -54,7 +54,7 @@ def lowered(model: PreTrainedModel, longest: int) -> Iterator[dict[str, int]]:
 
 
 def named_lengths(model: PreTrainedModel) -> list[int]:
-    """All numbers of tokens that the configuration names."""
+    """All numbers of tokens in the configuration."""
     numbers: set[int] = set()
     for place in _configs(model):
         held = place if isinstance(place, dict) else vars(place)
@@ -72,7 +72,7 @@ def _put(place: Any, name: str, value: Any, changed: list[tuple[Any, str, Any]])
         place[name] = value
     else:
         changed.append((place, name, vars(place)[name]))
-        vars(place)[name] = value  # not by setattr, which some configurations answer with checks of other fields
+        vars(place)[name] = value  # not by setattr, with which some configurations check other fields
 
 
 def _changes_by_call(place: Any) -> bool:

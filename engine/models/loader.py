@@ -1,4 +1,4 @@
-"""Load a causal LM so that it can be trusted: from safetensors alone, complete, and proven on the paged path.
+"""Loads a causal LM: safetensors only, all weights present, and verified on the paged path.
 
 Every refusal is a `ModelError` that names what is wrong; nothing here touches a request.
 """
@@ -43,7 +43,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model that passed the probe, with what the rest of the engine needs to know of it."""
+    """A verified model, and the facts about it that the engine needs."""
 
     forward: Forward
     architecture: str
@@ -57,11 +57,11 @@ class LoadedModel:
     eos_token_ids: list[int]
     sampling_defaults: dict[str, float]
     rounding: str | None
-    """Why a sequence's numbers may be rounded otherwise in another batch; None: they are the same, to the bit."""
+    """Why results are not batch-invariant (bitwise equal in any batch); None if they are."""
 
 
 def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
-    """Find, check, load, pack and probe the model; raises ModelError with the reason when any of it fails."""
+    """Find, check, load, pack and verify the model; raises ModelError with the reason if any of it fails."""
     directory = locate(config.model)
     check_causal(directory)
     hf_config = read_config(directory)
@@ -72,10 +72,10 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
     limit = max_model_len(hf_config, config.max_model_len)
     text_config = hf_config.get_text_config()
     vocab_size = int(text_config.vocab_size)
-    progress.begin("proving the model")
+    progress.begin("verifying the model")
     try:
-        # Should the process end in what follows, this is the last that its log says of it.
-        logger.info("proving %s", type(model).__name__)
+        # If the process crashes during verification, this is the last line of its log.
+        logger.info("verifying %s", type(model).__name__)
         proof = Proof(model, int(text_config.num_hidden_layers), vocab_size, limit)
         attention.install()
         model.set_attn_implementation(attention.NAME)
@@ -108,7 +108,7 @@ def _forward(
     dtype: torch.dtype,
     tolerance: float,
 ) -> tuple[Forward, list[AdapterLayer]]:
-    """The backend's fastest way to run the model that passes the proof, and the layers that take adapters."""
+    """The backend's fastest forward function that passes verification, and the layers that take adapters."""
     *faster, last = backend.candidates(model, proof.specs)
     for candidate in faster:
         try:
@@ -127,7 +127,9 @@ def _forward(
 def from_pretrained(
     auto: Any, directory: Path, dtype: torch.dtype, unused: str | None = None, **options: Any
 ) -> PreTrainedModel:
-    """The model by transformers' class `auto`, all its weights there but those whose names begin with `unused`."""
+    """Load the model with transformers' class `auto`. Raises ModelError if a weight is missing, except those whose
+    names begin with `unused`.
+    """
     try:
         model, report = auto.from_pretrained(
             directory,

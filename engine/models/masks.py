@@ -1,8 +1,8 @@
-"""Which keys a layer's queries may see, read from the masks that transformers itself makes for that layer.
+"""Derives a layer's window from the masks that transformers builds for that layer.
 
-The kernels know two masks: causal, and causal within a window. A layer may be told of its window, or the window may
-stand in its mask alone, so the mask is what counts. transformers describes most masks by a function of two indices,
-which is asked at every distance that the longest sequence has; nothing of that length is computed for it.
+The kernels support two masks: causal, and causal within a window. The window may be an argument or only in the mask, so
+the mask decides. transformers describes most masks by a function of two indices, which is called for every distance in
+the longest sequence; no computation of that length is needed.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Callable
 import torch
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""transformers' own: (batch, head, query, key) indices -> whether the query sees the key."""
+"""A mask function of transformers: (batch, head, query, key) indices -> whether the query sees the key."""
 
 BLOCKED = -1e4
-"""A number added to a score that is less than this hides the key."""
+"""A number below this, added to a score, hides the key."""
 NEAR = 33
-"""So many keys are looked at one by one at each end of what a query sees."""
+"""The number of keys that are checked one by one at each end of a query's visible range."""
 
 
 class MaskError(Exception):
-    """The mask is none that the kernels know; the text says what it does."""
+    """The kernels do not support the mask; the text describes it."""
 
 
 def window_of_function(function: MaskFunction, length: int) -> int | None:
-    """The window within sequences of up to `length` tokens, None where all earlier keys are seen; raises MaskError.
+    """The window in sequences of up to `length` tokens, None if all earlier keys are seen; raises MaskError.
 
-    TypeError, IndexError or RuntimeError come from functions that are not made of indices alone.
+    Functions that depend on more than the indices raise TypeError, IndexError or RuntimeError.
     """
     last = length - 1
     window = _window(_sees(function, torch.tensor([last]), torch.arange(length + 1))[0], last)
@@ -46,7 +46,7 @@ def window_of_function(function: MaskFunction, length: int) -> int | None:
 
 
 def window_of_tensor(mask: torch.Tensor) -> int | None:
-    """The same of a mask [1, 1 or heads, T, T]: True where a key is seen, or a number that is added to the score."""
+    """The window of a mask [1, 1 or heads, T, T]: True where a key is seen, or a number that is added to the score."""
     if mask.dtype == torch.bool:
         seen = mask
     else:
@@ -72,7 +72,7 @@ def window_of_tensor(mask: torch.Tensor) -> int | None:
 
 
 def _window(seen: torch.Tensor, query: int) -> int | None:
-    """Of what one query sees [keys]; the last key is seen by itself at least."""
+    """The window of the keys [keys] that one query sees; every query sees at least its own key."""
     if bool(seen[query + 1 :].any()):
         raise MaskError("sees tokens that come later (bidirectional attention)")
     keys = seen[: query + 1].nonzero().flatten()
@@ -82,14 +82,14 @@ def _window(seen: torch.Tensor, query: int) -> int | None:
 
 
 def _sees(function: MaskFunction, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """[queries, keys] bool."""
+    """Whether each query sees each key: [queries, keys] bool."""
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
     seen = function(zero, zero, queries[None, None, :, None], keys[None, None, None])
     return seen.expand(1, 1, len(queries), len(keys))[0, 0]
 
 
 def _description(function: MaskFunction, length: int) -> str:
-    """What a mask does that is neither causal nor a window."""
+    """Describe a mask that is neither causal nor a window."""
     hidden = (~_sees(function, torch.arange(length), torch.zeros(1, dtype=torch.int64))[:, 0]).nonzero().flatten()
     size = int(hidden[0]) if len(hidden) else length
     chunks = size < length and all(

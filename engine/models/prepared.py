@@ -1,4 +1,4 @@
-"""A model with its cache, warmed up: what every process does alike that computes a model, before there are requests."""
+"""Prepares a model for requests: loads it, allocates its KV cache and warms up. Every rank runs the same code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model that is ready to run: `longest` is the longest sequence that its cache can hold."""
+    """A loaded model with its KV cache. `longest`: the longest sequence that the cache can hold, in tokens."""
 
     loaded: LoadedModel
     cache: Any
@@ -26,7 +26,7 @@ class Prepared:
 
 
 def prepare(config: EngineConfig, backend: Backend) -> Prepared:
-    """Load the model and make its cache, which every process that computes the model does alike; raises ModelError."""
+    """Load the model and allocate its KV cache. Every rank runs the same code. Raises ModelError."""
     loaded = load_model(config, backend)
     progress.begin("making the KV cache")
     limit = config.max_num_seqs * -(-loaded.max_model_len // config.block_size)

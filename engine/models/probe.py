@@ -1,8 +1,9 @@
-"""Proof that a model gives the same logits on the paged path as in transformers' own. It decides nothing by name.
+"""Verifies that a model's logits on the paged path equal those of transformers' forward pass. No model is accepted by
+name.
 
-What a model computes may depend on how long a sequence is, on a token's position, and, where it should not, on its row
-in the step. So prompts are computed in ragged chunks over scattered blocks, once as they are, once with positions from
-all of the range that is served, and once more with every limit lowered that the configuration names.
+A model's computation may depend on the length of a sequence, on a token's position and, by mistake, on its row in the
+step. So prompts are computed in ragged chunks over scattered blocks: once as they are, once with positions from the
+whole served range, and once with every limit of the configuration lowered.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ BLOCK_SIZE = 4
 PLAIN_TOKENS = 23
 LOWERED_TOKENS = (38, 19)
 CHUNKS = (9, 13, 17)
-"""Rows of a prompt in a step, again and again; its last token has a step without other tokens of the prompt."""
+"""Rows of a prompt in successive steps, repeated; its last token is computed without other tokens of the prompt."""
 
 
 @dataclass(slots=True)
 class Prompt:
-    """Token ids, and a position for each."""
+    """A prompt: token ids, and a position for each."""
 
     ids: list[int]
     positions: list[int]
     expected: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
-    """[tokens, V] float32: transformers' own logits."""
+    """[tokens, V] float32: the reference logits of transformers."""
 
 
 @dataclass(slots=True)
 class Case:
-    """Prompts that share steps, with the layers as they were recorded, and the limits that were lowered for it."""
+    """Prompts that share steps, the layers as recorded for them, and the limits that were lowered."""
 
     prompts: list[Prompt]
     specs: list[AttentionSpec]
@@ -61,10 +62,10 @@ class Case:
 
 
 class Proof:
-    """What transformers' own forward pass gives, taken before the model is changed, to be compared with any other."""
+    """Reference logits of transformers' forward pass, computed before the model is modified."""
 
     def __init__(self, model: PreTrainedModel, num_layers: int, vocab_size: int, longest: int) -> None:
-        """`longest` is the longest sequence that will be served. Raises ProbeError where the layers are none to serve."""
+        """`longest`: the longest sequence that will be served. Raises ProbeError if a layer is not supported."""
         self._model, self._longest = model, longest
         generator = torch.Generator().manual_seed(0)
 
@@ -80,7 +81,7 @@ class Proof:
             with lowered(model, longest) as limits:
                 if limits:
                     _compute(model, short)
-        except ProbeError as error:  # what the layers do says more than the error of a model that takes no positions
+        except ProbeError as error:  # a layer's failure is more useful than the error of a model without positions
             failure = error
         record.install()
         model.set_attn_implementation(record.NAME)
@@ -103,7 +104,7 @@ class Proof:
                     raise ProbeError(self._reason(case, number, difference, tolerance))
 
     def _spread(self) -> list[int]:
-        """Positions over all of the range, dense at its begin and around every length that the configuration names."""
+        """Positions over the served range, dense at its start and around every length in the configuration."""
         marks = {*range(6), *(2**n for n in range(self._longest.bit_length())), self._longest - 2, self._longest - 1}
         for length in named_lengths(self._model):
             marks |= {length - 1, length, length + 1, 2 * length}
@@ -126,23 +127,23 @@ class Proof:
 
 @torch.inference_mode()
 def _compute(model: PreTrainedModel, prompts: list[Prompt]) -> None:
-    """Fill in what transformers' own forward pass gives."""
+    """Compute the prompts' reference logits with transformers' forward pass."""
     for prompt in prompts:
         ids = torch.tensor([prompt.ids], device=model.device)
         options = {}
         if prompt.positions != [*range(len(prompt.ids))]:
-            # The mask says that all is one sequence, which gaps between positions would else contradict.
+            # The mask marks one sequence; without it, gaps between positions would look like several.
             positions = torch.tensor([prompt.positions], device=model.device)
             options = {"position_ids": positions, "attention_mask": torch.ones_like(ids)}
         try:
             prompt.expected = model(input_ids=ids, use_cache=False, **options).logits[0].float().cpu()
-        except Exception as error:  # any family may fail in its own way; the reason goes to the operator
+        except Exception as error:  # model families fail in different ways; the reason goes to the operator
             raise ProbeError(f"its forward pass fails ({type(error).__name__}: {error})") from error
 
 
 @torch.inference_mode()
 def _run(backend: Backend, forward: Forward, case: Case, dtype: torch.dtype) -> list[torch.Tensor]:
-    """The logits [tokens, V] of every prompt, by way of a paged cache."""
+    """The logits [tokens, V] of every prompt, computed over a paged cache."""
     num_blocks = 2 + sum(-(-len(prompt.ids) // BLOCK_SIZE) for prompt in case.prompts)
     pool = BlockPool(num_blocks, BLOCK_SIZE, prefix_caching=False)
     cache = backend.new_cache(case.specs, num_blocks, BLOCK_SIZE, dtype)
@@ -167,7 +168,7 @@ def _run(backend: Backend, forward: Forward, case: Case, dtype: torch.dtype) -> 
 
 
 def _steps(requests: list[Request]) -> Iterator[list[tuple[Request, int]]]:
-    """What each step computes of each prompt."""
+    """The steps: (request, number of its tokens) for each prompt in the step."""
     number = 0
     while any(request.num_computed_tokens < len(request.token_ids) for request in requests):
         step = []
@@ -180,7 +181,7 @@ def _steps(requests: list[Request]) -> Iterator[list[tuple[Request, int]]]:
 
 
 def _place(batch: ForwardBatch, case: Case, step: list[tuple[Request, int]]) -> None:
-    """Give the batch the prompts' positions, and ask for the logits of all their rows, the last first."""
+    """Set the prompts' positions in the batch, and request the logits of all their rows, the last first."""
     positions = [
         position
         for request, count in step
@@ -193,10 +194,10 @@ def _place(batch: ForwardBatch, case: Case, step: list[tuple[Request, int]]) -> 
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor, exact: bool) -> float:
-    """The greatest error of any logit, by the greatest logit.
+    """The largest absolute logit error relative to the largest logit: over all tokens if `exact`.
 
-    Where numbers are rounded, a token now and then goes to another expert, so what counts is what most tokens have, and
-    what both of the last ones have, behind which all limits lie.
+    In low precision a mixture-of-experts router may pick another expert for a token. So the result is then the maximum of
+    the median over tokens and the smaller error of the last two tokens, which are beyond all limits.
     """
     errors = (found - expected).abs().amax(1) / expected.abs().max().clamp_min(1e-6)
     if bool(errors.isnan().any()):

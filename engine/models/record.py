@@ -1,7 +1,7 @@
-"""How a model's layers call attention, seen in one forward pass; what the paged path cannot do is refused here by name.
+"""Records how each layer calls attention in one forward pass, and refuses what the paged path cannot compute.
 
-The pass runs under a name of its own, for which transformers makes masks; what it computes is of no interest, so
-attention answers with zeros.
+The pass uses a separate attention name, for which transformers builds masks; attention returns zeros, because the
+result is not used.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from engine.shapes import AttentionSpec
 
 NAME = "paged-recorded"
 ROWS = 24
-"""Of the recorded pass: no power of two, and no number of heads or of a head's numbers that is usual."""
+"""Rows of the recorded pass; not a power of two, and not a usual number of heads or head size."""
 NO_CHANGE = {
     "cache_position", "dropout", "output_attentions", "output_hidden_states", "past_key_values",
     "position_embeddings", "position_ids", "return_dict", "sliding_window", "use_cache", "is_causal", "cu_seq_lens_q",
     "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic", "logits_to_keep", "output_router_logits",
 }  # fmt: skip
-"""What a layer may tell its attention that does not change the result, or that is looked at by itself."""
+"""Keyword arguments of attention that do not change the result, or that are checked separately."""
 MEANINGS = {
     "indices": "which keys each token sees, chosen by an indexer",
     "position_bias": "what is added to its scores by position",
@@ -34,15 +34,15 @@ MEANINGS = {
 STATE = (
     "mamba", "mixer", "delta", "conv", "recurrent", "rwkv", "ssm", "linearattention", "lightning", "lstm", "rglru", "cca",
 )  # fmt: skip
-"""Parts of the names of modules that keep state beside keys and values."""
+"""Parts of the names of modules that keep state besides keys and values."""
 
 
 class ProbeError(Exception):
-    """The model does not behave on the paged path; the text says how."""
+    """The model cannot be served on the paged path; the text says why."""
 
 
 class Recorder:
-    """The layers' calls of one forward pass of `ROWS` rows, and the masks that were made for it."""
+    """The layers' attention calls in one forward pass of `ROWS` rows, and the masks that were built for it."""
 
     def __init__(self, num_layers: int, longest: int) -> None:
         self.specs: dict[int, AttentionSpec] = {}
@@ -51,7 +51,7 @@ class Recorder:
         self._windows: dict[int, int | None] = {}
 
     def make_mask(self, **options: Any) -> torch.Tensor:
-        """As transformers' mask functions; notes which function of indices the mask comes from."""
+        """The interface of transformers' mask functions; records from which function of indices the mask is built."""
         mask: torch.Tensor = eager_mask(**options)
         self._masks.append((mask, options["mask_function"]))
         return mask
@@ -65,7 +65,9 @@ class Recorder:
         mask: torch.Tensor | None,
         options: dict[str, Any],
     ) -> None:
-        """One layer's call: query [1, H, T, D], key and value [1, HK, T, D]; raises ProbeError where it is not possible."""
+        """Record one layer's call: query [1, H, T, D], key and value [1, HK, T, D]; raises ProbeError if it is
+        unsupported.
+        """
         layer = getattr(module, "layer_idx", None)
         if type(layer) is not int or not 0 <= layer < self._layers:
             raise ProbeError(
@@ -101,7 +103,7 @@ class Recorder:
         )
 
     def _window(self, module: torch.nn.Module, mask: torch.Tensor | None, options: dict[str, Any]) -> int | None:
-        """What the layer's mask says; where it has none, what its attention is given."""
+        """The window of the layer's mask; without a mask, the window argument of its attention call."""
         if mask is None:
             causal = options.get("is_causal")
             if not (getattr(module, "is_causal", True) if causal is None else causal):
@@ -113,11 +115,11 @@ class Recorder:
                 if id(made) not in self._windows:
                     try:
                         self._windows[id(made)] = window_of_function(function, self._longest)
-                    except (TypeError, IndexError, RuntimeError):  # not of indices alone: what the tensor says must do
+                    except (TypeError, IndexError, RuntimeError):  # depends on more than indices: use the mask tensor
                         self._windows[id(made)] = window_of_tensor(mask)
                 return self._windows[id(made)]
         within = window_of_tensor(mask)
-        if within is None:  # a mask of the model's own, longer than what was recorded
+        if within is None:  # the model's own mask, for sequences longer than the recorded one
             window = options.get("sliding_window")
             return window if window is not None and window >= ROWS else None
         return within
@@ -155,8 +157,8 @@ def install() -> None:
 
 @torch.inference_mode()
 def record_layers(model: PreTrainedModel, num_layers: int, longest: int) -> list[AttentionSpec]:
-    """One recorded forward pass: every decoder layer must call attention exactly once, as layer 0..n-1, in a way that
-    the kernels can answer for sequences of up to `longest` tokens; raises ProbeError. The model's attention must be NAME.
+    """Record one forward pass; the model's attention must be NAME. Raises ProbeError unless every decoder layer calls
+    attention exactly once, as layer 0..n-1, in a way that the kernels support for sequences of up to `longest` tokens.
     """
     global _recorder
     _recorder = recorder = Recorder(num_layers, longest)
@@ -188,13 +190,13 @@ def record_layers(model: PreTrainedModel, num_layers: int, longest: int) -> list
 
 
 def _kept_tokens(model: PreTrainedModel, num_layers: int) -> list[int | None]:
-    """How many tokens of each layer transformers' own cache keeps; None where all of them."""
+    """The number of tokens that transformers' cache keeps in each layer; None: all."""
     layers = DynamicCache(config=model.config).layers[:num_layers]
     return [int(layer.sliding_window) if getattr(layer, "is_sliding", False) else None for layer in layers]
 
 
 def stateful_modules(model: PreTrainedModel) -> list[str]:
-    """Names of the model's modules that keep state beside keys and values, as far as names tell."""
+    """Modules that keep state besides keys and values, recognised by their names."""
     family = re.split("For|LMHead|Model", type(model).__name__)[0]
     names = {
         type(module).__name__
