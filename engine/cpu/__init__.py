@@ -1,1 +1,1 @@
-"""What is the CPU's own: layers, forward pass, attention, KV cache and the kernels behind them."""
+"""The CPU backend: layers, forward pass, attention, KV cache and their kernels."""

@@ -1,4 +1,4 @@
-"""One forward pass's attention over the CPU's KV cache."""
+"""The attention of one forward pass over the CPU's KV cache."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PagedAttention:
         options: Options,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Raises ShapeError where the call is not the one that was recorded."""
+        """Raises ShapeError if the call differs from the recorded one."""
         spec = self.cache.spec(layer)
         if not known():
             spec.check(layer, query, key, value, len(self.slots))

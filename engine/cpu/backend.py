@@ -1,4 +1,4 @@
-"""The CPU as the engine's backend: our own kernels over packed weights."""
+"""The CPU backend: its own kernels over packed weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class CpuBackend:
-    """Our own kernels over packed weights."""
+    """The backend of CPUs."""
 
     device = torch.device("cpu")
     computes_drafts = True
@@ -41,19 +41,19 @@ class CpuBackend:
         self._config, self.quantization = config, quantization
 
     def default_dtype(self) -> torch.dtype:
-        """bfloat16 where the CPU multiplies it: where it has to widen it first, float32 products are faster."""
+        """bfloat16 if the CPU multiplies it natively, else float32, which is faster than widening bfloat16 first."""
         return torch.bfloat16 if has_bf16_dot() or has_amx() else torch.float32
 
     def rounding(self, forward: Forward) -> str | None:
-        """All of it decided by which kernels run."""
+        """The result depends on which kernels run."""
         if not isinstance(forward, FusedDecoder):
             return "layers of transformers run between our kernels, and torch rounds as it likes there"
         return "products of many rows go to AMX, those of few do not" if forward.uses_tiles else None
 
     def _share_torch(self, forward: Forward, rows: int) -> None:
-        """Choose torch's own threads for a step: one, but for many rows in operations that are not our kernels.
+        """Set torch's thread count for a step: one, unless many rows go through torch's own operations.
 
-        They wait for each other at the end of every operation, and while they do they keep our helpers' cores.
+        OpenMP threads spin at the end of every operation, and would take cores from the kernel pool.
         """
         ours = isinstance(forward, FusedDecoder) and not has_amx()
         torch.set_num_threads(1 if ours or rows <= MAX_ROWS or crowded() else num_threads())
@@ -62,7 +62,7 @@ class CpuBackend:
         return {}
 
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
-        """The flat forward where the structure allows it, then transformers' own over packed layers."""
+        """The fused forward pass, if the model's structure allows it, then transformers' own over packed layers."""
         layers_of = None if self.quantization is None else self.quantization.layers("cpu", self.device)
 
         def fused() -> tuple[Forward, list[AdapterLayer]]:
@@ -94,13 +94,13 @@ class CpuBackend:
             return forward(fill_in(batch.input_ids, batch.chosen), batch.positions, rows)
 
     def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: KVCache, max_model_len: int) -> None:
-        """The probe has run every kernel."""
+        """Do nothing: verification has run every kernel."""
 
     def sampler(self, eos_token_ids: list[int]) -> Sampler:
         return Sampler(eos_token_ids)
 
     def serve(self) -> None:
-        """Nothing changes."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: this backend starts no processes."""

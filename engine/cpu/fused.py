@@ -3,8 +3,8 @@
 transformers' layers cost several milliseconds a step in plumbing and small operations. Decoders whose layers are
 `norm, q/k/v, rotary, attention, o, norm, gate/up, down` (Llama, Mistral, Qwen2, Qwen3, SmolLM and the like) run here
 with one product for q, k and v, one for gate and up, and fused norms. Everything else runs transformers' own forward.
-Whether a model may run here is decided by its structure, by the names that its own code uses, of which every one must be
-known here, and then by the probe, which compares the logits.
+A model runs here if its structure is supported, if every name that its own code uses is known here, and if verification
+finds equal logits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Layer:
 
 @dataclass(slots=True)
 class _Workspace:
-    """What a step's layers write to, row by row: the residual stream [T, *] float32 and the rest in the model's type."""
+    """The buffers of a step's layers, by row: the residual stream [T, *] in float32, the others in the model's type."""
 
     residual: torch.Tensor
     normed: torch.Tensor
@@ -82,7 +82,7 @@ class FusedDecoder:
     def __init__(
         self, model: PreTrainedModel, specs: list[AttentionSpec], quantized: QuantizedLayers | None = None
     ) -> None:
-        """Take the weights over, those of the layers as `quantized` keeps them; raises ValueError when the model has another structure.
+        """Take over the model's weights, the layers' quantized by `quantized`; raises ValueError for other structures.
 
         The scale of each layer is the one that its own code passed to the recorded attention call.
         """
@@ -102,7 +102,9 @@ class FusedDecoder:
             self._layer(layer, spec, i) for i, (layer, spec) in enumerate(zip(decoder.layers, specs, strict=True))
         ]
         self.embed = decoder.embed_tokens
-        head = make_linear(model.lm_head.weight, model.lm_head.bias, [])  # sees the sampled rows alone
+        head = make_linear(
+            model.lm_head.weight, model.lm_head.bias, []
+        )  # without adapters: it sees only the sampled rows
         if not isinstance(head, PanelLinear):
             raise ValueError("an output layer of another kind")
         self.head = head
@@ -111,7 +113,9 @@ class FusedDecoder:
         self._space: _Workspace | None = None
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, logits_rows: torch.Tensor) -> torch.Tensor:
-        """Ids and positions [1, T] int64, rows [L] int64 -> logits [L, V] float32. Attention goes to the current context."""
+        """Ids and positions [1, T] int64, rows [L] int64 -> logits [L, V] float32. The current context computes
+        attention.
+        """
         embedded = self.embed(input_ids)[0]
         rows, hidden = embedded.shape
         heads, kv_heads, dim = self.heads, self.kv_heads, self.head_dim
@@ -142,17 +146,17 @@ class FusedDecoder:
 
     @property
     def lora_layers(self) -> list[LoraLayer]:
-        """What adapters may be put into."""
+        """The layers that take adapters."""
         return lora_layers(part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate, layer.down))
 
     @property
     def uses_tiles(self) -> bool:
-        """Whether products of many rows go to AMX, where they are summed in another order than those of few."""
+        """Whether products of many rows use AMX, which sums in another order than the kernels for few rows."""
         parts = [part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate, layer.down)]
         return any(isinstance(part, TileLinear | TileGate) for part in (*parts, self.head))
 
     def _workspace(self, rows: int) -> _Workspace:
-        """The first `rows` rows of what the layers write to; one allocation serves all steps."""
+        """The first `rows` rows of the layers' buffers, which are allocated once for all steps."""
         if self._space is None or self._space.residual.shape[0] < rows:
             layer, dtype = self.layers[0], self.embed.weight.dtype
             self._space = _Workspace(
@@ -223,7 +227,7 @@ class FusedDecoder:
 
 
 def _parts(prefix: str, **linears: Any) -> list[tuple[str, int]]:
-    """The model's own layers by their path, with their outputs."""
+    """(path, outputs) of the model's layers."""
     return [(prefix + name, linear.out_features) for name, linear in linears.items()]
 
 
@@ -236,16 +240,17 @@ def _norm(module: Any) -> tuple[torch.Tensor, float]:
 
 
 def _require(module: Any, parts: set[str], optional: bool = False) -> None:
-    """The module has these children and no others (or only some of them, where `optional`)."""
+    """Raise ValueError unless the module's children are exactly `parts`, or a subset of them if `optional`."""
     found = {name for name, _ in module.named_children()}
     if not (found <= parts if optional else found == parts):
         raise ValueError(f"unexpected parts: {sorted(found ^ parts)}")
 
 
 def _require_code(function: Any, names: set[str]) -> None:
-    """The function refers to these names alone, and to numbers that only count dimensions.
+    """Raise ValueError if the function refers to other names than these, or to numbers that do not just count
+    dimensions.
 
-    What else it refers to (a multiplier, a scale by position, a clip) would be left out here.
+    Anything else (a multiplier, a scale by position, a clip) would be missing in the fused forward pass.
     """
     plain = inspect.unwrap(function) if callable(function) else None
     if not inspect.isfunction(plain):

@@ -1,4 +1,4 @@
-"""The keys and values of all sequences, in blocks. It stores and measures; who owns which block is the pool's business."""
+"""The paged KV cache on the CPU. It stores the tensors; `BlockPool` tracks which request owns which block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def whole_vectors(count: int) -> int:
 
 
 def block_bytes(specs: list[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block takes over all layers."""
+    """Bytes of one block over all layers."""
     lanes = whole_vectors(block_size)
     return sum(
         s.num_kv_heads * (s.key_dim * lanes + block_size * whole_vectors(s.value_dim)) * dtype.itemsize for s in specs
@@ -26,9 +26,10 @@ def block_bytes(specs: list[AttentionSpec], block_size: int, dtype: torch.dtype)
 
 
 def default_num_blocks(bytes_per_block: int, requested_bytes: int, max_blocks: int) -> int:
-    """How many blocks to make: `requested_bytes` worth, or by default 30 % of the free memory, 4 GiB at most.
+    """The number of blocks that fit into `requested_bytes`, or by default (0) into 30 % of the free memory, at most 4
+    GiB.
 
-    Never more than `max_blocks`, what the largest batch of the longest sequences can fill.
+    Never more than `max_blocks`, which the largest batch of the longest sequences can fill.
     """
     budget = requested_bytes or min(int(psutil.virtual_memory().available * 0.3), MAX_DEFAULT_BYTES)
     return max(2, min(max(budget, MIN_BYTES) // bytes_per_block, max_blocks + 1))
@@ -38,7 +39,8 @@ class KVCache:
     """Per layer the keys `[blocks, heads, key_dim, lanes]` and the values `[blocks, heads, block_size, width]`.
 
     `lanes` is the block size and `width` the value dim, each rounded up to whole vectors; slot = block * block_size +
-    offset. Keys lie transposed because one vector then holds one component of 16 keys (engine/cpu/kernels/attention.py).
+    offset. Keys lie transposed because one vector then holds one component of 16 keys
+    (engine/cpu/kernels/attention.py).
     """
 
     def __init__(self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
@@ -47,7 +49,7 @@ class KVCache:
         self.checked: set[tuple[int, int]] = set()
         """(rows, rows of logits) of flat forward passes over this cache whose calls the kernels' checks have seen."""
         self.lanes = whole_vectors(block_size)
-        # Written once, so that the memory is taken now and not while serving.
+        # Written once, so that the kernel allocates the memory now and not while serving.
         self.keys = [torch.empty(num_blocks, s.num_kv_heads, s.key_dim, self.lanes, dtype=dtype).zero_() for s in specs]
         self.values = [
             torch.empty(num_blocks, s.num_kv_heads, block_size, whole_vectors(s.value_dim), dtype=dtype).zero_()
@@ -55,5 +57,5 @@ class KVCache:
         ]
 
     def spec(self, layer: int) -> AttentionSpec:
-        """A layer's; raises ShapeError for a layer that there is not."""
+        """The spec of layer `layer`; raises ShapeError for an unknown layer."""
         return spec_of(self._specs, layer)

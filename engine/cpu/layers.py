@@ -1,4 +1,6 @@
-"""Linear layers with weights packed for the CPU. Replaces `nn.Linear` and GPT-2's `Conv1D`; changes no result but rounding."""
+"""Linear layers with weights packed for the CPU. Replaces `nn.Linear` and GPT-2's `Conv1D`; changes no result but
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +26,26 @@ if TYPE_CHECKING:
 
 
 def has_amx() -> bool:
-    """Whether oneDNN multiplies bfloat16 in tiles here: several times the speed of vectors, from some rows on."""
+    """Whether oneDNN multiplies bfloat16 by AMX on this CPU, which is several times faster than vectors
+    for many rows.
+    """
     supported: bool = torch.cpu._is_amx_tile_supported()
     return bool(supported and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"))
 
 
 def many_rows(x: torch.Tensor) -> bool:
-    """Whether AMX is worth it: for fewer rows the kernel reads the weight once, and nothing but memory counts."""
+    """Whether x has enough rows for AMX; with fewer rows the product is bound by reading the weight."""
     return bool(x.shape[0] > MAX_ROWS)
 
 
 Parts = list[tuple[str, int]]
-"""The model's own layers that a packed one stands for: (path, outputs), in order. Empty where adapters may not go."""
+"""(path, outputs) of the model's layers that a packed layer combines, in order. Empty if it takes no adapters."""
 
 
 class PanelLinear(nn.Module):
-    """y = x W^T + b by our own kernel; each row's result is the same, bit by bit, whatever the other rows are.
+    """y = x W^T + b by this package's kernel. Each row's result is bitwise independent of the other rows.
 
-    Rows with an adapter get its part of y too.
+    The adapters of the rows are added.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts) -> None:
@@ -70,7 +74,7 @@ class PanelLinear(nn.Module):
         ops.linear(x, self.weight, self.bias, residual, ADD, self.lora.runs(x.shape[0]))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in] -> [T, out] float32: not rounded, so that the best do not look equal."""
+        """[T, in] -> [T, out] float32, not rounded, so that the best logits stay distinct."""
         out = torch.empty(x.shape[0], self.width)
         ops.linear(x, self.weight, self.bias, out, WIDEN, self.lora.runs(x.shape[0]))
         return out[:, : self.out_features]
@@ -82,9 +86,9 @@ class PanelLinear(nn.Module):
 
 
 class TileLinear(PanelLinear):
-    """The same for CPUs with AMX: many rows go to oneDNN, which has a packed copy of the weight for them.
+    """A `PanelLinear` for CPUs with AMX: many rows use oneDNN, which keeps its own packed copy of the weight.
 
-    Not in steps with adapters, which the kernel alone can add.
+    Steps with adapters always use the kernel, because oneDNN cannot add them.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts) -> None:
@@ -106,7 +110,7 @@ class TileLinear(PanelLinear):
             super().add_to(residual, x)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Unlike those of a `PanelLinear`, rounded by oneDNN."""
+        """[T, in] -> [T, out]; unlike those of a `PanelLinear`, many rows are rounded by oneDNN."""
         return self._tiled(x).float() if many_rows(x) and not self.lora.active else super().logits(x)
 
 
@@ -132,7 +136,7 @@ class PanelGate:
 
 
 class TileGate(PanelGate):
-    """The same for CPUs with AMX, as `TileLinear`."""
+    """A `PanelGate` for CPUs with AMX, as `TileLinear`."""
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor, parts: Parts) -> None:
         super().__init__(gate, up, parts)
@@ -145,7 +149,7 @@ class TileGate(PanelGate):
 
 
 class DenseLinear(nn.Module):
-    """y = x W^T + b as torch does it, for what the kernel cannot pair up: an odd number of bfloat16 inputs."""
+    """y = x W^T + b by torch, for an odd number of bfloat16 inputs, which the kernel cannot pair."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -157,7 +161,7 @@ class DenseLinear(nn.Module):
 
 
 class Linear(Protocol):
-    """y = x W^T + b over rows, `width` columns of which the first `out_features` count."""
+    """y = x W^T + b over rows; of the `width` columns only the first `out_features` are valid."""
 
     width: int
 
@@ -193,8 +197,8 @@ class Gate(Protocol):
 def make_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts, quantized: QuantizedLayers | None = None
 ) -> Linear:
-    """`quantized`'s layer where it makes one, else the fastest for this weight [out, in] on this CPU; raises ValueError for
-    an odd bfloat16 `in`.
+    """The layer of `quantized` if it makes one, else the fastest for this weight [out, in] on this CPU; raises
+    ValueError for an odd bfloat16 `in`.
     """
     made: Linear | None = None if quantized is None else quantized.linear(weight, bias)
     if made is not None:
@@ -206,7 +210,7 @@ def make_linear(
 
 
 def make_gate(gate: torch.Tensor, up: torch.Tensor, parts: Parts, quantized: QuantizedLayers | None = None) -> Gate:
-    """The same for the two weights [out, in] of a gated layer."""
+    """As `make_linear`, for the two weights [out, in] of a gated layer."""
     made: Gate | None = None if quantized is None else quantized.gate(gate, up)
     if made is not None:
         return made
@@ -222,7 +226,7 @@ def lora_layers(layers: Iterable[Linear | Gate]) -> list[LoraLayer]:
 
 
 def _reads_weight(parent: nn.Module, name: str) -> bool:
-    """Whether the parent's own code takes the weight of this child instead of calling the child."""
+    """Whether the parent's code reads this child's weight instead of calling the child."""
     functions = (
         inspect.unwrap(f) for kind in type(parent).__mro__ if kind is not nn.Module for f in vars(kind).values()
     )
@@ -235,8 +239,7 @@ def _reads_weight(parent: nn.Module, name: str) -> bool:
 
 
 def pack_linears(model: PreTrainedModel, quantized: QuantizedLayers | None = None) -> list[LoraLayer]:
-    """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer of its weight; the output layer is
-    never given to `quantized`.
+    """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer; the output layer is never quantized.
 
     Returns what adapters may be put into, as far as the layers themselves go.
     """

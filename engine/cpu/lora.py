@@ -1,7 +1,7 @@
-"""Adapters in a batch: what each layer adds for the rows of each adapter, and which adapters stand in a slot.
+"""Adapters on the CPU: their packed weights in each layer, and their products in a step.
 
-A step's rows lie in runs of one adapter each. A layer's adapter is two small products per run: the first is a kernel
-call for all runs, the second is where the layer's own product begins, instead of at its bias.
+A step's rows are grouped into runs of one adapter each. An adapter takes two small products per run and layer: the
+first is a kernel call for all runs; the second is the initial value of the layer's own product, instead of its bias.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _rows = 0
 
 @contextmanager
 def adapters_of(runs: Runs, rows: int) -> Iterator[None]:
-    """Let the layers called inside the block add what these runs' adapters add to a step of so many rows."""
+    """Apply the adapters of these runs in the layers called inside the block; `rows`: the step's number of rows."""
     global _runs, _rows
     _runs, _rows = runs, rows
     try:
@@ -54,7 +54,7 @@ class PackedLora:
 
 
 class LoraLayer:
-    """The adapters of one packed layer, which may stand for several of the model's own (q, k and v; gate and up)."""
+    """The adapters of one packed layer, which may combine several of the model's layers (q, k and v; gate and up)."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class LoraLayer:
         self.parts, self.in_features, self.dtype, self.pack, self.dense = parts, in_features, dtype, pack, dense
         self.bias = bias
         self.other_rows = False
-        """Whether the layer was called with other rows than the step's: which of them have an adapter is not known."""
+        """Whether the layer was called with other rows than the step's, so that their adapters are unknown."""
         numbers = [torch.full((out,), number, dtype=torch.float32) for number, (_, out) in enumerate(parts)]
         packed = pack((torch.cat(numbers) + 1)[:, None]) if parts else torch.zeros(0)
         halves = packed.flatten().view(-1, 2, LANES).long() - 1  # columns that fill up the last panel are -1
@@ -81,7 +81,9 @@ class LoraLayer:
         self._made: tuple[tuple[Runs, int], ops.LoraRuns | None] | None = None
 
     def make(self, adapter: Adapter) -> PackedLora | None:
-        """Pack the adapter for this layer; None when it leaves the layer alone. Touches no state: any thread may."""
+        """Pack the adapter for this layer; None if it does not adapt the layer. Changes no state, so any thread may
+        call it.
+        """
         found = [adapter.modules.get(path) for path, _ in self.parts]
         if all(weights is None for weights in found):
             return None
@@ -151,13 +153,13 @@ class LoraLayer:
         return self.pack(torch.cat(columns)[:, None]).flatten()
 
     def put(self, digest: str, weights: PackedLora | None) -> None:
-        """The adapter is in a slot from now on; only between steps."""
+        """Put the adapter, packed by `make`, into a slot. Called only between steps."""
         self._made = None
         if weights is not None:
             self._weights[digest] = weights
 
     def drop(self, digest: str) -> None:
-        """The adapter left its slot; only between steps."""
+        """Remove the adapter from its slot. Called only between steps."""
         self._made = None
         self._weights.pop(digest, None)
 
@@ -167,7 +169,7 @@ class LoraLayer:
         return bool(_runs)
 
     def runs(self, rows: int) -> ops.LoraRuns | None:
-        """What the current step's adapters add to this layer's product of [rows, in]; None where that is nothing."""
+        """The current step's adapters in this layer, for a product of [rows, in]; None if there are none."""
         self.other_rows |= rows != _rows
         if not _runs or not self._weights:
             return None

@@ -1,1 +1,1 @@
-"""The engine on CUDA devices, in torch and Triton alone. Imported only where a device, or Triton's interpreter, is used."""
+"""The engine on CUDA devices, in torch and Triton. Imported only if a CUDA device or Triton's interpreter is used."""

@@ -1,4 +1,4 @@
-"""The KV cache on a device, and one forward pass's attention over it."""
+"""The KV cache on a device, and the attention of one forward pass over it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 FEW_QUERIES = 8
-"""Longer chunks of a prompt have tiles enough without pieces, whose parts would take much memory."""
+"""Longer chunks of a prompt are not split: they have enough tiles, and partial results would take much memory."""
 
 
 def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A host's tensor where the device can fetch it without the host waiting for what the device does before."""
+    """The host tensor in pinned memory, which the device can read without blocking the host."""
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device, for which the host does not wait."""
+    """A copy on the device; the host does not wait for it."""
     return pinned(tensor, device).to(device, non_blocking=True)
 
 
@@ -42,17 +42,17 @@ class DeviceKVCache:
         self.values = [torch.zeros(*shape, s.num_kv_heads, s.value_dim, dtype=dtype, device=device) for s in specs]
 
     def spec(self, layer: int) -> AttentionSpec:
-        """A layer's; raises ShapeError for a layer that there is not."""
+        """The spec of layer `layer`; raises ShapeError for an unknown layer."""
         return spec_of(self._specs, layer)
 
 
 def block_bytes(specs: list[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block takes over all layers."""
+    """Bytes of one block over all layers."""
     return sum(block_size * s.num_kv_heads * (s.key_dim + s.value_dim) * dtype.itemsize for s in specs)
 
 
 def num_splits(longest: int) -> int:
-    """Pieces of the longest context; those behind a sequence's own end weigh nothing."""
+    """The number of pieces of the longest context; pieces after a sequence's end have no weight."""
     return -(-longest // SPLIT_KEYS)
 
 
@@ -72,7 +72,7 @@ class DeviceAttention:
 
     @classmethod
     def captured(cls, cache: DeviceKVCache, slots: torch.Tensor, plans: dict[int, Plan]) -> DeviceAttention:
-        """Over buffers that a captured graph reads again and again."""
+        """Attention over the buffers that a captured graph reads at each replay."""
         made = cls.__new__(cls)
         made.cache, made.slots, made._plans = cache, slots, plans
         return made
@@ -86,7 +86,7 @@ class DeviceAttention:
         options: Options,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Raises ShapeError where the call is not the one that was recorded."""
+        """Raises ShapeError if the call differs from the recorded one."""
         spec = self.cache.spec(layer)
         spec.check(layer, query, key, value, len(self.slots))
         keys, values = self.cache.keys[layer], self.cache.values[layer]

@@ -1,9 +1,9 @@
 """Paged attention on the CPU: new keys and values into their blocks, then each query over its sequence's blocks.
 
 Keys lie transposed, `[block, head, dim, padded block size]`, so that one vector holds one component of 16 keys; values
-lie `[block, head, block size, padded dim]`. Where the CPU has dot products of bfloat16 pairs, two components of a key lie
-side by side, `[.., dim / 2, padded block size, 2]`, and so do two keys' values, `[.., block size / 2, padded dim, 2]`;
-weights are rounded to bfloat16 then. Two passes over the keys with all scores in between, in float32: exact
+lie `[block, head, block size, padded dim]`. Where the CPU has dot products of bfloat16 pairs, two components of a key
+lie side by side, `[.., dim / 2, padded block size, 2]`, and so do two keys' values, `[.., block size / 2, padded dim,
+2]`; weights are rounded to bfloat16 then. Two passes over the keys with all scores in between, in float32: exact
 softmax, and the same sums whatever else is in the batch.
 """
 
@@ -77,7 +77,7 @@ def _soft_cap(row: int, lanes: int, cap: Any) -> None:
 
 @inlined
 def _mask(row: int, lanes: int, size: int, padded: int) -> None:
-    """Lanes that stand for no key weigh nothing."""
+    """Give lanes without a key no weight."""
     for block in range(lanes // padded):
         for i in range(block * padded + size, (block + 1) * padded):
             store(row, i, F32, NEGATIVE)
@@ -188,6 +188,6 @@ def attend_kernel(kind: int, paired: int) -> Any:
 
 
 def scratch_bytes(key_dim: int, value_padded: int, lanes: int) -> int:
-    """What one worker of `attend` needs where the longest sequence takes `lanes`."""
+    """Scratch bytes that one worker of `attend` needs if the longest sequence takes `lanes`."""
     stride = math.ceil(lanes / (2 * LANES)) * 2 * LANES
     return MAX_ROWS * (4 * (key_dim + value_padded + stride) + 2 * stride)

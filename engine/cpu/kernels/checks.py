@@ -1,7 +1,7 @@
-"""What must hold before an address is handed to compiled code, which checks nothing itself.
+"""Bounds and shape checks before addresses go to compiled code, which checks nothing itself.
 
-Some of it is asked at each call, so it reads shapes and types alone; slots, block tables and runs of adapters are looked
-through once a step. A forward pass whose calls all follow from its number of rows is asked for each number once.
+Shapes and types are checked at each call; the contents of slots, block tables and adapter runs once per step. If all
+calls of a forward pass are determined by its number of rows, its shapes are checked once per number.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _known = False
 
 @contextmanager
 def known_after_once(passed: set[tuple[int, int]] | None, signature: tuple[int, int]) -> Iterator[None]:
-    """Leave out in the block what shapes and types decide, where a block of this signature has `passed` before; None: never.
+    """Skip shape and type checks in the block if a block with this signature is in `passed`; None: never skip.
 
-    For code whose calls all follow from the signature: there the checks of a step of few rows took a tenth of its time.
+    Use it only for code whose calls are all determined by the signature. These checks took a tenth of a step of few
+    rows.
     """
     global _known
     if passed is None:
@@ -43,7 +44,7 @@ def known() -> bool:
 
 
 def check_norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """Rows x [T, H] and weight [H] float32, out [T, at least H]."""
+    """Require rows x [T, H] and weight [H] float32, out [T, at least H]."""
     if _known:
         return
     rows, width = x.shape
@@ -67,7 +68,7 @@ def check_rotary(
     sines: torch.Tensor,
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,
 ) -> None:
-    """Rows of at least `count` heads, cosines and sines [T, D] float32, norms [D] float32."""
+    """Require rows of at least `count` heads, cosines and sines [T, D] float32, norms [D] float32."""
     if _known:
         return
     rows, dim = cosines.shape
@@ -94,7 +95,9 @@ def check_rotary(
 
 
 def check_packed(weight: torch.Tensor, dtype: torch.dtype, paired: int) -> None:
-    """A weight in panels, [panels, in, 32] or in pairs [panels, in / 2, 32, 2], of the type that it is multiplied in."""
+    """A weight in panels, [panels, in, 32] or in pairs [panels, in / 2, 32, 2], of the type that it is
+    multiplied in.
+    """
     if _known:
         return
     require(
@@ -111,7 +114,9 @@ def check_packed(weight: torch.Tensor, dtype: torch.dtype, paired: int) -> None:
 def check_product(
     x: torch.Tensor, inner: int, panels: int, bias: torch.Tensor | None, out: torch.Tensor, ending: int
 ) -> None:
-    """Rows of x are as long as the weight's, rows of `out` have room for whole panels and hold what the ending writes."""
+    """Rows of x are as long as the weight's, rows of `out` have room for whole panels and hold what the
+    ending writes.
+    """
     if _known:
         return
     width = panels * (LANES if ending == GATE else PANEL)

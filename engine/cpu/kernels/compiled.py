@@ -1,7 +1,7 @@
-"""How a kernel is compiled, and where the result is kept.
+"""Compiles kernels, and keeps the result in a cache directory.
 
-Numba asks only whether a kernel's own file has changed, so the directory's name is a digest of all kernel sources.
-Where no directory can be written, kernels are compiled anew by every worker (about ten seconds).
+Numba checks only whether a kernel's own file has changed, so the directory's name is a digest of all kernel sources.
+If no directory is writable, every worker compiles the kernels again (about ten seconds).
 """
 
 from __future__ import annotations

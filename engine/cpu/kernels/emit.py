@@ -139,7 +139,7 @@ def prefetch(builder: Any, address: Any, start: Any, count: Any, kind: int) -> N
 
 
 def zeros(builder: Any, count: int) -> list[Any]:
-    """So many vectors of sums; LLVM keeps them in registers."""
+    """`count` zeroed accumulators of 16 lanes; LLVM keeps them in registers."""
     sums = [cgutils.alloca_once(builder, VECTOR) for _ in range(count)]
     for one in sums:
         builder.store(ir.Constant(VECTOR, [0.0] * LANES), one)
@@ -186,7 +186,8 @@ def add_product(builder: Any, total: Any, a: Any, b: Any) -> None:
 
 
 def exponential(builder: Any, x: Any) -> Any:
-    """E to the x, for a float32 or a vector of 16: x <= 88; under -87 it is about 1e-38. Within 2 units of the last place.
+    """E to the x, for a float32 or a vector of 16: x <= 88; under -87 it is about 1e-38. Within 2 units of the last
+    place.
 
     Cephes' expf: x = n ln 2 + r, a polynomial in r, and n put into the exponent. Branch-free.
     """

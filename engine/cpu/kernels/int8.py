@@ -1,7 +1,8 @@
-"""x W^T + b in eight-bit numbers: each column of W has a scale of its own, and so has each row of x when it comes in.
+"""x W^T + b in eight-bit numbers: each column of W has its own scale, and each row of x gets one when it is quantized.
 
-Per row and never per tensor, so that what a sequence gets does not depend on its batch mates. Products are of unsigned
-by signed bytes, four to a lane (AVX512_VNNI); x is moved by 128 to be unsigned, and the sums begin at what that adds.
+Scales are per row and never per tensor, so that a sequence's result does not depend on the rest of the batch. Products
+are of unsigned by signed bytes, four to a lane (AVX512_VNNI); x is shifted by 128 to be unsigned, and the sums begin at
+the correction for this shift.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def has_int8_dot() -> bool:
 
 @intrinsic(prefer_literal=True)
 def quantise_row(typing_context: Any, out: Any, scale: Any, x: Any, inner: Any, kind: Any) -> Any:
-    """out[i] = round(x[i] / scale) + 128 as bytes, scale = max |x| / 127 stored as float32; `inner` a multiple of 16."""
+    """out[i] = round(x[i] / scale) + 128 as bytes, scale = max |x| / 127 stored as float32; `inner` a
+    multiple of 16.
+    """
     number = kind.literal_value
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What stands between the products of a decoder layer: norm, rotary embedding, gated activation.
+"""The element-wise kernels of a decoder layer: norm, rotary embedding, gated activation.
 
-The residual stream is float32; what goes into and comes out of a product has the model's own type.
+The residual stream is float32; inputs and outputs of a product have the model's type.
 """
 
 from __future__ import annotations

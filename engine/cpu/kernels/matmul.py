@@ -11,25 +11,27 @@ from engine.cpu.kernels.simd import address_of, load_int, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
 PIECES = 16
-"""A few rows take as long as reading the weight does, and memory is read fastest in long runs: so many for all,"""
+"""Pieces of the weight for all workers together. With few rows the product is bound by reading the weight, and memory
+is read fastest in long runs.
+"""
 PIECE_BYTES = 1 << 19
-"""but none longer than this: a thread that the system stops in the middle of a piece holds up the others."""
+"""The most bytes of a piece: a thread that is preempted within a piece delays the others."""
 MAX_TILES = 4
-"""With more tiles of rows it is the products that take the time, and the workers share out single panels,"""
+"""With more row tiles the product is bound by arithmetic, and a piece is a single panel."""
 PIECE_TILES = 16
-"""and of each so many tiles of rows."""
+"""Row tiles of a piece of a single panel."""
 
 
 @inlined
 def tile_rows(rows: int) -> int:
-    """Rows of one tile: as even as can be."""
+    """The rows of one tile, such that all tiles are of nearly equal size."""
     tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
     return (rows + tiles - 1) // tiles
 
 
 @inlined
 def piece(rows: int, tile: int, panels: int, panel_bytes: int) -> Any:
-    """What a worker takes at a time: so many panels of the weight, for so many rows."""
+    """The piece of work that a worker takes at a time: (panels of the weight, rows)."""
     if rows <= MAX_TILES * tile:
         return max(1, min(panels // PIECES, PIECE_BYTES // panel_bytes)), rows
     return 1, PIECE_TILES * tile

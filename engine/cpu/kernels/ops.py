@@ -1,4 +1,6 @@
-"""The kernels as functions over torch tensors, whose shapes are checked before their addresses are taken (checks.py)."""
+"""The kernels as functions over torch tensors, whose shapes are checked before their addresses are
+taken (checks.py).
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def wide(columns: int) -> int:
-    """`columns` rounded up to whole panels: so wide must a row be that a product is stored in."""
+    """`columns` rounded up to whole panels: the width that the output rows of a product need."""
     return -(-columns // PANEL) * PANEL
 
 
@@ -153,8 +155,9 @@ def unpack_gate(packed: torch.Tensor, columns: int) -> torch.Tensor:
 class LoraRuns:
     """A step's adapters in one layer.
 
-    runs: [N, 8] int64, see `engine.cpu.kernels.lora.FIELDS`, covering all rows. ranks: the most that a run has. factors: [T]
-    int64, addresses of float32 [panels * 32] that multiply a row's sums, or 0; None where no run has any. rows: T.
+    runs: [N, 8] int64, see `engine.cpu.kernels.lora.FIELDS`, covering all rows. ranks: the most that a run has.
+    factors: [T] int64, addresses of float32 [panels * 32] that multiply a row's sums, or 0; None where no run has any.
+    rows: T.
     """
 
     runs: torch.Tensor
@@ -186,7 +189,8 @@ def linear(
     ending: int = STORE,
     lora: LoraRuns | None = None,
 ) -> None:
-    """Out [T, *] = x [T, in] times a packed weight plus a bias [*] float32; what adapters add, and their bias, is `lora`.
+    """Out [T, *] = x [T, in] times a packed weight plus a bias [*] float32; what adapters add, and their bias, is
+    `lora`.
 
     `ending` STORE stores, WIDEN in float32, ADD adds to a float32 `out`, GATE gates the halves of each panel. Rows of
     `out` must have room for whole panels (GATE: half panels).
@@ -239,7 +243,7 @@ def _paired_cache(keys: torch.Tensor, values: torch.Tensor) -> int:
 
 
 class AttentionPlan:
-    """Who attends to what in one step: the same for all layers.
+    """The sequences and blocks that one step's attention reads; the same for all layers.
 
     `sequences`: (first row, tokens, length, blocks) each; the tokens are the last of `length`. `rows` are the step's,
     `num_blocks` the cache's, and nothing outside of them is ever read or written.
@@ -267,7 +271,9 @@ class AttentionPlan:
         self._scratch: dict[int, torch.Tensor] = {}
 
     def tasks(self, kv_heads: int, group: int) -> torch.Tensor:
-        """[N, 3] int64: sequence, KV head, first row of a tile; the later ones of a sequence, which take longest, first."""
+        """[N, 3] int64: sequence, KV head, first row of a tile; the later ones of a sequence, which take longest,
+        first.
+        """
         tasks = self._tasks.get((kv_heads, group))
         if tasks is None:
             each = -(-self._counts * group // MAX_ROWS) * kv_heads
@@ -279,14 +285,14 @@ class AttentionPlan:
         return tasks
 
     def scratch(self, each: int) -> torch.Tensor:
-        """Room for every worker, `each` bytes."""
+        """Scratch memory of `each` bytes for every worker."""
         room = self._scratch.get(each)
         if room is None:
             room = self._scratch[each] = torch.empty(num_threads() * each, dtype=torch.uint8)
         return room
 
     def scratch_bytes(self, key_dim: int, value_width: int) -> int:
-        """What one worker needs for the longest sequence."""
+        """Scratch bytes that one worker needs for the longest sequence."""
         return attention.scratch_bytes(key_dim, value_width, self.longest)
 
 
@@ -301,7 +307,9 @@ def attend(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    """Query [H, T, D] over the cache's keys and values -> out [T, H, DV]; scale defaults to D ** -0.5, sinks are [H]."""
+    """Query [H, T, D] over the cache's keys and values -> out [T, H, DV]; scale defaults to D ** -0.5,
+    sinks are [H].
+    """
     heads, rows, dim = query.shape
     kv_heads, width = keys.shape[1], values.shape[3]
     shapes.require(rows == plan.rows, "queries of other rows than the step's", query)
@@ -346,8 +354,8 @@ def choose(logits: torch.Tensor, temperatures: Sequence[float], uniforms: Sequen
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The best tokens of rows of logits: values [B, N] float32, -inf behind a row's last, ids [B, N] int64, N the same for all; of each
-    row the log [B, 1] of the sum of e^((x - best) / temperature) over all its tokens.
+    """The best tokens of rows of logits: values [B, N] float32, -inf behind a row's last, ids [B, N] int64, N the same
+    for all; of each row the log [B, 1] of the sum of e^((x - best) / temperature) over all its tokens.
     """
 
     values: torch.Tensor
@@ -356,8 +364,8 @@ class Selected:
 
 
 def select(logits: torch.Tensor, temperatures: Sequence[float], wanted: int) -> Selected | None:
-    """At least the `wanted` best of every row of logits [B, V] that are over e^-32 of its best; None where a row has too
-    many equals for that.
+    """At least the `wanted` best of every row of logits [B, V] that are over e^-32 of its best; None where a row has
+    too many equals for that.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()

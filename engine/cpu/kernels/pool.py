@@ -7,7 +7,7 @@ helper that has *entered* it has left again; a helper that sleeps, or that the s
 All of it turns on one atomic word, the gate: `generation << 32 | WAITING | OPEN | helpers inside`.
 
 1. The caller, alone in the pool (BUSY), writes kernel and arguments while the gate is closed and nobody is inside,
-   then sets the gate to a new generation, OPEN. If helpers sleep and the job is worth it, it rings the bell.
+   then sets the gate to a new generation, OPEN. If helpers sleep and the job is large enough, it wakes them (futex).
 2. A helper that sees an open gate of a generation it has not entered yet swaps the word it saw for that plus one.
    Where that succeeds, the gate was open at that moment, so kernel and arguments belong to this very generation and
    stay as they are until the helper has left; where it fails, it looks again. It enters a generation once, so that a
@@ -22,8 +22,8 @@ A caller that finds the pool busy (another thread's job) runs its kernel alone.
 Helpers look for the next job for a bounded time, then sleep on the bell (a futex) and cost nothing. A missed bell would
 do no harm but to speed; there is none, since a helper says that it sleeps before it looks at the gate a last time.
 
-A helper that somebody waits for looks whether the system took its core away meanwhile. If so, the caller works alone for
-a time, which grows while that goes on, and lets the helpers sleep: two threads on less than two cores wait for each
+A helper that somebody waits for looks whether the system took its core away meanwhile. If so, the caller works alone
+for a time, which grows while that goes on, and lets the helpers sleep: two threads on less than two cores wait for each
 other more than they help.
 """
 
@@ -54,8 +54,8 @@ KERNEL, ARGUMENTS, GENERATION = JOB, JOB + 1, JOB + 2
 UNTIL, PENALTY, STALLED = ALONE, ALONE + 1, ALONE + 2
 """Nanoseconds on the monotonic clock, nanoseconds, and whether a helper lost its core while the caller waited."""
 SYSCALL, CLOCK, FUTEX, USAGE, HELPER_NS, CALLER_NS = FIXED, FIXED + 1, FIXED + 2, FIXED + 3, FIXED + 4, FIXED + 5
-"""Addresses of libc's `syscall` and `clock_gettime`, the numbers of the futex and the getrusage call, and how long helpers
-and the caller look at a word before they sleep on it.
+"""Addresses of libc's `syscall` and `clock_gettime`, the numbers of the futex and the getrusage call, and how long
+helpers and the caller look at a word before they sleep on it.
 """
 
 OPEN, WAITING, INSIDE = 1 << 16, 1 << 17, (1 << 16) - 1
@@ -65,8 +65,8 @@ SHORTEST_NS, LONGEST_NS, GROWTH = 8_000_000, 128_000_000, 4
 """How long the caller works alone after a helper lost its core, which costs it a few milliseconds each time."""
 
 HEADER = 5
-"""What stands before a kernel's own arguments in `share`'s: the pool's state (0: none), whether to wake helpers that sleep,
-the number of kernels, two kernels.
+"""What stands before a kernel's own arguments in `share`'s: the pool's state (0: none), whether to wake helpers that
+sleep, the number of kernels, two kernels.
 """
 
 
@@ -91,7 +91,7 @@ def _open(state: int, function: int, arguments: int, wake: int) -> None:
 
 @inlined
 def _close(state: int) -> None:
-    """Nobody enters any more; return when nobody is inside."""
+    """Close the gate and wait until all helpers have left."""
     gate = state + 8 * GATE
     if (add_atomic(gate, -OPEN) & INSIDE) == 0:
         return
@@ -115,7 +115,9 @@ def _close(state: int) -> None:
 
 @kernel
 def share(data: Any) -> None:
-    """Run one or two kernels, the second after the whole first, over the same arguments: HEADER, two tickets, the rest."""
+    """Run one or two kernels, the second after the whole first, over the same arguments: HEADER, two
+    tickets, the rest.
+    """
     header = address_of(data)
     state, arguments = load_int(header, 0), header + 8 * HEADER
     shared = False

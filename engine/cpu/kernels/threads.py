@@ -23,15 +23,15 @@ MAX_ARGUMENTS = 32
 TICKETS = 2
 """The first two numbers of a kernel's arguments count tickets: of work, and of workers."""
 SERIAL, WAKING = 1 << 13, 1 << 15
-"""Up to so much work a second thread takes longer to come than it saves; up to the second, if it sleeps. The unit is a
-product of 32 numbers with a row's, about a nanosecond.
+"""Amounts of work up to which helpers are not used, and up to which sleeping helpers are not woken, because they would
+take longer to start than they save. The unit is a product of 32 numbers with a row's, about a nanosecond.
 """
 HELPER_NS = 100_000
-"""How long helpers look for the next job before they sleep: longer than what lies between two kernels of a step."""
+"""Nanoseconds that helpers spin before they sleep: longer than the time between two kernels of a step."""
 CALLER_NS = 1_000_000
-"""How long the caller looks whether the last helper has left before it sleeps, and takes the helper for one that has lost its
-core. The system takes a core away for some tenths of a millisecond on an idle machine too, and working alone for that
-costs more: with 0.1 ms steps of 32 sequences took a quarter longer, more than a third of them computed alone.
+"""How long the caller looks whether the last helper has left before it sleeps, and takes the helper for one that has
+lost its core. The system takes a core away for some tenths of a millisecond on an idle machine too, and working alone
+for that costs more: with 0.1 ms steps of 32 sequences took a quarter longer, more than a third of them computed alone.
 """
 CALLS = {"x86_64": (202, 98), "aarch64": (98, 165)}
 """Linux's numbers of the futex and the getrusage call."""
@@ -44,7 +44,7 @@ class Pool:
         libc = ctypes.CDLL(None)
         libc.aligned_alloc.restype = ctypes.c_void_p
         libc.aligned_alloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
-        # Never freed: a helper may look at it at any time until the process ends.
+        # Never freed: a helper may read it at any time until the process ends.
         self.state: int = libc.aligned_alloc(64, pool.STATE_BYTES)
         ctypes.memset(self.state, 0, pool.STATE_BYTES)
         self._words = (ctypes.c_int64 * (pool.STATE_BYTES // 8)).from_address(self.state)
@@ -66,11 +66,11 @@ class Pool:
             thread.start()
 
     def crowded(self) -> bool:
-        """Whether the caller works alone for a time, because a helper's core was somebody else's."""
+        """Whether the caller currently works alone because a helper was preempted."""
         return time.monotonic_ns() < self._words[pool.UNTIL]
 
     def stop(self) -> None:
-        """End the helpers; kernels that run go on."""
+        """End the helper threads; running kernels go on."""
         self._words[pool.STOP] = 1
         self._words[pool.BELL] += 1
         self._libc.syscall(
@@ -81,7 +81,9 @@ class Pool:
 
 
 class _Data:
-    """Room for a kernel's arguments, of which every calling thread has its own; packing them is much faster than a new array."""
+    """Room for a kernel's arguments, of which every calling thread has its own; packing them is much faster than a new
+    array.
+    """
 
     def __init__(self) -> None:
         self.words = (ctypes.c_int64 * (pool.HEADER + TICKETS + MAX_ARGUMENTS))()

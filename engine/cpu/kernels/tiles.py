@@ -143,9 +143,10 @@ def weighted_values(
 ) -> Any:  # fmt: skip
     """out[r, :16 * vectors] = sum over keys of weights[r, key] * value[key].
 
-    values: blocks of [block_size, value_stride] elements, where `paired` of [block_size / 2, value_stride, 2], `block_stride` apart, found through the int64 `table` from
-    its entry `first` on; of the last block only the first `in_last` keys are read. weights: float32, rows
-    `weights_stride` apart, `padded_size` lanes a block; where `paired` bfloat16.
+    values: blocks of [block_size, value_stride] elements, where `paired` of [block_size / 2, value_stride, 2],
+    `block_stride` apart, found through the int64 `table` from its entry `first` on; of the last block only the first
+    `in_last` keys are read. weights: float32, rows `weights_stride` apart, `padded_size` lanes a block; where `paired`
+    bfloat16.
     """
     number, in_pairs = kind.literal_value, bool(paired.literal_value)
 
@@ -215,13 +216,13 @@ def weighted_values(
 
 
 STORE, ADD, GATE, WIDEN = 0, 1, 2, 3
-"""What becomes of a product: stored; added to float32 numbers; or, its two halves being the gate and the up columns of
-a gated layer, stored as silu(gate) * up; or stored in float32.
+"""The epilogues of a product. STORE: store it; ADD: add it to a float32 output; GATE: its halves are the gate and the
+up columns of a gated layer, store silu(gate) * up; WIDEN: store it in float32.
 """
 
 
 def end_row(builder: Any, parts: list[Any], out: Any, first: Any, kind: int, ending: int) -> None:
-    """What becomes of a row's two vectors of sums, at `out[first]`."""
+    """The epilogue of a product: store, add, gate or widen the two accumulators of a row at `out[first]`."""
     if ending == GATE:
         store_vector(builder, builder.fmul(silu(builder, parts[0]), parts[1]), out, first, kind)
         return
@@ -245,9 +246,10 @@ def product(
     """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most 12 rows; `ending` says what follows.
 
     The sum begins at start[r, :32] (float32; 0: at zero; rows `start_stride` apart, so a bias has stride 0). x and out
-    are of `kind`, but for ADD and WIDEN. factors (0: none): an int64 a row, 0 or the address of float32 factors by which the sums are
-    multiplied, of which those from `column` on belong to this panel. panel: [inner, 32], or where `paired` [inner / 2, 32, 2] bfloat16, two steps of the sum
-    side by side, as AVX512_BF16's dot product wants them. The order of the sum is that of i, whatever the rows.
+    are of `kind`, but for ADD and WIDEN. factors (0: none): an int64 a row, 0 or the address of float32 factors by
+    which the sums are multiplied, of which those from `column` on belong to this panel. panel: [inner, 32], or where
+    `paired` [inner / 2, 32, 2] bfloat16, two steps of the sum side by side, as AVX512_BF16's dot product wants them.
+    The order of the sum is that of i, whatever the rows.
     """
     number, in_pairs, then = kind.literal_value, bool(paired.literal_value), ending.literal_value
 
