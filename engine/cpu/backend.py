@@ -76,7 +76,7 @@ class CpuBackend:
         return [fused, packed]
 
     def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, limit: int) -> int:
-        """Of the bytes that were asked for, or of the memory that is free."""
+        """The blocks that fit into the configured bytes, or by default into a part of the free memory."""
         per_block = block_bytes(specs, self._config.block_size, dtype)
         return default_num_blocks(per_block, self._config.kv_cache_bytes, limit)
 
@@ -86,7 +86,7 @@ class CpuBackend:
     def run(self, forward: Forward, cache: KVCache, batch: ForwardBatch) -> torch.Tensor:
         self._share_torch(forward, batch.input_ids.shape[1])
         context: Context = PagedAttention(cache, batch)
-        # A step of partial chunks samples nothing; one row of logits is the least that the models compute.
+        # A step of partial chunks samples nothing, but the models compute at least one row of logits.
         rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
         count = batch.input_ids.shape[1]
         checked = cache.checked if isinstance(forward, FusedDecoder) else None

@@ -128,7 +128,7 @@ def switch(builder: Any, value: Any, count: int, body: Callable[[int], None]) ->
 
 
 def prefetch(builder: Any, address: Any, start: Any, count: Any, kind: int) -> None:
-    """Ask for `count` elements from `start` on, a cache line at a time."""
+    """Prefetch `count` elements from `start` on, a cache line at a time."""
     line = I64(64 // element_bytes(kind))
     byte = ir.PointerType(ir.IntType(8))
     signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])

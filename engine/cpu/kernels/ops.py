@@ -173,7 +173,7 @@ _room = torch.empty(0, dtype=torch.uint8)
 
 
 def _workspace(size: int) -> int:
-    """The address of `size` bytes that the next caller may use again."""
+    """The address of `size` bytes, which are valid until the next call."""
     global _room
     if _room.numel() < size:
         _room = torch.empty(size, dtype=torch.uint8)

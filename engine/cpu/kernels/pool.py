@@ -1,29 +1,30 @@
-"""The compiled half of the thread pool: how one caller and its helpers share out a kernel. It knows no Python thread.
+"""The compiled half of the thread pool: one caller and its helpers share the work of a kernel. It uses no Python
+threads.
 
-A kernel takes its work by ticket, so any number of workers may run it, and one that comes late finds nothing left.
-The caller always works itself; helpers are welcome and never needed. A job ends when no tickets are left and every
-helper that has *entered* it has left again; a helper that sleeps, or that the system does not run, is not waited for.
+A kernel takes its work by ticket, so any number of workers may run it, and a late worker finds no tickets left. The
+caller always works itself and does not depend on helpers. A job ends when no tickets are left and every helper that has
+*entered* it has left again; the caller does not wait for a helper that sleeps or has not been scheduled.
 
-All of it turns on one atomic word, the gate: `generation << 32 | WAITING | OPEN | helpers inside`.
+Workers synchronise by one atomic word, the gate: `generation << 32 | WAITING | OPEN | helpers inside`.
 
-1. The caller, alone in the pool (BUSY), writes kernel and arguments while the gate is closed and nobody is inside,
+1. The caller, alone in the pool (BUSY), writes kernel and arguments while the gate is closed and no helper is inside,
    then sets the gate to a new generation, OPEN. If helpers sleep and the job is large enough, it wakes them (futex).
-2. A helper that sees an open gate of a generation it has not entered yet swaps the word it saw for that plus one.
-   Where that succeeds, the gate was open at that moment, so kernel and arguments belong to this very generation and
-   stay as they are until the helper has left; where it fails, it looks again. It enters a generation once, so that a
-   job never has more workers than threads, which is what kernels have scratch room for.
-3. The caller takes tickets until there are none, then takes OPEN out of the gate: from here on nobody enters. Whoever
-   is inside finishes a piece of work at most. The caller looks at the gate for a while, then adds WAITING and sleeps
-   on the gate; the helper whose leaving empties a gate with WAITING wakes it.
+2. A helper that sees an open gate of a generation that it has not entered yet increments the word by compare-and-swap.
+   If that succeeds, the gate was open at that moment, so kernel and arguments belong to this generation and do not
+   change until the helper has left; if it fails, the helper reads the gate again. It enters a generation only once, so
+   that a job never has more workers than threads, for which kernels have scratch memory.
+3. The caller takes tickets until there are none, then clears OPEN: from then on no helper enters, and a helper inside
+   finishes at most one piece of work. The caller spins on the gate for a while, then sets WAITING and sleeps on the
+   gate; the last helper to leave a gate with WAITING wakes it.
 
-So a late helper reads nothing of a job but the gate; the gate and what stands beside it are never freed.
+So a late helper reads nothing of a job but the gate; the gate and the memory beside it are never freed.
 A caller that finds the pool busy (another thread's job) runs its kernel alone.
 
-Helpers look for the next job for a bounded time, then sleep on the bell (a futex) and cost nothing. A missed bell would
-do no harm but to speed; there is none, since a helper says that it sleeps before it looks at the gate a last time.
+Helpers spin for a bounded time until the next job, then sleep on the bell (a futex) and cost nothing. A missed wake-up
+would only cost time; none is missed, because a helper announces that it sleeps before it reads the gate a last time.
 
-A helper that somebody waits for looks whether the system took its core away meanwhile. If so, the caller works alone
-for a time, which grows while that goes on, and lets the helpers sleep: two threads on less than two cores wait for each
+A helper that the caller waits for checks whether it was preempted (ru_nivcsw). If so, the caller works alone for a
+time, which grows while preemptions go on, and lets the helpers sleep: two threads on less than two cores wait for each
 other more than they help.
 """
 
@@ -47,7 +48,7 @@ from engine.cpu.kernels.simd import (
 )
 
 LINE = 8
-"""int64 numbers in a cache line: what different threads write lies in different lines."""
+"""int64 numbers in a cache line; words that different threads write are in different lines."""
 GATE, BELL, SLEEPING, BUSY, STOP, JOB, ALONE, FIXED = (LINE * i for i in range(8))
 STATE_BYTES = 8 * LINE * 8
 KERNEL, ARGUMENTS, GENERATION = JOB, JOB + 1, JOB + 2
@@ -62,7 +63,9 @@ OPEN, WAITING, INSIDE = 1 << 16, 1 << 17, (1 << 16) - 1
 WAIT, WAKE, EVERYBODY = 128, 129, (1 << 31) - 1
 """FUTEX_WAIT and FUTEX_WAKE, private to this process."""
 SHORTEST_NS, LONGEST_NS, GROWTH = 8_000_000, 128_000_000, 4
-"""How long the caller works alone after a helper lost its core, which costs it a few milliseconds each time."""
+"""Nanoseconds that the caller works alone after a helper was preempted (first, at most, and the factor of its growth).
+A preemption costs the caller a few milliseconds.
+"""
 
 HEADER = 5
 """What stands before a kernel's own arguments in `share`'s: the pool's state (0: none), whether to wake helpers that
@@ -72,7 +75,9 @@ sleep, the number of kernels, two kernels.
 
 @inlined
 def _futex(state: int, word: int, operation: int, value: int) -> None:
-    """Wait while the lower half of the word is `value`, or wake so many; the lower half comes first (little-endian)."""
+    """Wait while the lower half of the word is `value`, or wake `value` waiters; the lower half is first
+    (little-endian).
+    """
     call_system(load_int(state, SYSCALL), load_int(state, FUTEX), state + 8 * word, operation, value)
 
 
@@ -139,7 +144,7 @@ def share(data: Any) -> None:
 
 @kernel
 def helper(data: Any) -> None:
-    """What a helper thread runs until the pool is stopped."""
+    """The loop of a helper thread, until the pool is stopped."""
     state = address_of(data)
     gate, clock, patience = state + 8 * GATE, load_int(state, CLOCK), load_int(state, HELPER_NS)
     entered, since = 0, clock_ns(clock)

@@ -13,7 +13,7 @@ from engine.cpu.kernels.simd import address_of, exp, largest, load, load_double,
 
 ONE, ZERO, LEAST, LOWEST = np.float32(1), np.float32(0), np.float32(-87), np.float32(-3e38)
 CHUNK = 1024
-"""Weights are summed by so many in float32, and the sums in float64."""
+"""Weights are summed in float32 in chunks of this many, and the chunks' sums in float64."""
 
 
 @cache
@@ -41,7 +41,7 @@ def choose_kernel(kind: int) -> Any:
                 for i in range(start + 1, start + columns):
                     highest = max(highest, load(logits, i, kind))
             temperature = load(temperatures, row, F32)
-            if temperature == ZERO or highest < LOWEST:  # nothing is allowed: any token will do, its request must end
+            if temperature == ZERO or highest < LOWEST:  # no token is allowed: the request must end, with any token
                 best = 0
                 while best < columns - 1 and load(logits, start + best, kind) != highest:
                     best += 1
@@ -94,7 +94,8 @@ def select_kernel(kind: int) -> Any:
     float32; ids [rows, room] int64; counts [rows] int64, -1 where equals do not fit; totals [rows] float32: the sum of
     e^((x - best) / temperature) over the row. What is under e^-32 of the best is left out.
 
-    How far down to go is found by halving: counting vectors of tokens over a border takes less than sorting any of them.
+    How far down to go is found by halving: counting vectors of tokens over a border takes less than sorting any of
+    them.
     """
 
     @kernel

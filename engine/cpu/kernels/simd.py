@@ -152,7 +152,9 @@ def call_kernel(typing_context: Any, function: Any, data: Any) -> Any:
 
 @intrinsic
 def call_system(typing_context: Any, function: Any, number: Any, first: Any, second: Any, third: Any) -> Any:
-    """Linux's system call of that number through libc's `syscall`, whose address is `function`; other arguments are 0."""
+    """Linux's system call of that number through libc's `syscall`, whose address is `function`; other
+    arguments are 0.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.PointerType(ir.FunctionType(I64, [I64] * 7)))
@@ -178,7 +180,7 @@ def clock_ns(typing_context: Any, function: Any) -> Any:
 
 @intrinsic
 def lost_core(typing_context: Any, function: Any, number: Any) -> Any:
-    """How often the system took the core from this thread while it had work: `ru_nivcsw` of getrusage(RUSAGE_THREAD),
+    """How often this thread was preempted: `ru_nivcsw` of getrusage(RUSAGE_THREAD),
     which is the system call of that number, through libc's `syscall`, whose address is `function`.
     """
 
@@ -214,7 +216,7 @@ def exp(typing_context: Any, x: Any) -> Any:
 
 @intrinsic
 def load_acquired(typing_context: Any, address: Any) -> Any:
-    """The int64 at `address`, and with it all that was written before whoever wrote it."""
+    """Load the int64 at `address` with acquire ordering."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(args[0], ir.PointerType(I64)), "acquire", 8)
@@ -224,7 +226,7 @@ def load_acquired(typing_context: Any, address: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def fetch_ahead(typing_context: Any, address: Any, count: Any, kind: Any) -> Any:
-    """Ask for `count` elements before they are needed."""
+    """Prefetch `count` elements."""
     number = kind.literal_value
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -236,7 +238,9 @@ def fetch_ahead(typing_context: Any, address: Any, count: Any, kind: Any) -> Any
 
 @intrinsic
 def largest(typing_context: Any, address: Any, begin: Any, end: Any) -> Any:
-    """The greatest of the float32 from `begin` to `end`, which is greater; a loop of scalars does not become vectors."""
+    """The greatest of the float32 from `begin` to `end`, which is greater; a loop of scalars does not
+    become vectors.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address, begin, end = args

@@ -114,7 +114,7 @@ def crowded() -> bool:
 
 
 def set_num_threads(threads: int) -> None:
-    """Let kernels run on so many threads, at least 1, the calling one among them. Starts helpers, or ends them."""
+    """Set the number of kernel threads, at least 1, the caller included. Starts or stops helpers."""
     global _threads, _pool
     with _lock:
         threads = threads if can_share() else 1
