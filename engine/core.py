@@ -257,7 +257,7 @@ class EngineCore:
         progress.begin("computing a step", self._pace.expected_s(batch.total_tokens))
         try:
             result = self.runner.launch(batch)
-        except Exception:  # the step loop is one of the edges: the batch fails, the engine goes on
+        except Exception:  # an outer boundary: the batch fails, the engine goes on
             logger.exception("step failed", extra={"requests": len(batch.requests)})
             return None
         self.scheduler.launched(batch, result.requests if isinstance(result, LaunchedStep) else ())

@@ -148,7 +148,7 @@ class EmbeddingCore:
         torch.set_num_threads(self._share.begin())
         try:
             vectors = self.model.embed([job.message.inputs[index] for job, index in batch])
-        except Exception:  # the step loop is one of the edges: the batch fails, the engine goes on
+        except Exception:  # an outer boundary: the batch fails, the engine goes on
             self.failed_steps += 1
             logger.exception("step failed", extra={"texts": len(batch)})
             for job in {id(job): job for job, _ in batch}.values():

@@ -20,7 +20,7 @@ FIELDS = 8
 """A run: first row, rows, A [ranks, inputs], ranks (0: no adapter), packed B [panels, depth, 32], depth, halves, start.
 
 halves: int64 [panels, 2], where in the row of `low` the ranks of each half panel's 16 columns begin; -1: nothing is
-added to the panel. start: float32 [panels * 32], where the sums begin beside that (0: at zero).
+added to the panel. start: float32 [panels * 32], the initial values of the sums apart from that (0: zero).
 """
 TASK_ROWS, TASK_RANKS = 48, 16
 """What one worker takes of x A^T at a time."""

@@ -354,7 +354,7 @@ def choose(logits: torch.Tensor, temperatures: Sequence[float], uniforms: Sequen
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The best tokens of rows of logits: values [B, N] float32, -inf behind a row's last, ids [B, N] int64, N the same
+    """The best tokens of rows of logits: values [B, N] float32, -inf after a row's last, ids [B, N] int64, N the same
     for all; of each row the log [B, 1] of the sum of e^((x - best) / temperature) over all its tokens.
     """
 
