@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from engine.request import Request
     from engine.scheduler import ScheduledBatch
 
-Runs = tuple[tuple[int, int, str], ...]
-"""(first row, number of rows, adapter digest) of a step's runs of rows with one adapter; other rows are in no run."""
+Segments = tuple[tuple[int, int, str], ...]
+"""(first row, number of rows, adapter digest) of a step's segments: rows with one adapter. Other rows are in none."""
 
 MIN_ROWS = 2
 """Steps of one row are padded, because torch's own products (of experts, for example) round a single row differently.
@@ -60,7 +60,7 @@ class ForwardBatch:
     """As in the scheduled batch."""
     prompt_rows: list[tuple[Request, int, int]]
     """(request, first prompt position, count): further logits rows, for prompt log-probabilities."""
-    runs: Runs = ()
+    segments: Segments = ()
     """Rows that have an adapter."""
     chosen: torch.Tensor | None = None
     """[N] int64, on the device: the tokens of the previous step; an input id of -1 - n stands for the n-th of them."""
@@ -78,7 +78,7 @@ def build_batch(scheduled: ScheduledBatch, block_size: int, chosen: Chosen | Non
     sampled_rows: list[int] = []
     prompt_rows: list[tuple[Request, int, int]] = []
     prompt_row_numbers: list[int] = []
-    runs: list[tuple[int, int, str]] = []
+    segments: list[tuple[int, int, str]] = []
     pairs = list(zip(scheduled.requests, scheduled.num_new_tokens, strict=True))
     if any(request.adapter is not None for request in scheduled.requests):  # group the rows by adapter
         pairs.sort(key=lambda pair: "" if pair[0].adapter is None else pair[0].adapter.digest)
@@ -97,7 +97,7 @@ def build_batch(scheduled: ScheduledBatch, block_size: int, chosen: Chosen | Non
         used = table[: -(-end // block_size)]
         sequences.append(SequenceSlice(row, count, end, used))
         if request.adapter is not None:
-            _extend_runs(runs, row, count, request.adapter.digest)
+            _extend_segments(segments, row, count, request.adapter.digest)
         if end == len(request.token_ids) + len(drafts):
             sampled += [(request, number) for number in range(1 + len(drafts))]
             sampled_rows += range(row + count - 1 - len(drafts), row + count)
@@ -120,7 +120,7 @@ def build_batch(scheduled: ScheduledBatch, block_size: int, chosen: Chosen | Non
         sampled=sampled,
         drafts=scheduled.drafts,
         prompt_rows=prompt_rows,
-        runs=tuple(runs),
+        segments=tuple(segments),
         chosen=chosen.tokens if chosen is not None and min(ids) < 0 else None,
     )
 
@@ -130,7 +130,7 @@ def fill_in(ids: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
     return ids if chosen is None else torch.where(ids < 0, chosen[(-1 - ids).clamp_min(0)], ids)
 
 
-def _extend_runs(runs: list[tuple[int, int, str]], row: int, count: int, digest: str) -> None:
-    if runs and runs[-1][2] == digest:
-        row, count = runs[-1][0], runs.pop()[1] + count
-    runs.append((row, count, digest))
+def _extend_segments(segments: list[tuple[int, int, str]], row: int, count: int, digest: str) -> None:
+    if segments and segments[-1][2] == digest:
+        row, count = segments[-1][0], segments.pop()[1] + count
+    segments.append((row, count, digest))

@@ -90,7 +90,7 @@ class CpuBackend:
         rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
         count = batch.input_ids.shape[1]
         checked = cache.checked if isinstance(forward, FusedDecoder) else None
-        with attend_with(context), adapters_of(batch.runs, count), known_after_once(checked, (count, len(rows))):
+        with attend_with(context), adapters_of(batch.segments, count), known_after_once(checked, (count, len(rows))):
             return forward(fill_in(batch.input_ids, batch.chosen), batch.positions, rows)
 
     def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: KVCache, max_model_len: int) -> None:

@@ -66,17 +66,17 @@ class PanelLinear(nn.Module):
         """[T, in] -> [T, out], a view of `out` [T, width], which is made where it is not given."""
         if out is None:
             out = x.new_empty(x.shape[0], self.width)
-        ops.linear(x, self.weight, self.bias, out, STORE, self.lora.runs(x.shape[0]))
+        ops.linear(x, self.weight, self.bias, out, STORE, self.lora.segments(x.shape[0]))
         return out if self.width == self.out_features else out[:, : self.out_features]
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
         """Add y to residual [T, width] float32."""
-        ops.linear(x, self.weight, self.bias, residual, ADD, self.lora.runs(x.shape[0]))
+        ops.linear(x, self.weight, self.bias, residual, ADD, self.lora.segments(x.shape[0]))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in] -> [T, out] float32, not rounded, so that the best logits stay distinct."""
         out = torch.empty(x.shape[0], self.width)
-        ops.linear(x, self.weight, self.bias, out, WIDEN, self.lora.runs(x.shape[0]))
+        ops.linear(x, self.weight, self.bias, out, WIDEN, self.lora.segments(x.shape[0]))
         return out[:, : self.out_features]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -131,7 +131,7 @@ class PanelGate:
 
     def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """[T, in] -> [T, out], a view of `out` [T, width]."""
-        ops.linear(x, self.weight, None, out, GATE, self.lora.runs(x.shape[0]))
+        ops.linear(x, self.weight, None, out, GATE, self.lora.segments(x.shape[0]))
         return out if self.width == self.out_features else out[:, : self.out_features]
 
 

@@ -1,7 +1,7 @@
 """Adapters on the CPU: their packed weights in each layer, and their products in a step.
 
-A step's rows are grouped into runs of one adapter each. An adapter takes two small products per run and layer: the
-first is a kernel call for all runs; the second is the initial value of the layer's own product, instead of its bias.
+A step's rows are grouped into segments of one adapter each. An adapter takes two small products per segment and layer: the
+first is a kernel call for all segments; the second is the initial value of the layer's own product, instead of its bias.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from engine.adapters.peft import Adapter, LoraWeights
-    from engine.batch import Runs
+    from engine.batch import Segments
 
-_runs: Runs = ()
+_segments: Segments = ()
 _rows = 0
 
 
 @contextmanager
-def adapters_of(runs: Runs, rows: int) -> Iterator[None]:
-    """Apply the adapters of these runs in the layers called inside the block; `rows`: the step's number of rows."""
-    global _runs, _rows
-    _runs, _rows = runs, rows
+def adapters_of(segments: Segments, rows: int) -> Iterator[None]:
+    """Apply the adapters of these segments in the layers called inside the block; `rows`: the step's number of rows."""
+    global _segments, _rows
+    _segments, _rows = segments, rows
     try:
         yield
     finally:
-        _runs, _rows = (), 0
+        _segments, _rows = (), 0
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class LoraLayer:
         self._part_of_half = halves.amax(2)
         self._mixes_parts = bool(((halves != self._part_of_half[:, :, None]) & (halves >= 0)).any())
         self._weights: dict[str, PackedLora] = {}
-        self._made: tuple[tuple[Runs, int], ops.LoraRuns | None] | None = None
+        self._made: tuple[tuple[Segments, int], ops.LoraSegments | None] | None = None
 
     def make(self, adapter: Adapter) -> PackedLora | None:
         """Pack the adapter for this layer; None if it does not adapt the layer. Changes no state, so any thread may
@@ -166,25 +166,25 @@ class LoraLayer:
     @property
     def active(self) -> bool:
         """Whether the current step has rows with adapters."""
-        return bool(_runs)
+        return bool(_segments)
 
-    def runs(self, rows: int) -> ops.LoraRuns | None:
+    def segments(self, rows: int) -> ops.LoraSegments | None:
         """The current step's adapters in this layer, for a product of [rows, in]; None if there are none."""
         self.other_rows |= rows != _rows
-        if not _runs or not self._weights:
+        if not _segments or not self._weights:
             return None
         if rows != _rows:
             raise RuntimeError(f"{self.parts} was called with {rows} rows in a step of {_rows}")
-        if self._made is None or self._made[0] != (_runs, rows):
-            self._made = ((_runs, rows), self._make(rows))
+        if self._made is None or self._made[0] != (_segments, rows):
+            self._made = ((_segments, rows), self._make(rows))
         return self._made[1]
 
-    def _make(self, rows: int) -> ops.LoraRuns | None:
+    def _make(self, rows: int) -> ops.LoraSegments | None:
         bias = 0 if self.bias is None else self.bias.data_ptr()
         table: list[list[int]] = []
         factors = torch.zeros(rows, dtype=torch.int64)
         done = ranks = 0
-        for first, count, digest in _runs:
+        for first, count, digest in _segments:
             weights = self._weights.get(digest)
             if weights is None:
                 continue
@@ -201,4 +201,4 @@ class LoraLayer:
             return None
         if done < rows:
             table.append([done, rows - done, 0, 0, 0, 0, 0, bias])
-        return ops.LoraRuns(torch.tensor(table), ranks, factors if bool(factors.any()) else None, rows)
+        return ops.LoraSegments(torch.tensor(table), ranks, factors if bool(factors.any()) else None, rows)

@@ -80,7 +80,7 @@ class DecodeGraphs:
         no adapters.
         """
         count = len(batch.sequences)
-        alone = count <= self._sizes[-1] and not batch.runs and all(s.count == 1 for s in batch.sequences)
+        alone = count <= self._sizes[-1] and not batch.segments and all(s.count == 1 for s in batch.sequences)
         return alone and batch.logits_rows.tolist() == [*range(count)]
 
     def run(self, batch: ForwardBatch) -> torch.Tensor:

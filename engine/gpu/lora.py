@@ -17,7 +17,7 @@ from engine.gpu.attention import to_device
 
 if TYPE_CHECKING:
     from engine.adapters.peft import Adapter
-    from engine.batch import Runs
+    from engine.batch import Segments
 
 
 @dataclass(slots=True)
@@ -48,13 +48,13 @@ class Slots:
             self.numbers[digest] = min(set(range(self.count)) - set(self.numbers.values()))
         return self.numbers[digest]
 
-    def begin_step(self, runs: Runs, rows: int, dtype: torch.dtype) -> None:
+    def begin_step(self, segments: Segments, rows: int, dtype: torch.dtype) -> None:
         """Set the step's adapter mask; valid until `end_step`."""
         self.rows = rows
-        if not runs:
+        if not segments:
             return
         of_row = torch.full((rows,), self.count)
-        for first, number, digest in runs:
+        for first, number, digest in segments:
             of_row[first : first + number] = self.numbers[digest]
         self.row_slots = to_device(of_row, self.device)
         slot_of_column = torch.arange(self.count, device=self.device).repeat_interleave(self.rank)

@@ -20,8 +20,8 @@ def linear(x=X, weight=WEIGHT, bias=None, out=None, **options):
     ops.linear(x, weight, bias, torch.zeros(T, WIDE) if out is None else out, **options)
 
 
-def runs(*rows, ranks=4, factors=None, count=T):
-    return ops.LoraRuns(torch.tensor([[*row, 0, 0, 0, 0] for row in rows]), ranks, factors, count)
+def segments(*rows, ranks=4, factors=None, count=T):
+    return ops.LoraSegments(torch.tensor([[*row, 0, 0, 0, 0] for row in rows]), ranks, factors, count)
 
 
 def norm(x=X, weight=None, out=None):
@@ -51,7 +51,7 @@ def attend(query=(4, T, 8), keys=(4, 2, 8, 16), values=(4, 2, 4, 16), out=(T, 4,
 def test_what_fits():
     linear()
     linear(out=torch.zeros(T, WIDE), ending=ADD, bias=torch.zeros(WIDE))
-    runs((0, 1, 0, 0), (1, 2, 0, 4))
+    segments((0, 1, 0, 0), (1, 2, 0, 4))
     norm()
     rotate()
     write()
@@ -74,12 +74,12 @@ def test_what_fits():
         lambda: linear(x=X.half(), weight=ops.pack_weight(torch.ones(OUT, IN).half()),
                        out=torch.zeros(T, WIDE).half(), ending=WIDEN),
         lambda: linear(out=torch.zeros(T, WIDE // 2 - 1), ending=GATE),
-        lambda: linear(lora=runs((0, 2, 0, 4), count=2)),
-        lambda: runs((0, 1, 0, 4), (2, 1, 0, 4)),
-        lambda: runs((0, 2, 0, 4)),
-        lambda: runs((0, 4, 0, 4)),
-        lambda: runs((0, T, 0, 5)),
-        lambda: runs((0, T, 0, 4), factors=torch.zeros(T - 1, dtype=torch.int64)),
+        lambda: linear(lora=segments((0, 2, 0, 4), count=2)),
+        lambda: segments((0, 1, 0, 4), (2, 1, 0, 4)),
+        lambda: segments((0, 2, 0, 4)),
+        lambda: segments((0, 4, 0, 4)),
+        lambda: segments((0, T, 0, 5)),
+        lambda: segments((0, T, 0, 4), factors=torch.zeros(T - 1, dtype=torch.int64)),
         lambda: norm(weight=torch.ones(IN - 1)),
         lambda: norm(weight=torch.ones(IN).half()),
         lambda: norm(x=X.half()),

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from config.registry import DjangoRegistry
+from engine.adapters.failures import AdapterCode, AdapterFailure
 from engine.adapters.files import CONFIG, WEIGHTS, content_digest
 from engine.client import EngineClient
 from engine.messages import AdapterRef
@@ -26,6 +27,7 @@ from management.snapshot import SnapshotHolder
 from tests.conftest import ROOT
 from tests.live import LiveServer, wait_until
 
+NOT_LOADED = AdapterFailure(AdapterCode.NOT_LOADED)
 QUESTION = "What is 2 + 3?"
 CHAT = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 24}
 
@@ -178,13 +180,13 @@ def test_the_registry_decides_what_is_read_ahead_and_pinned(tmp_path):
             database.execute(f"update management_adapter set {name} = ?", (value,))
         database.commit()
 
-    assert asyncio.run(ask("json", "unpin")) == asyncio.run(ask("pirate", "unpin")) == "the adapter is not loaded"
+    assert asyncio.run(ask("json", "unpin")) == asyncio.run(ask("pirate", "unpin")) == NOT_LOADED
     wish(preload=1)
     wait_until(lambda: all(asyncio.run(ask(name, "unpin")) is None for name in refs), 20, lambda: live.log)
     assert answer(live, "json").startswith("{")
     database.execute("delete from management_adapter where name = 'json'")
     database.commit()
-    wait_until(lambda: asyncio.run(ask("json", "unpin")) == "the adapter is not loaded", 20, lambda: live.log)
+    wait_until(lambda: asyncio.run(ask("json", "unpin")) == NOT_LOADED, 20, lambda: live.log)
     assert live.get("/v1/models/json").status_code == 404
     assert answer(live, "pirate")
     database.close()

@@ -1,6 +1,6 @@
 """Bounds and shape checks before addresses go to compiled code, which checks nothing itself.
 
-Shapes and types are checked at each call; the contents of slots, block tables and adapter runs once per step. If all
+Shapes and types are checked at each call; the contents of slots, block tables and adapter segments once per step. If all
 calls of a forward pass are determined by its number of rows, its shapes are checked once per number.
 """
 
@@ -138,20 +138,23 @@ def check_product(
     )
 
 
-def check_runs(runs: torch.Tensor, ranks: int, factors: torch.Tensor | None, rows: int) -> None:
+def check_segments(segments: torch.Tensor, ranks: int, factors: torch.Tensor | None, rows: int) -> None:
     """Runs [N, FIELDS] int64 that cover all rows once, in order, none of more than `ranks`."""
     require(
-        runs.dtype == torch.int64 and runs.is_contiguous() and runs.dim() == 2 and runs.shape[1] == FIELDS,
-        f"runs must be [N, {FIELDS}] int64",
-        runs,
+        segments.dtype == torch.int64
+        and segments.is_contiguous()
+        and segments.dim() == 2
+        and segments.shape[1] == FIELDS,
+        f"segments must be [N, {FIELDS}] int64",
+        segments,
     )
     done = 0
-    for first, count, _, size, *_ in runs.tolist():
+    for first, count, _, size, *_ in segments.tolist():
         require(
-            first == done and count > 0 and 0 <= size <= ranks, f"a run of {count} rows at {first}, of {size} ranks"
+            first == done and count > 0 and 0 <= size <= ranks, f"a segment of {count} rows at {first}, of {size} ranks"
         )
         done += count
-    require(done == rows, f"runs of {done} rows in a step of {rows}")
+    require(done == rows, f"segments of {done} rows in a step of {rows}")
     require(factors is None or (factors.shape == (rows,) and factors.dtype == torch.int64), "factors", factors)
 
 

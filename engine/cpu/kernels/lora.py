@@ -1,4 +1,4 @@
-"""x W^T + b where runs of rows have adapters: each run's sums begin at x A^T B^T instead of at zero.
+"""x W^T + b where segments of rows have adapters: each segment's sums begin at x A^T B^T instead of at zero.
 
 First all workers share out x A^T; when it is whole, each panel of the weight begins at its part of the second product.
 Two kernels that one call runs, because another call costs as much as a small adapter does.
@@ -17,7 +17,7 @@ from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, take_tick
 from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
 FIELDS = 8
-"""A run: first row, rows, A [ranks, inputs], ranks (0: no adapter), packed B [panels, depth, 32], depth, halves, start.
+"""A segment: first row, rows, A [ranks, inputs], ranks (0: no adapter), packed B [panels, depth, 32], depth, halves, start.
 
 halves: int64 [panels, 2], where in the row of `low` the ranks of each half panel's 16 columns begin; -1: nothing is
 added to the panel. start: float32 [panels * 32], the initial values of the sums apart from that (0: zero).
@@ -28,37 +28,37 @@ TASK_ROWS, TASK_RANKS = 48, 16
 
 @cache
 def low_rank_kernel(kind: int, paired: int) -> Any:
-    """Each run's x A^T. Arguments: see `adapted_kernel`, which comes after it."""
-    element, run_bytes = 4 if kind == F32 else 2, 8 * FIELDS
+    """Each segment's x A^T. Arguments: see `adapted_kernel`, which comes after it."""
+    element, segment_bytes = 4 if kind == F32 else 2, 8 * FIELDS
 
     @kernel
     def low_rank(data: Any) -> None:
         a = address_of(data)
         inner, x, x_stride = load_int(a, 3), load_int(a, 5), load_int(a, 6)
-        runs, number, low, low_stride = load_int(a, 11), load_int(a, 12), load_int(a, 13), load_int(a, 14)
-        end = runs + run_bytes * number
+        segments, number, low, low_stride = load_int(a, 11), load_int(a, 12), load_int(a, 13), load_int(a, 14)
+        end = segments + segment_bytes * number
         while True:
             ticket = take_ticket(a)
-            run = runs
+            segment = segments
             across = 0
-            while run < end:
-                across = (load_int(run, 3) + TASK_RANKS - 1) // TASK_RANKS
-                count = (load_int(run, 1) + TASK_ROWS - 1) // TASK_ROWS * across
+            while segment < end:
+                across = (load_int(segment, 3) + TASK_RANKS - 1) // TASK_RANKS
+                count = (load_int(segment, 1) + TASK_ROWS - 1) // TASK_ROWS * across
                 if ticket < count:
                     break
                 ticket -= count
-                run += run_bytes
-            if run >= end:
+                segment += segment_bytes
+            if segment >= end:
                 return
-            head, last = load_int(run, 0), load_int(run, 0) + load_int(run, 1)
+            head, last = load_int(segment, 0), load_int(segment, 0) + load_int(segment, 1)
             head += ticket // across * TASK_ROWS
             rank = ticket % across * TASK_RANKS
             for first in range(head, min(head + TASK_ROWS, last), DOT_ROWS):
-                for k in range(rank, min(rank + TASK_RANKS, load_int(run, 3)), DOT_RANKS):
+                for k in range(rank, min(rank + TASK_RANKS, load_int(segment, 3)), DOT_RANKS):
                     dots(
-                        min(DOT_ROWS, min(head + TASK_ROWS, last) - first), min(DOT_RANKS, load_int(run, 3) - k),
+                        min(DOT_ROWS, min(head + TASK_ROWS, last) - first), min(DOT_RANKS, load_int(segment, 3) - k),
                         low + (first * low_stride + k) * element, low_stride, x + first * x_stride * element, x_stride,
-                        load_int(run, 2) + k * inner * element, inner, kind, paired,
+                        load_int(segment, 2) + k * inner * element, inner, kind, paired,
                     )  # fmt: skip
 
     return low_rank
@@ -66,13 +66,13 @@ def low_rank_kernel(kind: int, paired: int) -> Any:
 
 @cache
 def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
-    """Arguments: rows, inner, panels; x, its stride; weight [panels, inner, 32]; out, its stride; factors (0: none); runs,
+    """Arguments: rows, inner, panels; x, its stride; weight [panels, inner, 32]; out, its stride; factors (0: none); segments,
     their number; low, as `low_rank_kernel` left it, its stride; scratch, bytes a worker.
     """
     element = 4 if kind == F32 else 2
     out_element = 4 if ending in (ADD, WIDEN) else element
     width = LANES if ending == GATE else PANEL
-    run_bytes = 8 * FIELDS
+    segment_bytes = 8 * FIELDS
 
     @kernel
     def adapted(data: Any) -> None:
@@ -80,7 +80,7 @@ def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
         rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
         x, x_stride, weight = load_int(a, 5), load_int(a, 6), load_int(a, 7)
         out, stride, factors = load_int(a, 8), load_int(a, 9), load_int(a, 10)
-        runs, end = load_int(a, 11), load_int(a, 11) + run_bytes * load_int(a, 12)
+        segments, end = load_int(a, 11), load_int(a, 11) + segment_bytes * load_int(a, 12)
         low, low_stride = load_int(a, 13), load_int(a, 14)
         scratch = load_int(a, 15) + take_ticket(a + 8) * load_int(a, 16)
         tile = tile_rows(rows)
@@ -90,12 +90,12 @@ def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
             if begin >= panels:
                 return
             for panel in range(begin, min(begin + panels_each, panels)):
-                for run in range(runs, end, run_bytes):
-                    head, count, depth = load_int(run, 0), load_int(run, 1), load_int(run, 5)
-                    halves, own = load_int(run, 6) + 16 * panel, load_int(run, 7)
-                    if load_int(run, 3) == 0 or load_int(halves, 0) < 0:
-                        halves, depth = runs, 0
-                    b = load_int(run, 4) + panel * depth * PANEL * element
+                for segment in range(segments, end, segment_bytes):
+                    head, count, depth = load_int(segment, 0), load_int(segment, 1), load_int(segment, 5)
+                    halves, own = load_int(segment, 6) + 16 * panel, load_int(segment, 7)
+                    if load_int(segment, 3) == 0 or load_int(halves, 0) < 0:
+                        halves, depth = segments, 0
+                    b = load_int(segment, 4) + panel * depth * PANEL * element
                     if panel + 1 < panels and rows == tile:
                         fetch_ahead(b + depth * PANEL * element, depth * PANEL, kind)
                     for first in range(head, head + count, MAX_ROWS):

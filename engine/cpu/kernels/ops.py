@@ -152,21 +152,21 @@ def unpack_gate(packed: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class LoraRuns:
+class LoraSegments:
     """A step's adapters in one layer.
 
-    runs: [N, 8] int64, see `engine.cpu.kernels.lora.FIELDS`, covering all rows. ranks: the most that a run has.
-    factors: [T] int64, addresses of float32 [panels * 32] that multiply a row's sums, or 0; None where no run has any.
+    segments: [N, 8] int64, see `engine.cpu.kernels.lora.FIELDS`, covering all rows. ranks: the most that a segment has.
+    factors: [T] int64, addresses of float32 [panels * 32] that multiply a row's sums, or 0; None where no segment has any.
     rows: T.
     """
 
-    runs: torch.Tensor
+    segments: torch.Tensor
     ranks: int
     factors: torch.Tensor | None
     rows: int
 
     def __post_init__(self) -> None:
-        checks.check_runs(self.runs, self.ranks, self.factors, self.rows)
+        checks.check_segments(self.segments, self.ranks, self.factors, self.rows)
 
 
 _room = torch.empty(0, dtype=torch.uint8)
@@ -187,7 +187,7 @@ def linear(
     bias: torch.Tensor | None,
     out: torch.Tensor,
     ending: int = STORE,
-    lora: LoraRuns | None = None,
+    lora: LoraSegments | None = None,
 ) -> None:
     """Out [T, *] = x [T, in] times a packed weight plus a bias [*] float32; what adapters add, and their bias, is
     `lora`.
@@ -214,7 +214,7 @@ def linear(
     run(
         low_rank_kernel(kind, paired),
         rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), out.stride(0),
-        0 if lora.factors is None else lora.factors.data_ptr(), lora.runs.data_ptr(), len(lora.runs),
+        0 if lora.factors is None else lora.factors.data_ptr(), lora.segments.data_ptr(), len(lora.segments),
         low, lora.ranks, low + rows * lora.ranks * 4, each,
         after=adapted_kernel(kind, paired, ending), work=rows * inner * panels,
     )  # fmt: skip

@@ -57,7 +57,7 @@ def test_what_has_ended_is_not_found_while_its_answer_is_being_sent():
         ended = False
         stops = 0
 
-        def stop(self) -> None:
+        def cancel(self) -> None:
             self.stops += 1
 
     running, first, second = RunningRequests(), Sent(), Sent()
