@@ -51,6 +51,16 @@ def test_its_own_plane_answers(made_up, port):
     assert (answer.json(), answer.headers["x-made-up"]) == (["demo"], "1")
 
 
+def test_it_generates_whole_and_streamed(made_up, port):
+    url, body = f"http://127.0.0.1:{port}/complete", {"text": "The capital of France is"}
+    whole = httpx.post(url, json=body, timeout=60).json()["completion"]
+    streamed = httpx.post(url, json={**body, "stream": True}, timeout=60)
+    assert whole
+    assert (streamed.text, streamed.headers["content-type"]) == (f"{whole}.", "text/plain")
+    refused = httpx.post(url, json={"text": "The capital " * 4000, "stream": True}, timeout=60)
+    assert (refused.status_code, refused.json()) == (422, {"made_up_problem": "PromptTooLong"})
+
+
 def test_errors_have_its_own_shape(made_up, port):
     refused = made_up.post("/made-up/echo", {})
     assert (refused.status_code, refused.json()) == (422, {"made_up_problem": "InvalidRequest"})
