@@ -24,7 +24,9 @@ EngineSettings: Any = create_model(
     **{
         field.name: (
             field.type,
-            Field(field.default, ge=field.option.least, le=field.option.most, description=field.option.description),
+            Field(
+                field.default, ge=field.option.minimum, le=field.option.maximum, description=field.option.description
+            ),
         )
         for field in OPTIONS.values()
         if field.option.setting

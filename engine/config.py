@@ -21,13 +21,13 @@ from engine.address import parse
 class Option:
     """The description of one field of EngineConfig, given in the field's annotation.
 
-    `least` and `most` bound a number, both inclusive. `setting`: the server setting DRAGOMAN_<NAME> gives the field's
+    `minimum` and `maximum` bound a number, both inclusive. `setting`: the server setting DRAGOMAN_<NAME> gives the field's
     value in the deployment that `serve` creates. `reserved`: only the launcher sets the field, never a deployment.
     """
 
     description: str
-    least: int | None = None
-    most: int | None = None
+    minimum: int | None = None
+    maximum: int | None = None
     setting: bool = False
     reserved: bool = False
 
@@ -116,10 +116,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ] = 30.0
 
     def __post_init__(self) -> None:
-        for name, least, most in _BOUNDS:
+        for name, minimum, maximum in _BOUNDS:
             value = getattr(self, name)
-            if not least <= value <= most:
-                raise ValueError(f"{name} must be between {least} and {most}, got {value}")
+            if not minimum <= value <= maximum:
+                raise ValueError(f"{name} must be between {minimum} and {maximum}, got {value}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs: a decode step feeds one each")
         if self.address:
@@ -154,9 +154,9 @@ def _fields() -> list[OptionField]:
 
 _ALL = _fields()
 _BOUNDS = tuple(
-    (field.name, field.option.least, field.option.most)
+    (field.name, field.option.minimum, field.option.maximum)
     for field in _ALL
-    if field.option.least is not None and field.option.most is not None
+    if field.option.minimum is not None and field.option.maximum is not None
 )
 OPTIONS = {field.name: field for field in _ALL if not field.option.reserved}
 """The fields that a deployment may set, by name."""

@@ -20,9 +20,9 @@ def values(field: OptionField) -> str:
         return ", ".join(f"`{name}`" for name in field.choices)
     if field.type is bool:
         return "`true`, `false`"
-    if field.option.least is None:
+    if field.option.minimum is None:
         return "a number"
-    return f"{field.option.least} to {field.option.most}"
+    return f"{field.option.minimum} to {field.option.maximum}"
 
 
 def table(settings: bool) -> str:

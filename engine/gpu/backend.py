@@ -94,7 +94,7 @@ class DeviceBackend:
             free, total = torch.cuda.mem_get_info(self.device)
             budget = max(0, int(free - total * (1 - MEMORY_SHARE)) - self._later_bytes(dtype))
         count = max(2, min(budget // block_bytes(specs, self._config.block_size, dtype), limit + 1))
-        return count if self._ranks is None else self._ranks.least(count)
+        return count if self._ranks is None else self._ranks.minimum(count)
 
     def _later_bytes(self, dtype: torch.dtype) -> int:
         """Bytes that are allocated after the cache: adapter slots, the activations of the largest step, and the
@@ -153,7 +153,7 @@ class DeviceBackend:
                 logger.warning("decode runs without graphs: %s", error)
                 captured = False
             if self._ranks is not None:  # all ranks or none: collectives of padded and unpadded steps do not match
-                captured = bool(self._ranks.least(int(captured)))
+                captured = bool(self._ranks.minimum(int(captured)))
             if captured:
                 self._graphs = graphs
 

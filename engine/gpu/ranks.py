@@ -94,7 +94,7 @@ class Ranks:
 
         return {"distributed_config": DistributedConfig(tp_size=self.count, tp_plan="auto")}
 
-    def least(self, number: int) -> int:
+    def minimum(self, number: int) -> int:
         """The minimum of `number` over all ranks."""
         found = torch.tensor(number, device=self.device)
         dist.all_reduce(found, dist.ReduceOp.MIN)

@@ -32,8 +32,8 @@ def form_field(option: OptionField) -> forms.Field:
     if option.type is float:
         return forms.FloatField(widget=UnfoldAdminDecimalFieldWidget(attrs=attributes), **shared)
     return forms.IntegerField(
-        min_value=option.option.least,
-        max_value=option.option.most,
+        min_value=option.option.minimum,
+        max_value=option.option.maximum,
         widget=UnfoldAdminIntegerFieldWidget(attrs=attributes),
         **shared,
     )

@@ -110,8 +110,8 @@ def test_every_engine_option_has_a_field_with_its_meaning_and_bounds(browser, de
         assert escape(field.option.description) in page, name
         if field.type is int:
             tag = re.search(rf'<input[^>]*name="{name}"[^>]*>', page)[0]
-            assert f'min="{field.option.least}"' in tag, name
-            assert f'max="{field.option.most}"' in tag, name
+            assert f'min="{field.option.minimum}"' in tag, name
+            assert f'max="{field.option.maximum}"' in tag, name
 
 
 @pytest.mark.parametrize(
