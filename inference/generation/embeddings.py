@@ -186,4 +186,4 @@ def _failure(output: RequestOutput) -> Exception:
         return Overloaded("Model is overloaded")
     if code is FailureCode.DRAINING:
         return ShuttingDown("The server is shutting down.")
-    return GenerationFailed(f"Request failed: {None if output.error is None else words(output.error)}")
+    return GenerationFailed(f"Request failed: {None if output.error is None else words(output.error)}", output.error)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 if TYPE_CHECKING:
+    from engine.adapters.failures import AdapterFailure
+    from engine.failures import Failure
     from inference.errors import ServingError
 
 logger = structlog.get_logger(__name__)
@@ -26,10 +28,12 @@ def log_refusal(error: ServingError, method: str, path: str, status: int | str, 
     if error.logged:
         return
     field: str | None = getattr(error, "field", None)
+    failure: Failure | AdapterFailure | None = getattr(error, "failure", None)
     logger.info(
         "request refused",
         request_id=request_id,
         error=type(error).__name__,
+        failure=None if failure is None else failure.code.value,
         field=None if field is None else field[:MAX_LOGGED],
         method=method,
         path=path[:MAX_LOGGED],

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.failures import Failure, FailureCode, FinishReason
-from tests.unit.scripts import Gate, Script, ids, says
+from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
 
 PATH = "/v1/completions"
@@ -146,3 +146,11 @@ async def test_overload_before_the_body(start, lines):
     await eventually(lambda: serving.worker.submits)
     assert serving.planes["front"].overloaded("POST", PATH, {}).status == 503
     assert only(lines, "request refused")["error"] == "Overloaded"
+
+
+async def test_an_embedding_that_failed_has_the_failures_code(start, lines):
+    serving = await start(1, info=EMBEDDING)
+    serving.worker.embed_failure = Failure(FailureCode.STEP_FAILED)
+    await serving.post("/v1/embeddings", {"model": "demo", "input": "secret"})
+    line = only(lines, "request refused")
+    assert (line["error"], line["failure"], line["status"]) == ("GenerationFailed", "step_failed", 500)
