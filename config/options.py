@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, create_model, field_validator
+from pydantic import Field, SecretStr, create_model, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from config.installation import DEMO_MODEL, default_data_dir
@@ -47,6 +47,10 @@ class Options(EngineSettings):
         default_factory=default_data_dir, description="Folder for the database, sockets and generated secrets."
     )
     database_url: str = Field("", description="postgresql://user:password@host/name; empty is SQLite in data_dir.")
+    secrets_key: SecretStr = Field(
+        SecretStr(""),
+        description="Key that encrypts stored secrets, 32 bytes as url-safe base64; empty is a generated file in data_dir.",
+    )
     model: str = Field(str(DEMO_MODEL), description="Directory or hub id that `serve` deploys.")
     launcher: str = Field("local", description="Launcher of engine workers: " + ", ".join(LAUNCHERS) + ".")
     require_api_key: bool | None = Field(None, description="Ask for API keys; unset asks unless bound to loopback.")

@@ -100,6 +100,8 @@ TEMPLATES = [
     }
 ]
 MAX_ADAPTER_BYTES = options.max_adapter_bytes
+SECRETS_KEY = options.secrets_key.get_secret_value()
+SECRETS_KEY_FILE = options.data_dir / "secrets-key"
 DATABASES = {"default": _database(options.database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 CHANNEL_LAYERS = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}

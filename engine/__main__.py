@@ -1,7 +1,10 @@
 """A worker process: `python -m engine`. A launcher starts it and is connected to it by three pipes.
 
-stdin: one line, the EngineConfig as JSON. EOF means that the launcher has ended; the worker then exits.
-stdout: a JSON line for each change of state: {"state": "loading" | "ready" | "failed" | "exited", "reason"?}, and a
+stdin: one line, the EngineConfig as JSON. EOF means that the launcher has ended; the worker then exits. A worker with a
+lease (`lease_s`) reads no further: a launcher holds it by its control socket (`engine.process.control`), on which the lines
+of stdout are sent.
+stdout: a JSON line for each change of state: {"state": "loading" | "ready" | "failed" | "exited", "reason"?, "model"?},
+where "model" is the ModelInfo of a ready worker, and a
 progress report every second: {"state": "loading" | "alive", "doing", "quiet_s", "patience_s"}
 (`engine.process.progress`), by which a launcher distinguishes a hung worker from a busy one.
 stderr: the log. Exit status: `engine.failures.ExitStatus`.
@@ -23,6 +26,7 @@ from engine.config import EngineConfig
 from engine.engine import EngineBroken
 from engine.failures import ExitStatus
 from engine.process import log_writer
+from engine.process.control import Control, control_path
 from engine.process.progress import Pulse, Reporter, progress
 
 if TYPE_CHECKING:
@@ -48,10 +52,15 @@ def main() -> ExitStatus:
         """Write one status line; a pipe writes it atomically. Lines are dropped if the launcher does not read or has
         ended.
         """
+        line = json.dumps({"state": state, **details}).encode() + b"\n"
+        if control is not None:
+            control.report(line, changes_state=state != "alive")
+            return
         with suppress(BrokenPipeError, BlockingIOError):
-            os.write(status, json.dumps({"state": state, **details}).encode() + b"\n")
+            os.write(status, line)
 
     server: EngineServer | None = None
+    control: Control | None = None
 
     def beat(pulse: Pulse) -> None:
         report("loading" if server is None else "alive", **msgspec.structs.asdict(pulse))
@@ -62,6 +71,11 @@ def main() -> ExitStatus:
     # Ctrl-C in a terminal reaches the whole process group, but only the launcher decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    if config.lease_s:
+        path = control_path(config.address)
+        # At the end of its lease a worker must not wait for a step or a client.
+        control = Control(path, config.lease_s, lambda: os._exit(ExitStatus.LEASE_EXPIRED))
+        control.start()
     report("loading", doing=progress.doing)
     reporter = Reporter(beat)
     reporter.start()
@@ -82,9 +96,10 @@ def main() -> ExitStatus:
         report("failed", reason=f"{type(error).__name__}: {error}")
         return ExitStatus.MODEL_REFUSED
     server = EngineServer(core, config)
-    server.watch(sys.stdin.buffer)
+    if control is None:
+        server.watch(sys.stdin.buffer)
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "draining", True))
-    report("ready")
+    report("ready", model=msgspec.to_builtins(core.info))
     try:
         server.run()
     except EngineBroken as error:
@@ -92,6 +107,8 @@ def main() -> ExitStatus:
         return ExitStatus.BROKEN
     finally:
         reporter.stop()
+        if control is not None:
+            control.close()
     report("exited", reason="stopped")
     return ExitStatus.STOPPED
 

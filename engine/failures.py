@@ -99,3 +99,5 @@ class ExitStatus(IntEnum):
     """The model cannot be served by any worker with these options."""
     BROKEN = 4
     """The engine is broken; a restarted worker may work."""
+    LEASE_EXPIRED = 5
+    """No launcher renewed the worker's lease."""

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import threading
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,8 +36,22 @@ class AdapterEntry(msgspec.Struct, frozen=True):
     pinned: bool = False
 
 
+class Availability(StrEnum):
+    """What a request may expect of a deployment without a ready worker."""
+
+    COMING = "coming"
+    """Workers are starting, or a request makes them start: the request may wait."""
+    FAILED = "failed"
+    """No worker will come until a person acts."""
+
+
 class DeploymentEntry(msgspec.Struct, frozen=True):
-    """A deployment that should serve (desired number of workers > 0). `created` is in Unix seconds."""
+    """A deployment that should serve, with or without workers. `created` is in Unix seconds.
+
+    `info` describes its last ready worker, as msgpack of `ModelInfo`; None if there never was one. `start_timeout_s`: how
+    long a request may wait for a worker. `chat_template` replaces the model's own. `shares_with`: the deployment that
+    serves its requests while it has no ready worker.
+    """
 
     name: str
     model: str
@@ -45,6 +60,12 @@ class DeploymentEntry(msgspec.Struct, frozen=True):
     is_default: bool
     workers: tuple[WorkerEntry, ...]
     adapters: tuple[AdapterEntry, ...] = ()
+    public_id: str = ""
+    availability: Availability = Availability.COMING
+    info: bytes | None = None
+    start_timeout_s: float = 1200.0
+    chat_template: str = ""
+    shares_with: str = ""
 
     def adapter(self, name: str) -> AdapterEntry | None:
         """The adapter of this name, or None."""
@@ -66,6 +87,8 @@ class ApiKeyEntry(msgspec.Struct, frozen=True):
     hashed_key: str
     scopes: frozenset[str]
     expires: float | None
+    deployment: str = ""
+    """The public id of the only deployment that the key opens; empty: all."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -82,6 +105,11 @@ class Snapshot(msgspec.Struct, frozen=True):
         if entry is None or not same or (entry.expires is not None and entry.expires <= time.time()):
             return None
         return entry
+
+    def only(self, public_id: str) -> Snapshot:
+        """The snapshot with this deployment alone, which also serves requests that name no model."""
+        found = [msgspec.structs.replace(d, is_default=True) for d in self.deployments if d.public_id == public_id]
+        return Snapshot(tuple(found), self.keys)
 
     def resolve(self, name: str | None) -> Resolved | None:
         """Resolve a client's model name, or return None. "tgi", "dummy" and "" mean the default deployment; otherwise the

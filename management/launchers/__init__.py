@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from management.launchers.base import Launcher
 
 
-def _local() -> Launcher:
+def _local(shared: Path | None) -> Launcher:
+    from management.launchers.leased import LeasedLauncher
     from management.launchers.local import LocalLauncher
 
-    return LocalLauncher()
+    return LocalLauncher() if shared is None else LeasedLauncher(shared)
 
 
-LAUNCHERS: dict[str, Callable[[], Launcher]] = {"local": _local}
-"""Launchers by name. Each function imports its module, so that only the chosen launcher is imported."""
+LAUNCHERS: dict[str, Callable[[Path | None], Launcher]] = {"local": _local}
+"""Launchers by name. Each function imports its module, so that only the chosen launcher is imported.
+
+`shared` is None for workers that end with this process. Otherwise they have leases, and it is the folder that all launchers
+of the registry on this machine share.
+"""

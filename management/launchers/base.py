@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from engine.messages import ModelInfo
+
 if TYPE_CHECKING:
     from engine.config import EngineConfig
 
 
 class WorkerStatus(msgspec.Struct):
-    """A status report of a worker. `state` is "loading", "ready", "alive", "failed" or "exited".
+    """A status report of a worker. `state` is "loading", "ready", "alive", "failed" or "exited"; `model` describes the model
+    of a ready worker.
 
     About once a second a loading or alive worker reports `doing`, its current activity; `quiet_s`, the seconds without
     progress; and `patience_s`, the seconds without progress that are normal (`engine.process.progress`).
@@ -26,6 +29,7 @@ class WorkerStatus(msgspec.Struct):
     doing: str = ""
     quiet_s: float = 0.0
     patience_s: float = 0.0
+    model: ModelInfo | None = None
 
     @property
     def hangs(self) -> bool:
@@ -36,7 +40,8 @@ class WorkerStatus(msgspec.Struct):
 class WorkerHandle(Protocol):
     """A launched worker.
 
-    It must exit when the server dies for any reason. Its process runs `engine.__main__`, or speaks the same protocol:
+    It must exit when its launcher's process dies for any reason, or, if it is leased, when its lease is not renewed for
+    `EngineConfig.lease_s` seconds. Its process runs `engine.__main__`, or speaks the same protocol:
     the EngineConfig in, status lines out.
     """
 
@@ -48,6 +53,9 @@ class WorkerHandle(Protocol):
 
     def exit_code(self) -> int | None:
         """None while the worker runs, else as subprocess.Popen.returncode: 3 for a refused model, negative for a signal."""
+
+    def renew(self, epoch: int) -> None:
+        """Renew the lease in the leader's epoch; nothing for a worker without a lease. Never blocks."""
 
     def drain(self) -> None:
         """Ask the worker to finish its requests and exit (SIGTERM); this may take as long as it needs."""
@@ -62,10 +70,13 @@ class Launcher(Protocol):
     def launch(self, config: EngineConfig) -> WorkerHandle:
         """Start a worker. Raises OSError, with nothing left behind, if none can be started at the moment."""
 
+    def adopt(self, address: str) -> WorkerHandle | None:
+        """Take over the worker at this address, which an earlier process launched with a lease; None if none is there."""
+
     def address(self, name: str) -> str:
         """An address on which the worker of this name should listen (`engine.address`). This process can reach it, other
         users cannot. `name` is unique among all workers of this server, ended ones included.
         """
 
     def close(self) -> None:
-        """End all running workers."""
+        """End all running workers; leased ones run on until their leases end."""

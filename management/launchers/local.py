@@ -74,6 +74,9 @@ class LocalWorker:
         """The result of Popen.poll()."""
         return self._process.poll()
 
+    def renew(self, epoch: int) -> None:
+        """Nothing: the worker has this process's pipe instead of a lease."""
+
     def drain(self) -> None:
         """Send SIGTERM."""
         self._process.terminate()
@@ -107,6 +110,9 @@ class LocalLauncher:
         self._workers = [worker for worker in self._workers if not worker.closed]
         self._workers.append(LocalWorker(config))
         return self._workers[-1]
+
+    def adopt(self, address: str) -> None:
+        """None: its workers never outlive it."""
 
     def address(self, name: str) -> str:
         """A Unix socket in the private folder."""

@@ -1,7 +1,24 @@
 """The registries. `management.services` writes desired state, `management.ledger` observed state."""
 
 from management.models.access import ApiKey, AuditEvent
-from management.models.deployment import Deployment, Worker
+from management.models.capacity import Node, Price
+from management.models.deployment import Deployment
 from management.models.model import Adapter, Model, ModelVersion
+from management.models.processes import LeaderLease, WebProcess
+from management.models.secret import Secret
+from management.models.worker import Worker
 
-__all__ = ["Adapter", "ApiKey", "AuditEvent", "Deployment", "Model", "ModelVersion", "Worker"]
+__all__ = [
+    "Adapter",
+    "ApiKey",
+    "AuditEvent",
+    "Deployment",
+    "LeaderLease",
+    "Model",
+    "ModelVersion",
+    "Node",
+    "Price",
+    "Secret",
+    "WebProcess",
+    "Worker",
+]

@@ -19,6 +19,14 @@ class ApiKey(AbstractAPIKey):
     """An API key of the planes. Only its hash is stored; the key is shown once."""
 
     scopes = models.JSONField(default=default_scopes, help_text=f"What the key allows: any of {', '.join(SCOPES)}.")
+    deployment = models.ForeignKey(
+        "management.Deployment",
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="keys",
+        help_text="The only deployment that the key opens; empty: all.",
+    )
 
     class Meta(AbstractAPIKey.Meta):
         verbose_name = "API key"

@@ -1,62 +1,146 @@
-"""Writes the desired state of deployments: create, start, stop, change, remove. The reconciler acts on it."""
+"""Writes the desired state of deployments: create, start, stop, scale, change, delete. The reconciler acts on it.
+
+Each change locks the deployment's row, so of two changes at once the second sees what the first did.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from django.core.exceptions import ValidationError
 from django.db import transaction
-from django.db.models import F
 
-from engine.config import RESERVED, EngineConfig
-from management.models import Deployment, ModelVersion
+from engine.config import OPTIONS, RESERVED, EngineConfig
+from management.model_files import longest_sequence
+from management.models import Deployment
 from management.services import audit
-from management.services.errors import RegistryError
+from management.services.errors import RegistryConflict, RegistryError, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from management.models import Adapter, ModelVersion
 
 RESERVED_NAMES = {"tgi", "dummy"}
 MAX_REPLICAS = 64
 
+CHANGEABLE = frozenset(
+    {
+        "version", "engine_options", "chat_template", "min_workers", "max_workers", "strategy", "upper_threshold",
+        "lower_threshold", "up_window_s", "down_window_s", "start_timeout_s", "drain_timeout_s", "scale_to_zero",
+        "idle_timeout_s", "fast_autoscaling", "share_while_starting", "immediate_scale_down", "max_price_per_hour",
+        "min_throughput_rate", "gpu_type", "gpus_per_worker", "use_other_gpus", "expand_gpu_types", "spot",
+        "cloud_providers", "instance_types", "use_on_prem", "on_prem_node_ids", "use_cloudburst", "vendor_fields",
+    }
+)  # fmt: skip
+"""The fields that `change_deployment` sets."""
+
 
 @transaction.atomic
 def create_deployment(
-    name: str, version: ModelVersion, actor: str, engine_options: dict[str, Any] | None = None
+    name: str,
+    version: ModelVersion,
+    actor: str,
+    engine_options: dict[str, Any] | None = None,
+    adapters: Sequence[Adapter] = (),
+    **fields: Any,
 ) -> Deployment:
-    """Create a stopped deployment; the first one becomes the default. Raises RegistryError."""
-    options = check_engine_options(engine_options or {})
+    """Create a stopped deployment; the first one becomes the default. `fields` are columns of `Deployment`.
+
+    Raises RegistryError.
+    """
     if name in RESERVED_NAMES:
-        raise RegistryError(f"name: {name} always means the default deployment")
+        raise RegistryError(f"name: {name} always means the default deployment", fields={"name": ["is reserved"]})
     first = not Deployment.objects.filter(is_default=True).exists()
-    deployment = Deployment(name=name, version=version, engine_options=options, is_default=first)
-    try:
-        deployment.full_clean()
-    except ValidationError as error:
-        raise RegistryError("; ".join(error.messages)) from error
-    deployment.save()
-    audit.record(actor, "deployment.create", name, version=str(version), engine_options=options)
+    fields.setdefault("inference_kind", version.model.kind)
+    fields.setdefault("title", name)
+    deployment = Deployment(
+        name=name, version=version, engine_options=engine_options or {}, is_default=first, owner=actor, **fields
+    )
+    _save(deployment)
+    deployment.adapters.set(adapters)
+    audit.record(actor, "deployment.create", name, version=str(version), **_shown(deployment))
     return deployment
 
 
 @transaction.atomic
-def start_deployment(deployment: Deployment, actor: str, replicas: int = 1) -> None:
-    """Set the desired number of workers and raise the generation, which resets a failed deployment."""
+def start_deployment(deployment: Deployment, actor: str, replicas: int | None = None) -> None:
+    """Ask for this many workers (None: the minimum, at least 1), and raise the generation, which resets a failed deployment.
+
+    A number beyond the limits moves the limit, as a person's word is newer than the configuration.
+    """
+    current = _locked(deployment)
+    if replicas is None:
+        replicas = max(1, current.min_workers)
     if not 1 <= replicas <= MAX_REPLICAS:
-        raise RegistryError(f"replicas: must be between 1 and {MAX_REPLICAS}, got {replicas}")
-    changed = Deployment.objects.filter(pk=deployment.pk)
-    changed.update(replicas=replicas, generation=F("generation") + 1)
+        raise RegistryError(
+            f"replicas: must be between 1 and {MAX_REPLICAS}, got {replicas}",
+            fields={"replicas": [f"must be between 1 and {MAX_REPLICAS}"]},
+        )
+    if current.min_workers == current.max_workers:  # a fixed number of workers
+        current.min_workers = current.max_workers = replicas
+    current.max_workers = max(current.max_workers, replicas)
+    _ask(current, replicas)
     audit.record(actor, "deployment.start", deployment.name, replicas=replicas)
 
 
 @transaction.atomic
-def stop_deployment(deployment: Deployment, actor: str) -> None:
-    """Set the desired number of workers to 0; running workers finish their requests first."""
-    Deployment.objects.filter(pk=deployment.pk).update(replicas=0)
-    audit.record(actor, "deployment.stop", deployment.name)
+def stop_deployment(deployment: Deployment, actor: str, force: bool = False) -> bool:
+    """Ask for no workers; running workers finish their requests first, unless `force`. A deployment that may sleep is
+    woken by its next request. False if it is stopped already.
+    """
+    current = _locked(deployment)
+    if not current.replicas and (current.force or not force):
+        return False
+    current.force = force
+    _ask(current, 0, force)
+    audit.record(actor, "deployment.stop", deployment.name, force=force)
+    return True
+
+
+@transaction.atomic
+def scale_up(deployment: Deployment, actor: str, workers: int = 1) -> bool:
+    """Ask for `workers` more, or wake or restart a deployment without workers. False if it is starting already, so that
+    nothing changes. Raises RegistryConflict at the maximum or in deletion.
+    """
+    current = _locked(deployment)
+    if current.state == Deployment.State.PROVISIONING and current.replicas:
+        return False
+    if current.state == Deployment.State.ACTIVE and current.replicas:
+        wanted = current.target_workers + workers
+        if wanted > current.max_workers:
+            raise RegistryConflict(
+                f"max_workers: {current.name} has {current.target_workers} of at most {current.max_workers} workers",
+                fields={"max_workers": [f"is {current.max_workers}"]},
+            )
+    else:
+        wanted = max(1, current.min_workers)
+    _ask(current, wanted)
+    audit.record(actor, "deployment.scale_up", deployment.name, workers=wanted)
+    return True
+
+
+@transaction.atomic
+def delete_deployment(deployment: Deployment, actor: str, force: bool = False) -> bool:
+    """Delete: workers finish their requests, unless `force`; the row stays as a record until it is purged. False if it is
+    being deleted already, and `force` says nothing new.
+    """
+    current = Deployment.objects.select_for_update().get(pk=deployment.pk)
+    if current.deleted and (current.force or not force):
+        return False
+    repeated = current.deleted
+    current.deleted, current.force, current.is_default = True, force, False
+    _ask(current, 0, force)
+    if not repeated:
+        audit.record(actor, "deployment.delete", deployment.name, force=force)
+    return True
 
 
 @transaction.atomic
 def make_default(deployment: Deployment, actor: str) -> None:
     """Make this deployment the one that answers requests without a model name."""
+    _locked(deployment)
     Deployment.objects.filter(is_default=True).update(is_default=False)
     Deployment.objects.filter(pk=deployment.pk).update(is_default=True)
     audit.record(actor, "deployment.make_default", deployment.name)
@@ -64,33 +148,101 @@ def make_default(deployment: Deployment, actor: str) -> None:
 
 @transaction.atomic
 def change_deployment(
-    deployment: Deployment, version: ModelVersion, engine_options: dict[str, Any], actor: str
+    deployment: Deployment, actor: str, adapters: Sequence[Adapter] | None = None, **fields: Any
 ) -> None:
-    """Set the version and engine options; they take effect at the next start."""
-    options = check_engine_options(engine_options)
-    Deployment.objects.filter(pk=deployment.pk).update(version=version, engine_options=options)
-    audit.record(actor, "deployment.change", deployment.name, version=str(version), engine_options=options)
+    """Set fields of `CHANGEABLE`, and the adapters unless None. Raises RegistryError, and then changes nothing.
+
+    Scaling rules act at once. A running deployment replaces its workers one after another for another version or other
+    engine options.
+    """
+    unknown = sorted(set(fields) - CHANGEABLE)
+    if unknown:
+        raise RegistryError(f"{unknown[0]}: cannot be changed", fields={unknown[0]: ["cannot be changed"]})
+    current = _locked(deployment)
+    before = _shown(current) | {"version": str(current.version)}
+    for name, value in fields.items():
+        setattr(current, name, value)
+    current.generation += 1
+    _save(current)
+    if adapters is not None:
+        current.adapters.set(adapters)
+    after = _shown(current) | {"version": str(current.version)}
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    audit.record(actor, "deployment.change", deployment.name, **changed)
 
 
-@transaction.atomic
-def remove_deployment(deployment: Deployment, actor: str) -> None:
-    """Remove a stopped or failed deployment. Raises RegistryError for others."""
-    current = Deployment.objects.select_for_update().get(pk=deployment.pk)
-    if current.replicas or current.state not in (Deployment.State.STOPPED, Deployment.State.FAILED):
-        raise RegistryError(f"{deployment.name} is {current.state}; stop it first")
-    audit.record(actor, "deployment.remove", deployment.name)
-    current.delete()
+def _locked(deployment: Deployment) -> Deployment:
+    """The row as it is now, locked until the end of the transaction. Raises RegistryConflict for a deleted one."""
+    current = Deployment.objects.select_for_update().filter(pk=deployment.pk).first()
+    if current is None or current.deleted:
+        raise RegistryConflict(f"{deployment.name} is deleted")
+    return current
+
+
+def _ask(current: Deployment, replicas: int, force: bool = False) -> None:
+    """Record the number of workers that a person asked for."""
+    current.replicas, current.force = replicas, force
+    current.generation += 1
+    current.save(
+        update_fields=["replicas", "force", "generation", "min_workers", "max_workers", "deleted", "is_default"]
+    )
+
+
+def _save(deployment: Deployment) -> None:
+    """Validate and save. Raises RegistryError with all refused fields."""
+    check_engine_options(deployment.engine_options)
+    try:
+        deployment.full_clean()
+    except ValidationError as error:
+        raise refused(error) from error
+    asked = deployment.engine_options.get("max_model_len") or 0
+    limit = longest_sequence(deployment.version.source) if asked else None
+    if limit is not None and asked > limit:
+        text = f"must be at most {limit}, the model's own limit, got {asked}"
+        raise RegistryError(f"engine_options.max_model_len: {text}", fields={"max_model_len": [text]})
+    deployment.save()
+
+
+def _shown(deployment: Deployment) -> dict[str, Any]:
+    """The fields of `CHANGEABLE` that are not at their defaults, for audit events; secrets are not among them."""
+    found = {}
+    for name in sorted(CHANGEABLE - {"version", "vendor_fields", "chat_template"}):
+        value = getattr(deployment, name)
+        if value != Deployment._meta.get_field(name).get_default():
+            found[name] = value
+    return found
 
 
 def check_engine_options(options: dict[str, Any]) -> dict[str, Any]:
     """Validate engine options and return them. Raises RegistryError that names the field."""
     if not isinstance(options, dict):
-        raise RegistryError("engine_options: must be an object")
+        raise RegistryError("engine_options: must be an object", fields={"engine_options": ["must be an object"]})
     reserved = sorted(RESERVED & set(options))
     if reserved:
         raise RegistryError(f"engine_options.{reserved[0]}: is set by the launcher")
+    wrong = {name: _option_error(name, value) for name, value in options.items()}
+    fields = {name: [text] for name, text in wrong.items() if text}
+    if fields:
+        raise RegistryError(
+            "; ".join(f"engine_options.{name}: {texts[0]}" for name, texts in fields.items()), fields=fields
+        )
     try:
         msgspec.convert({**options, "model": "x"}, EngineConfig)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise RegistryError(f"engine_options: {error}") from error
+    except (msgspec.ValidationError, ValueError) as error:  # options that contradict each other
+        raise RegistryError(f"engine_options: {error}", fields={"engine_options": [str(error)]}) from error
     return options
+
+
+def _option_error(name: str, value: Any) -> str:
+    """What is wrong with one engine option by itself; "" if nothing is."""
+    if name not in OPTIONS:
+        return "is no engine option"
+    option = OPTIONS[name]
+    try:
+        msgspec.convert(value, option.type)
+    except msgspec.ValidationError as error:
+        return str(error)
+    lowest, highest = option.option.minimum, option.option.maximum
+    if lowest is not None and highest is not None and not lowest <= value <= highest:
+        return f"must be between {lowest} and {highest}, got {value}"
+    return ""

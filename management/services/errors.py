@@ -1,16 +1,39 @@
-"""The error of the services."""
+"""The errors of the services."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from django.core.exceptions import ValidationError
+
     from engine.adapters.failures import AdapterFailure
 
 
 class RegistryError(Exception):
-    """A change was refused; the message names the field and the reason, `failure` what is wrong with an adapter's files."""
+    """A change was refused; the message names the field and the reason.
 
-    def __init__(self, text: str, failure: AdapterFailure | None = None) -> None:
+    `fields` are the refused fields, each with what is wrong with it; `failure` is what is wrong with an adapter's files.
+    """
+
+    def __init__(
+        self, text: str, failure: AdapterFailure | None = None, fields: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         super().__init__(text)
         self.failure = failure
+        self.fields = dict(fields or {})
+
+
+class RegistryConflict(RegistryError):
+    """The change does not fit the present state, or another change came first."""
+
+
+def refused(error: ValidationError) -> RegistryError:
+    """A model's validation error as a RegistryError."""
+    if not hasattr(error, "error_dict"):
+        return RegistryError("; ".join(error.messages))
+    fields = {("name" if name == "__all__" else name): texts for name, texts in error.message_dict.items()}
+    text = "; ".join(f"{name}: {' '.join(texts)}" for name, texts in fields.items())
+    return RegistryError(text, fields=fields)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from management.models import Adapter, ApiKey, Deployment
-from management.snapshot import AdapterEntry, ApiKeyEntry, DeploymentEntry, Snapshot, WorkerEntry
+from management.models import Adapter, ApiKey, Deployment, Node, Price, Worker
+from management.snapshot import AdapterEntry, ApiKeyEntry, Availability, DeploymentEntry, Snapshot, WorkerEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from management.models import Worker
+    from collections.abc import Callable, Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,28 +17,44 @@ class Registries:
     """The rows that serving depends on, read at one moment."""
 
     deployments: tuple[Deployment, ...] = ()
-    """All deployments, stopped ones included, oldest first, with their versions and models."""
+    """All deployments but deleted ones without workers, oldest first, with their versions, models and adapters."""
     adapters: tuple[Adapter, ...] = ()
     keys: tuple[ApiKey, ...] = ()
+    prices: tuple[Price, ...] = ()
+    nodes: tuple[Node, ...] = ()
 
 
 def read_registries() -> Registries:
     """Read the registries. Raises `django.db.Error`."""
+    rows = Deployment.objects.exclude(state=Deployment.State.DELETED)
     return Registries(
-        deployments=tuple(Deployment.objects.select_related("version__model").order_by("created_at")),
+        deployments=tuple(
+            rows.select_related("version__model").prefetch_related("adapters").order_by("created_at", "pk")
+        ),
         adapters=tuple(Adapter.objects.order_by("name")),
-        keys=tuple(ApiKey.objects.filter(revoked=False)),
+        keys=tuple(ApiKey.objects.filter(revoked=False).select_related("deployment")),
+        prices=tuple(Price.objects.all()),
+        nodes=tuple(Node.objects.all()),
     )
 
 
-def build_snapshot(registries: Registries, ready: Iterable[Worker] = ()) -> Snapshot:
-    """Build the snapshot: deployments that should run, with their `ready` workers (in launch order) and adapters, and the
-    valid API keys. It needs no database.
+def read_ready_workers() -> tuple[Worker, ...]:
+    """The workers that the reconciler has recorded as ready, in launch order. Raises `django.db.Error`."""
+    rows = Worker.objects.filter(state=Worker.State.READY).select_related("deployment", "version__model")
+    return tuple(rows.order_by("started_at", "pk"))
+
+
+def build_snapshot(
+    registries: Registries, ready: Iterable[Worker] = (), observed: Callable[[Deployment], str] | None = None
+) -> Snapshot:
+    """Build the snapshot: deployments that should serve, with their `ready` workers (in launch order) and adapters, and the
+    valid API keys. `observed` gives a deployment's state if it is newer than its row. It needs no database.
     """
     serving: dict[int, list[Worker]] = {}
     for worker in ready:
         serving.setdefault(worker.deployment_id, []).append(worker)
     adapters: dict[int, list[AdapterEntry]] = {}
+    by_id: dict[int, AdapterEntry] = {}
     for adapter in registries.adapters:
         entry = AdapterEntry(
             name=adapter.name,
@@ -50,15 +64,19 @@ def build_snapshot(registries: Registries, ready: Iterable[Worker] = ()) -> Snap
             preload=adapter.preload,
             pinned=adapter.pinned,
         )
+        by_id[adapter.pk] = entry
         adapters.setdefault(adapter.model_id, []).append(entry)
     deployments = []
     for row in registries.deployments:
-        if not row.replicas:
+        if row.deleted or not row.wakeable:
             continue
         workers = serving.get(row.pk, [])
         # Publish the version that runs: it may differ from the desired one until the workers are replaced.
         version = workers[-1].version if workers else row.version
         current = sorted((w for w in workers if w.version == version), key=lambda w: (w.index, -w.epoch))
+        own = [by_id[adapter.pk] for adapter in row.adapters.all() if adapter.pk in by_id]
+        state = row.state if observed is None else observed(row)
+        failed = state == Deployment.State.FAILED and row.observed_generation == row.generation
         deployments.append(
             DeploymentEntry(
                 name=row.name,
@@ -67,7 +85,13 @@ def build_snapshot(registries: Registries, ready: Iterable[Worker] = ()) -> Snap
                 created=int(row.created_at.timestamp()),
                 is_default=row.is_default,
                 workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.address) for w in current),
-                adapters=tuple(adapters.get(version.model_id, ())),
+                adapters=tuple(own or adapters.get(version.model_id, ())),
+                public_id=row.public_id,
+                availability=Availability.FAILED if failed else Availability.COMING,
+                info=None if row.model_info is None else bytes(row.model_info),
+                start_timeout_s=float(row.start_timeout_s),
+                chat_template=row.chat_template,
+                shares_with=_shared_with(row, registries.deployments, serving),
             )
         )
     keys = {
@@ -77,7 +101,18 @@ def build_snapshot(registries: Registries, ready: Iterable[Worker] = ()) -> Snap
             hashed_key=key.hashed_key,
             scopes=frozenset(key.scopes),
             expires=key.expiry_date.timestamp() if key.expiry_date else None,
+            deployment="" if key.deployment is None else key.deployment.public_id,
         )
         for key in registries.keys
     }
     return Snapshot(tuple(deployments), keys)
+
+
+def _shared_with(row: Deployment, others: Iterable[Deployment], serving: dict[int, list[Worker]]) -> str:
+    """Another deployment of the same model version that has a ready worker, if this one has none and may share."""
+    if not row.share_while_starting or serving.get(row.pk):
+        return ""
+    for other in others:
+        if other.pk != row.pk and other.version_id == row.version_id and serving.get(other.pk) and not other.deleted:
+            return other.name
+    return ""

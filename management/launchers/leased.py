@@ -1,0 +1,170 @@
+"""The leased local launcher: workers are processes of this machine that outlive the launcher until their leases end.
+
+Another process of the same user takes them over by their control sockets (`engine.process.control`). A worker is known by
+its socket's peer, never by a number that another process may have meanwhile: signals go through a pidfd.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.failures import ExitStatus
+from engine.process.control import Renew, control_path
+from management.launchers.base import WorkerStatus
+from management.launchers.environment import worker_environment
+from management.launchers.local import COMMAND, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engine.config import EngineConfig
+
+READ_BYTES = 1 << 16
+PEER = struct.Struct("3i")
+"""The kernel's `ucred`: process, user and group id."""
+
+
+class LeasedWorker:
+    """A worker with a lease, as its launcher or the one that took it over sees it."""
+
+    def __init__(self, address: str, process: subprocess.Popen[bytes] | None = None) -> None:
+        """`process` is set by the launcher that started it. Raises OSError if a worker to take over is not there."""
+        self._path, self._process = control_path(address), process
+        self._connection: socket.socket | None = None
+        self._unread = b""
+        self._last: WorkerStatus | None = None
+        if process is None:
+            connection = self._connect()
+            self.process_id: int | None = PEER.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+            )[0]
+        else:
+            self.process_id = process.pid
+        self._pidfd = os.pidfd_open(self.process_id or 0)
+
+    def statuses(self) -> list[WorkerStatus]:
+        """Decode the complete lines that have arrived."""
+        data = b""
+        try:
+            connection = self._connection or self._connect()
+            while part := connection.recv(READ_BYTES):
+                data += part
+        except BlockingIOError:
+            pass
+        except OSError:  # it has not bound its socket yet, or has ended
+            self._disconnect()
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        found = [msgspec.json.decode(line, type=WorkerStatus) for line in lines]
+        if found:
+            self._last = found[-1]
+        return found
+
+    def exit_code(self) -> int | None:
+        """The exit status. That of a worker taken over is known only by its last report; without one it was killed."""
+        if self._process is not None:
+            return self._process.poll()
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        if not poll.poll(0):
+            return None
+        state = "" if self._last is None else self._last.state
+        if state == "failed":
+            return ExitStatus.MODEL_REFUSED
+        return ExitStatus.STOPPED if state == "exited" else -signal.SIGKILL
+
+    def renew(self, epoch: int) -> None:
+        """Send a renewal. A worker that does not read has a full socket, and will be found hung."""
+        line = msgspec.json.encode(Renew(epoch)) + b"\n"
+        try:
+            (self._connection or self._connect()).send(line)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._disconnect()
+
+    def drain(self) -> None:
+        """Send SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL and wait for the end."""
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+        else:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            poll.poll()
+
+    def close(self) -> None:
+        """Leave the worker to its lease."""
+        self._disconnect()
+        os.close(self._pidfd)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(self._path)
+        except OSError:
+            connection.close()
+            raise
+        connection.setblocking(False)
+        self._connection, self._unread = connection, b""
+        return connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class LeasedLauncher:
+    """Launches processes with leases, and takes over those of an earlier launcher."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory` holds the sockets; it must be the same for all launchers of one registry."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = directory
+
+    def launch(self, config: EngineConfig) -> LeasedWorker:
+        """Start a process in a session of its own; raises OSError."""
+        process = subprocess.Popen(
+            COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            cwd=ROOT,
+            env=worker_environment(os.environ),
+            start_new_session=True,
+        )
+        if process.stdin is None:
+            raise RuntimeError("the worker's pipe was not made")
+        with suppress(OSError), process.stdin as stdin:  # if it ended at once, its exit status will say so
+            stdin.write(msgspec.json.encode(config) + b"\n")
+        return LeasedWorker(config.address, process)
+
+    def adopt(self, address: str) -> LeasedWorker | None:
+        """Connect to the worker's control socket."""
+        try:
+            return LeasedWorker(address)
+        except OSError:
+            return None
+
+    def address(self, name: str) -> str:
+        """A Unix socket in the directory."""
+        return f"unix:{self._directory / name}.sock"
+
+    def close(self) -> None:
+        """Nothing: the workers run on until their leases end, or another launcher takes them over."""

@@ -1,0 +1,97 @@
+"""The leader's lease: of any number of reconcilers one acts. The lease is a row, timed by the database's clock.
+
+A holder renews at a third of the lease's duration and stops acting at two thirds without a renewal, by its own monotonic
+clock, so it has stopped before another can take over. Each take-over raises the epoch. The leader's writes check the epoch
+in their transaction (`fence`), so a process that was suspended while it led changes nothing afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass, field
+
+from django.db import connection, transaction
+
+from management.models import LeaderLease
+
+TTL_S = 10.0
+RENEW_AFTER_S = TTL_S / 3
+ACT_FOR_S = TTL_S * 2 / 3
+CLOCKS = {
+    "postgresql": "extract(epoch from clock_timestamp())",
+    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
+}
+"""The database's clock in Unix seconds, by vendor."""
+
+
+class LeadershipLost(Exception):
+    """Another process leads: nothing was written."""
+
+
+def new_holder() -> str:
+    """A name of this process that no other process has."""
+    return f"{socket.gethostname()[:80]}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+@dataclass(slots=True)
+class Leadership:
+    """This process's part in the election. Methods that reach the database raise `django.db.Error`."""
+
+    name: str = "reconciler"
+    holder: str = field(default_factory=new_holder)
+    epoch: int = 0
+    """0 while this process does not lead."""
+    _renewed: float = 0.0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process may act now."""
+        return self.epoch > 0 and time.monotonic() - self._renewed < ACT_FOR_S
+
+    @property
+    def due(self) -> bool:
+        """Whether `campaign` should be called: to renew in time, or to try to take over."""
+        return self.epoch == 0 or time.monotonic() - self._renewed >= RENEW_AFTER_S
+
+    def campaign(self) -> bool:
+        """Acquire or renew the lease; returns whether this process leads."""
+        asked = time.monotonic()  # before the statement: the lease may be counted as shorter, never as longer
+        now = CLOCKS[connection.vendor]
+        table = connection.ops.quote_name(LeaderLease._meta.db_table)
+        statement = f"""
+            insert into {table} (name, holder, epoch, expires_at) values (%s, %s, 1, {now} + %s)
+            on conflict (name) do update set
+              epoch = case when {table}.holder = excluded.holder and {table}.expires_at > {now}
+                      then {table}.epoch else {table}.epoch + 1 end,
+              holder = excluded.holder,
+              expires_at = excluded.expires_at
+            where {table}.holder = excluded.holder or {table}.expires_at <= {now}
+            returning epoch
+        """
+        with connection.cursor() as cursor:
+            cursor.execute(statement, [self.name, self.holder, TTL_S])
+            row = cursor.fetchone()
+        if row is None:
+            self.epoch = 0
+            return False
+        self.epoch, self._renewed = int(row[0]), asked
+        return True
+
+    def fence(self) -> None:
+        """Check, inside the transaction of a write, that this process still leads; raises LeadershipLost."""
+        row = LeaderLease.objects.select_for_update().filter(name=self.name).first()
+        if row is None or (row.holder, row.epoch) != (self.holder, self.epoch):
+            self.epoch = 0
+            raise LeadershipLost(f"the lease is held by {row.holder if row else 'nobody'}")
+
+    def resign(self) -> None:
+        """Let another process take over at once."""
+        if not self.epoch:
+            return
+        with transaction.atomic():
+            self.epoch, epoch = 0, self.epoch
+            rows = LeaderLease.objects.filter(name=self.name, holder=self.holder, epoch=epoch)
+            rows.update(expires_at=0.0)

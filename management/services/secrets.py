@@ -1,0 +1,63 @@
+"""Stores secrets of deployments, encrypted with Fernet (AES-128-CBC and HMAC-SHA256).
+
+The key is DRAGOMAN_SECRETS_KEY, or a file that is generated once and only the owner can read. The setting may hold
+several keys, the newest first: all decrypt, the first encrypts.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from django.conf import settings
+
+from management.models import Secret
+from management.services.errors import RegistryError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from management.models import Deployment
+
+HUB_TOKEN = "hf_token"
+ENDPOINT_KEY = "endpoint_key"
+
+
+def store_secret(deployment: Deployment, name: str, value: str) -> None:
+    """Encrypt and store; replaces an earlier value. An empty value removes the secret."""
+    if not value:
+        Secret.objects.filter(deployment=deployment, name=name).delete()
+        return
+    ciphertext = _cipher().encrypt(value.encode())
+    Secret.objects.update_or_create(deployment=deployment, name=name, defaults={"ciphertext": ciphertext})
+
+
+def read_secret(deployment: Deployment, name: str) -> str | None:
+    """The secret, or None. Raises RegistryError if the key has changed since it was stored."""
+    row = Secret.objects.filter(deployment=deployment, name=name).first()
+    if row is None:
+        return None
+    try:
+        return _cipher().decrypt(bytes(row.ciphertext)).decode()
+    except InvalidToken as error:
+        raise RegistryError(f"{name}: cannot be decrypted; DRAGOMAN_SECRETS_KEY has changed") from error
+
+
+def generate_key(path: Path) -> str:
+    """The key in this file; the first call creates it. Of two processes at once, one creates it and both read it."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_text()
+    with os.fdopen(descriptor, "w") as file:
+        file.write(Fernet.generate_key().decode())
+    return path.read_text()
+
+
+def _cipher() -> MultiFernet:
+    text = settings.SECRETS_KEY or generate_key(settings.SECRETS_KEY_FILE)
+    try:
+        return MultiFernet([Fernet(key.strip()) for key in text.split(",")])
+    except ValueError as error:
+        raise RegistryError("DRAGOMAN_SECRETS_KEY: must be 32 bytes as url-safe base64") from error
