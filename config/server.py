@@ -61,7 +61,7 @@ class Server:
         """`setups` are the configured dialects. Raises SetupError, TlsError or ValueError, and binds nothing."""
         self.options, self.dialects = options, dialects
         self.holder = SnapshotHolder()
-        self.launcher = LAUNCHERS[options.launcher]()
+        self.launcher = LAUNCHERS[options.launcher](None)
         self.reconciler = Reconciler(self.launcher, self.holder, str(options.data_dir))
         self.router = EngineRouter(self.holder, options.parse_special_tokens)
         metrics = Metrics(self.router, logs.dropped_lines)

@@ -38,7 +38,7 @@ def new_holder() -> str:
 
 @dataclass(slots=True)
 class Leadership:
-    """This process's part in the election. Methods that reach the database raise `django.db.Error`."""
+    """The part of one process in the election. Methods that reach the database raise `django.db.Error`."""
 
     name: str = "reconciler"
     holder: str = field(default_factory=new_holder)

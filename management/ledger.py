@@ -7,45 +7,88 @@ last registries and buffers observed state. Rows serve people and the next start
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
 from django.db import Error, IntegrityError, close_old_connections, transaction
 from django.db.models import Max
 from django.utils import timezone
 
+from management.leadership import LeadershipLost
 from management.models import Deployment, Worker
+from management.services import audit
 from management.services.snapshots import Registries, read_registries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from engine.messages import ModelInfo
+    from management.leadership import Leadership
 
 logger = structlog.get_logger(__name__)
 
 INTERVAL_S = 0.25
+COST_STEP = 0.001
+"""USD by which the cost must have grown to be written on its own."""
+KEEP_DELETED = timedelta(hours=24)
+"""How long the record of a deleted deployment is kept."""
+PURGE_EVERY_S = 600.0
 LONGEST_PAUSE_S = 2.0
 """The longest pause between two attempts while the database is unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The observed state of a deployment in one generation (one start)."""
+    """The observed state of a deployment in one generation. Prices and cost are in USD."""
 
     generation: int
     state: str
     reason: str
+    target_workers: int = 0
+    scale_blocked: str = ""
+    price_per_hour: float = 0.0
+    cost: float = 0.0
+
+    @classmethod
+    def of(cls, row: Deployment) -> Observed:
+        """What the row says."""
+        return cls(
+            row.observed_generation,
+            row.state,
+            row.reason,
+            row.target_workers,
+            row.scale_blocked,
+            row.price_per_hour,
+            row.cost,
+        )
+
+    def differs_from(self, row: Deployment) -> bool:
+        """Whether it must be written. Cost alone is written only as often as COST_STEP says."""
+        seen = Observed.of(row)
+        return replace(self, cost=0.0) != replace(seen, cost=0.0) or self.cost - seen.cost > COST_STEP
 
 
 @dataclass(slots=True)
 class Ledger:
     """The registries as last read, and observed state that waits to be written. Thread-safe."""
 
+    leadership: Leadership | None = None
+    """None: this process is the only reconciler."""
     registries: Registries | None = None
     """None until the first successful read."""
+    earlier: tuple[Worker, ...] | None = None
+    """The live workers that were recorded when this process began to lead; None until they are read."""
     observed: dict[int, Observed] = field(default_factory=dict)
     """By deployment id; written if the row differs."""
     _epochs: dict[tuple[int, int], int] = field(default_factory=dict)
+    _models: dict[int, bytes] = field(default_factory=dict)
+    _decisions: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+    _purged_at: float = 0.0
     _unwritten: dict[tuple[int, int, int], tuple[Worker, set[str]]] = field(default_factory=dict)
     """By (deployment id, index, epoch): workers with unwritten fields, or without a row; oldest first."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -56,6 +99,9 @@ class Ledger:
         """Mark workers of an earlier server process as exited, and continue their epochs. Raises `django.db.Error`."""
         rows = Worker.objects.filter(state__in=Worker.LIVE)
         rows.update(state=Worker.State.EXITED, reason="the server stopped", ended_at=timezone.now())
+        self._continue_epochs()
+
+    def _continue_epochs(self) -> None:
         latest = Worker.objects.order_by().values_list("deployment_id", "index").annotate(Max("epoch"))
         for deployment, index, epoch in latest:
             self._epochs[deployment, index] = max(epoch, self._epochs.get((deployment, index), 0))
@@ -65,6 +111,27 @@ class Ledger:
         epoch = self._epochs.get((deployment_id, index), 0) + 1
         self._epochs[deployment_id, index] = epoch
         return epoch
+
+    def claim(self, worker: Worker) -> None:
+        """Write the row of a worker before it is launched, if other reconcilers may look for it. Raises `django.db.Error`, or
+        LeadershipLost if this process may launch no more.
+        """
+        if self.leadership is None:
+            return
+        with transaction.atomic():
+            self.leadership.fence()
+            worker.save()
+
+    def note_model(self, deployment_id: int, model: ModelInfo | None) -> None:
+        """Queue what a ready worker says of its model."""
+        if model is not None:
+            with self._lock:
+                self._models[deployment_id] = msgspec.msgpack.encode(model)
+
+    def note_decision(self, deployment: str, facts: dict[str, object]) -> None:
+        """Queue a scaling decision for the audit log."""
+        with self._lock:
+            self._decisions.append((deployment, facts))
 
     def note(self, worker: Worker, *fields: str) -> None:
         """Queue these fields of a worker to be written; a worker without a row gets one."""
@@ -78,12 +145,15 @@ class Ledger:
             return self.registries
 
     def write(self) -> None:
-        """Write queued fields and observed states. Raises `django.db.Error`; what was not written stays queued."""
+        """Write queued fields and observed states. Raises `django.db.Error` or LeadershipLost; what was not written stays
+        queued.
+        """
         with self._lock:
             unwritten, self._unwritten = self._unwritten, {}
         try:
             for place, (worker, fields) in list(unwritten.items()):
-                _write_worker(worker, fields)
+                with self._fenced():
+                    _write_worker(worker, fields)
                 del unwritten[place]
         finally:
             with self._lock:
@@ -91,18 +161,76 @@ class Ledger:
                     _merge(unwritten, worker, fields)
                 self._unwritten = unwritten
         for row in self.registries.deployments if self.registries else ():
-            seen = self.observed.get(row.pk)
-            if seen is None or seen.generation != row.generation:
-                continue
-            if (row.state, row.reason, row.observed_generation) != (seen.state, seen.reason, seen.generation):
-                rows = Deployment.objects.filter(pk=row.pk, generation=row.generation)
-                rows.update(state=seen.state, reason=seen.reason, observed_generation=seen.generation)
+            self._write_deployment(row)
+        self._write_decisions()
+
+    def _write_deployment(self, row: Deployment) -> None:
+        seen, model = self.observed.get(row.pk), self._models.get(row.pk)
+        fields: dict[str, Any] = {}
+        if seen is not None and seen.generation == row.generation and seen.differs_from(row):
+            fields |= asdict(seen) | {"cost_updated_at": timezone.now()}
+            fields["observed_generation"] = fields.pop("generation")
+            if seen.state == str(Deployment.State.DELETED):
+                fields["ended_at"] = timezone.now()
+        if model is not None and model != (None if row.model_info is None else bytes(row.model_info)):
+            fields["model_info"] = model
+        if fields:
+            with self._fenced():
+                Deployment.objects.filter(pk=row.pk).update(**fields)
+
+    def _write_decisions(self) -> None:
+        with self._lock:
+            decisions, self._decisions = self._decisions, []
+        for position, (deployment, facts) in enumerate(decisions):
+            try:
+                with self._fenced():
+                    audit.record("autoscaler", f"deployment.scaling.{facts['rule']}", deployment, **facts)
+            except Error:
+                with self._lock:
+                    self._decisions = decisions[position:] + self._decisions
+                raise
+
+    @contextmanager
+    def _fenced(self) -> Iterator[None]:
+        """A transaction in which this process still leads."""
+        with transaction.atomic():
+            if self.leadership is not None:
+                self.leadership.fence()
+            yield
+
+    def campaign(self) -> None:
+        """Acquire or renew the leadership if that is due. What a new leader finds is read before it acts."""
+        leadership = self.leadership
+        if leadership is None or not leadership.due:
+            return
+        led = leadership.epoch
+        if leadership.campaign() and leadership.epoch != led:
+            with self._lock:
+                self._unwritten, self._decisions = {}, []
+            self.observed.clear()
+            self._continue_epochs()
+            rows = Worker.objects.filter(state__in=Worker.LIVE).select_related("deployment__version__model", "version")
+            self.earlier = tuple(rows.order_by("started_at", "pk"))
+        elif not leadership.epoch:
+            self.earlier = None
+
+    def purge(self) -> None:
+        """Remove the records of deployments that were deleted a day ago, and of web processes that are gone."""
+        if time.monotonic() - self._purged_at < PURGE_EVERY_S:
+            return
+        self._purged_at = time.monotonic()
+        with self._fenced():
+            Deployment.objects.filter(
+                state=Deployment.State.DELETED, ended_at__lt=timezone.now() - KEEP_DELETED
+            ).delete()
 
     def follow(self, stop: threading.Event, publish: Callable[[], None]) -> None:
         """Read, publish and write in a loop until `stop` is set; retries with pauses while the database is unreachable."""
         pause = INTERVAL_S
         while not stop.wait(pause):
-            done = self._attempt(self.read) and self._attempt(publish) and self._attempt(self.write)
+            done = self._attempt(self.campaign) and self._attempt(self.read)
+            if done and (self.leadership is None or self.leadership.leads):
+                done = self._attempt(publish) and self._attempt(self.write) and self._attempt(self.purge)
             pause = INTERVAL_S if done else min(pause * 2, LONGEST_PAUSE_S)
             if done != self._reachable:
                 self._reachable = done
@@ -116,6 +244,8 @@ class Ledger:
                 logger.warning("registry unreachable", error=str(error))
             close_old_connections()
             return False
+        except LeadershipLost as error:
+            logger.warning("leadership lost", reason=str(error))
         except Exception:  # the loop must survive any error of one attempt
             logger.exception("registry update failed")
             close_old_connections()

@@ -1,94 +1,68 @@
 """The reconciler: brings the running workers into line with the desired state, and records the observed state.
 
-One pass: (1) observe every launched worker, (2) converge each deployment to its desired number of workers, (3) record
-each deployment's observed state, (4) publish the snapshot. A pass needs no database: `management.ledger` holds the
-desired state as last read, and writes the observed state when it can.
+One pass: (1) observe every worker, (2) ask each deployment's scaling rules, if they are due, and carry out their actions,
+(3) replace workers of another version or with other options one after another, (4) record each deployment's observed
+state, (5) publish the snapshot. A pass needs no database: `management.ledger` holds the desired state as last read, and
+writes the observed state when it can.
 
 A model that cannot be served, or whose process crashes before it is ready, fails its deployment at once, with the reason.
 A worker that crashes later is restarted after growing pauses; too many crashes in a row fail the deployment. Starting the
 deployment again resets the count. A launch that fails (no memory, no processes) is not the model's fault: it is retried
 for as long as the deployment should run.
+
+Of several reconcilers only the leader acts (`management.leadership`). One that takes over adopts the workers that it
+finds; one that has lost the lease leaves them alone.
 """
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
 import structlog
 from django.utils import timezone
 
-from engine.config import EngineConfig
-from engine.failures import ExitStatus
+from management.autoscale.decision import Abort, DeploymentState, Drain, Kill, Prepare, Promote, Start
+from management.autoscale.memory import Failure
 from management.ledger import Ledger, Observed
-from management.models import Deployment, Model, Worker
+from management.models import Deployment, Worker
+from management.placement import Placement
+from management.scaling import SILENT_DECISIONS, LoadHistory, Scaler, capacity_for, facts
+from management.services.capacity import worker_price
 from management.services.snapshots import Registries, build_snapshot
+from management.watched import Crashes, Watched, hang_reason
 
 if TYPE_CHECKING:
-    from management.launchers.base import Launcher, WorkerHandle, WorkerStatus
+    from management.autoscale.decision import Outcome
+    from management.launchers.base import Launcher
+    from management.load import LoadSource
     from management.snapshot import Snapshot, SnapshotHolder
+    from management.watched import Key
 
 logger = structlog.get_logger(__name__)
 
 INTERVAL_S = 0.25
-HUNG_AFTER_S = 20.0
-"""Seconds without a status report after which a worker counts as hung."""
 AWAKE_S = 1.0
 """The most seconds that one pass counts as silence: beyond that this process, or its machine, was suspended."""
-DRAIN_PATIENCE_S = 60.0
-MAX_CRASHES = 5
-STABLE_AFTER_S = 60.0
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
-FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP)
-"""Signals that a process raises by its own fault. Before a worker is ready they would recur."""
-MAX_KILLED_WHILE_LOADING = 2
-"""SIGKILL usually comes from the out-of-memory killer; loading again and again would hurt every other process."""
-
-
-@dataclass(slots=True)
-class _Crashes:
-    """The consecutive crashes of a deployment in one generation."""
-
-    generation: int = 0
-    count: int = 0
-    killed_while_loading: int = 0
-    failed_launches: int = 0
-    next_launch: float = 0.0
-    failed: str | None = None
-    """Why this generation has failed; the row may not be written yet."""
-    reason: str = ""
-    """Why it cannot launch a worker at the moment."""
-
-
-@dataclass(slots=True)
-class _Watched:
-    """A worker that this reconciler launched."""
-
-    worker: Worker
-    handle: WorkerHandle
-    ledger: Ledger
-    draining_since: float | None = None
-    reason: str = ""
-    ready_since: float | None = None
-    silent_s: float = 0.0
-    """Seconds since its last report, without time in which this process was suspended."""
-
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """Deployment, index and epoch."""
-        return self.worker.deployment_id, self.worker.index, self.worker.epoch
-
-    def write(self, **fields: object) -> None:
-        """Set observed fields of the worker and queue them to be written."""
-        for name, value in fields.items():
-            setattr(self.worker, name, value)
-        self.ledger.note(self.worker, *fields)
+HAND_OVER_PATIENCE_S = 5.0
+"""Seconds in which a worker must give its requests to others before it is killed."""
+FORGOTTEN_DRAIN_S = 60.0
+"""The drain limit of workers whose deployment has no row any more."""
+STATES = {
+    DeploymentState.PROVISIONING: Deployment.State.PROVISIONING,
+    DeploymentState.ACTIVE: Deployment.State.ACTIVE,
+    DeploymentState.INACTIVE: Deployment.State.INACTIVE,
+    DeploymentState.FAILED: Deployment.State.FAILED,
+    DeploymentState.DELETING: Deployment.State.DELETING,
+    DeploymentState.DELETED: Deployment.State.DELETED,
+}
+FAILURES = {
+    Failure.START_TIMEOUT: "no worker was ready in time",
+    Failure.CRASHES: "workers crashed again and again without serving a request",
+}
 
 
 @dataclass(slots=True)
@@ -98,11 +72,25 @@ class Reconciler:
     launcher: Launcher
     holder: SnapshotHolder
     cache_dir: str
-    _last_pass: float = field(default_factory=time.monotonic)
+    load: LoadSource | None = None
+    """None: no web process reports; the load stays unknown and only people's words and limits act."""
+    lease_s: float = 0.0
+    """The lease of launched workers; 0: they end with this process."""
     ledger: Ledger = field(default_factory=Ledger)
-    watched: dict[tuple[int, int, int], _Watched] = field(default_factory=dict)
+    watched: dict[Key, Watched] = field(default_factory=dict)
     """By (deployment id, index, epoch), in launch order."""
-    _crashes: dict[int, _Crashes] = field(default_factory=lambda: defaultdict(_Crashes))
+    scalers: dict[int, Scaler] = field(default_factory=dict)
+    """By deployment id."""
+    _loads: LoadHistory = field(default_factory=LoadHistory)
+    _crashes: dict[int, Crashes] = field(default_factory=lambda: defaultdict(Crashes))
+    _last_pass: float = field(default_factory=time.monotonic)
+    _led: int = 0
+    """The epoch in which this process adopted the workers."""
+
+    @property
+    def placement(self) -> Placement:
+        """How workers are launched and adopted."""
+        return Placement(self.launcher, self.ledger, self.cache_dir, self.lease_s)
 
     def forget_earlier_workers(self) -> None:
         """Mark workers of an earlier server process as exited. Raises `django.db.Error`."""
@@ -118,24 +106,28 @@ class Reconciler:
         """Run one pass, as described at the top of this file."""
         now = time.monotonic()
         awake_s, self._last_pass = min(now - self._last_pass, AWAKE_S), now
+        if not self._may_act():
+            return
         for key in list(self.watched):
             self._observe(key, awake_s)
-        if self.ledger.registries is None:
+        registries = self.ledger.registries
+        if registries is None:
             return
-        deployments = self.ledger.registries.deployments
-        for deployment in deployments:
-            self._converge(deployment)
-        known = {deployment.pk for deployment in deployments}
+        self._take_loads(registries)
+        for deployment in registries.deployments:
+            self._converge(deployment, registries)
+        known = {deployment.pk for deployment in registries.deployments}
         for watched in list(self.watched.values()):
             if watched.worker.deployment_id not in known and watched.draining_since is None:
                 self._drain(watched)
+        for pk in set(self.scalers) - known:
+            del self.scalers[pk]
         self.holder.refresh(self.snapshot)
 
     def snapshot(self) -> Snapshot:
         """A snapshot of the registries as last read and of the workers that are ready now."""
-        workers = [watched.worker for watched in list(self.watched.values())]
-        ready = [worker for worker in workers if worker.state == Worker.State.READY]
-        return build_snapshot(self.ledger.registries or Registries(), ready)
+        ready = [watched.worker for watched in list(self.watched.values()) if watched.ready and not watched.spare]
+        return build_snapshot(self.ledger.registries or Registries(), ready, lambda row: self.observed(row).state)
 
     def refresh(self) -> None:
         """Read the registries and publish a snapshot. Thread-safe; raises `django.db.Error`."""
@@ -145,7 +137,7 @@ class Reconciler:
     def observed(self, row: Deployment) -> Observed:
         """A deployment's observed state, which may be newer than its row. Thread-safe."""
         seen = self.ledger.observed.get(row.pk)
-        return seen or Observed(row.observed_generation, row.state, row.reason)
+        return seen or Observed.of(row)
 
     def failure(self) -> tuple[str, str] | None:
         """Name and reason of a deployment that should run and has failed, or None."""
@@ -171,7 +163,41 @@ class Reconciler:
                 logger.exception("reconcile pass failed")
         follower.join()
 
-    def _observe(self, key: tuple[int, int, int], awake_s: float) -> None:
+    def _may_act(self) -> bool:
+        """Whether this process leads; adopts the workers when it begins to, and lets go of them when it has ceased to."""
+        leadership = self.ledger.leadership
+        if leadership is None:
+            return True
+        if not leadership.leads:
+            if self.watched:
+                logger.warning("another reconciler leads", workers=len(self.watched))
+            for watched in self.watched.values():
+                watched.handle.release()
+            self.watched.clear()
+            self.scalers.clear()
+            self._led = 0
+            return False
+        if self._led != leadership.epoch:
+            if self.ledger.registries is None or self.ledger.earlier is None:
+                return False  # what there is to adopt is not read yet
+            self._led = leadership.epoch
+            logger.info("this reconciler leads", epoch=leadership.epoch)
+            for watched in self.placement.adopt(self.ledger.earlier):
+                self.watched[watched.key] = watched
+        for watched in self.watched.values():
+            watched.handle.renew(leadership.epoch)
+        return True
+
+    def _take_loads(self, registries: Registries) -> None:
+        now = time.monotonic()
+        for deployment in registries.deployments:
+            if deployment.pk not in self.scalers:
+                self.scalers[deployment.pk] = Scaler.of(deployment, now)
+        if self.load is not None:
+            by_id = {row.public_id: self.scalers[row.pk] for row in registries.deployments}
+            self._loads.take(self.load.reports(), by_id)
+
+    def _observe(self, key: Key, awake_s: float) -> None:
         """Read a worker's reports and exit code. `awake_s`: seconds since the last call, suspended time excluded."""
         watched = self.watched[key]
         worker, handle = watched.worker, watched.handle
@@ -179,161 +205,202 @@ class Reconciler:
         reports = handle.statuses()
         watched.silent_s = 0.0 if reports else watched.silent_s + awake_s
         for status in reports:
-            if status.state == "loading":
+            if status.state == "loading" and watched.draining_since is None:
                 if (worker.state, worker.reason) != (Worker.State.LOADING, status.doing):
                     logger.info("worker loading", worker=worker.worker_id, doing=status.doing)
                     watched.write(state=Worker.State.LOADING, reason=status.doing)
-            elif status.state == "ready":
+            elif status.state == "ready" and watched.draining_since is None:
                 watched.ready_since = time.monotonic()
                 watched.write(state=Worker.State.READY, reason="", ready_at=timezone.now())
+                self.ledger.note_model(worker.deployment_id, status.model)
                 logger.info("worker ready", worker=worker.worker_id, epoch=worker.epoch)
             elif status.reason:
                 watched.reason = status.reason
         if code is not None:
             self._ended(watched, code)
-        elif watched.draining_since is not None and time.monotonic() - watched.draining_since > DRAIN_PATIENCE_S:
-            handle.kill()
-        elif worker.state == Worker.State.READY and (hang := _hang_reason(watched.silent_s, reports)):
+        elif watched.draining_since is not None:
+            self._limit_drain(watched)
+        elif worker.state == Worker.State.READY and (hang := hang_reason(watched.silent_s, reports)):
             watched.reason = hang
             logger.error("worker hung, killing it", worker=worker.worker_id, reason=hang)
             handle.kill()
 
-    def _ended(self, watched: _Watched, code: int) -> None:
+    def _limit_drain(self, watched: Watched) -> None:
+        """End a drain that takes too long: first its requests go to other workers, then it is killed."""
+        deployment = self._row(watched.worker.deployment_id)
+        patience_s = FORGOTTEN_DRAIN_S if deployment is None else float(deployment.drain_timeout_s)
+        drained_s = time.monotonic() - (watched.draining_since or 0.0)
+        if drained_s > patience_s and not watched.handed_over:
+            watched.handed_over = True
+            watched.handle.hand_over()
+        elif watched.handed_over and drained_s > patience_s + HAND_OVER_PATIENCE_S:
+            watched.handle.kill()
+
+    def _ended(self, watched: Watched, code: int) -> None:
         worker = watched.worker
         intended = watched.draining_since is not None
         reason = watched.reason or (f"killed by signal {-code}" if code < 0 else f"exit status {code}")
         state = Worker.State.EXITED if intended or code == 0 else Worker.State.FAILED
         watched.write(state=state, reason=reason, ended_at=timezone.now())
+        watched.handle.release()
         del self.watched[watched.key]
         if intended:
             return
         logger.error("worker ended", worker=worker.worker_id, code=code, reason=reason)
         crashes = self._crashes[worker.deployment_id]
-        if watched.ready_since is not None and time.monotonic() - watched.ready_since > STABLE_AFTER_S:
-            crashes.count = 0
-        crashes.count += 1
-        crashes.next_launch = time.monotonic() + _pause(crashes.count)
-        if watched.ready_since is not None:
-            crashes.killed_while_loading = 0
-        elif code == -signal.SIGKILL:
-            crashes.killed_while_loading += 1
-        text = _failure_reason(crashes, code, watched.ready_since is not None, reason)
-        if text is not None:
-            crashes.failed = text
-            logger.error("deployment failed", deployment=worker.deployment.name, reason=text)
+        crashes.note(watched, code, reason)
+        if crashes.failed is not None:
+            logger.error("deployment failed", deployment=worker.deployment.name, reason=crashes.failed)
 
-    def _converge(self, deployment: Deployment) -> None:
+    def _converge(self, deployment: Deployment, registries: Registries) -> None:
         crashes = self._crashes[deployment.pk]
         if crashes.generation != deployment.generation:
-            self._crashes[deployment.pk] = crashes = _Crashes(deployment.generation)
-        mine = [w for w in self.watched.values() if w.worker.deployment_id == deployment.pk]
-        serving = sorted((w for w in mine if w.draining_since is None), key=lambda w: w.worker.index)
-        failed = crashes.failed is not None or _failed(deployment)
-        desired = 0 if failed else deployment.replicas
-        if self.observed(deployment).generation != deployment.generation:  # started again: replace outdated workers
-            for stale in [w for w in serving if not _is_current(w.worker, deployment)]:
-                self._drain(stale)
-                serving.remove(stale)
-        for extra in serving[desired:]:
-            self._drain(extra)
-        if len(serving) < desired and time.monotonic() >= crashes.next_launch:
-            taken = {w.worker.index for w in serving}
-            free = [index for index in range(desired) if index not in taken]
-            for index in free[: desired - len(serving)]:
-                launched = self._launch(deployment, index, crashes)
-                if launched is None:
-                    break
-                mine.append(launched)
-        self._note_state(deployment, mine, desired, crashes)
+            self._crashes[deployment.pk] = crashes = Crashes(deployment.generation)
+        mine = self._of(deployment)
+        scaler = self.scalers[deployment.pk]
+        if crashes.failed is not None or (_failed(deployment) and scaler.outcome is None):
+            for watched in mine:
+                if watched.draining_since is None:
+                    self._drain(watched)
+            self._note_failure(deployment, scaler, crashes.failed or deployment.reason)
+            return
+        ready = sum(w.ready and w.draining_since is None for w in mine)
+        live, now = self._live(), time.monotonic()
+        if scaler.due(deployment, sum(w.draining_since is None for w in mine), ready, now) or crashes.of_ready:
+            crashed, crashes.of_ready = tuple(crashes.of_ready), []
+            outcome = scaler.tick(
+                deployment,
+                [w for w in mine if not self._is_replacement(w, deployment, mine)],
+                self._loads.running,
+                crashed,
+                capacity_for(deployment, registries, live),
+                self._unit_price(deployment),
+            )
+            self._carry_out(deployment, outcome, mine, crashes)
+            self._audit(deployment, outcome)
+        self._replace_outdated(deployment, self._of(deployment), crashes)
+        self._note_state(deployment, self._of(deployment), scaler, crashes)
 
-    def _launch(self, deployment: Deployment, index: int, crashes: _Crashes) -> _Watched | None:
-        worker = Worker(
-            deployment=deployment,
-            version=deployment.version,
-            engine_options=deployment.engine_options,
-            index=index,
-            epoch=self.ledger.next_epoch(deployment.pk, index),
-            started_at=timezone.now(),
-        )
-        worker.address = self.launcher.address(f"{deployment.pk}-{index}-{worker.epoch}")
-        options = {
-            "task": "embed" if deployment.version.model.kind == Model.Kind.EMBEDDING else "auto",
-            **deployment.engine_options,
-            "model": deployment.version.source,
-            "worker_id": worker.worker_id,
-            "epoch": worker.epoch,
-            "address": worker.address,
-            "cache_dir": self.cache_dir,
-        }
-        try:
-            handle = self.launcher.launch(msgspec.convert(options, EngineConfig))
-        except msgspec.ValidationError as error:  # options that an earlier release stored
-            crashes.failed = f"engine_options: {error}"
-            logger.error("deployment failed", deployment=deployment.name, reason=crashes.failed)
+    def _carry_out(self, deployment: Deployment, outcome: Outcome, mine: list[Watched], crashes: Crashes) -> None:
+        by_name = {watched.name: watched for watched in mine}
+        for action in outcome.actions:
+            match action:
+                case Start(count):
+                    for _ in range(count):
+                        if self._launch(deployment, crashes) is None:
+                            break
+                case Prepare():
+                    spare = self._launch(deployment, crashes)
+                    if spare is not None:
+                        spare.spare = True
+                case Promote(key) if key in by_name:
+                    by_name[key].spare = False
+                case Drain(key) if key in by_name and by_name[key].draining_since is None:
+                    self._drain(by_name[key])
+                case Abort(key) | Kill(key) if key in by_name:
+                    self._end(by_name[key], deployment.force)
+
+    def _replace_outdated(self, deployment: Deployment, mine: list[Watched], crashes: Crashes) -> None:
+        """Replace workers of another version or with other options, one at a time, the new one first."""
+        serving = [w for w in mine if w.draining_since is None]
+        outdated = [w for w in serving if not w.is_current(deployment)]
+        target = self.scalers[deployment.pk].memory.target
+        if not outdated or not target:
+            return
+        for watched in [w for w in outdated if w.loading]:  # it would serve nobody
+            self._drain(watched)
+        fresh = [w for w in serving if w.is_current(deployment)]
+        if any(w.loading for w in fresh):
+            return
+        if len(serving) > target:
+            self._drain(outdated[0])
+        else:
+            self._launch(deployment, crashes)
+
+    def _is_replacement(self, watched: Watched, deployment: Deployment, mine: list[Watched]) -> bool:
+        """Whether the worker starts only to take an outdated one's place. The scaling rules do not count it."""
+        outdated = [w for w in mine if w.draining_since is None and not w.is_current(deployment)]
+        return bool(outdated) and watched.loading and watched.is_current(deployment)
+
+    def _launch(self, deployment: Deployment, crashes: Crashes) -> Watched | None:
+        """Launch one worker; None if that has to wait, or failed."""
+        if time.monotonic() < crashes.next_launch or crashes.failed is not None:
             return None
-        except OSError as error:
-            crashes.failed_launches += 1
-            crashes.next_launch = time.monotonic() + _pause(crashes.failed_launches)
-            crashes.reason = f"a worker could not be launched: {error.strerror or error}"
-            logger.error("worker not launched", worker=worker.worker_id, error=str(error))
-            return None
-        crashes.failed_launches, crashes.reason = 0, ""
-        watched = _Watched(worker, handle, self.ledger)
-        self.watched[watched.key] = watched
-        logger.info("worker launched", worker=worker.worker_id, epoch=worker.epoch, source=deployment.version.source)
-        watched.write(process_id=handle.process_id)
+        taken = {w.worker.index for w in self._of(deployment) if w.draining_since is None}
+        index = next(index for index in range(len(taken) + 1) if index not in taken)
+        watched = self.placement.launch(deployment, index, crashes, self._unit_price(deployment))
+        if watched is not None:
+            self.watched[watched.key] = watched
         return watched
 
-    def _drain(self, watched: _Watched) -> None:
+    def _drain(self, watched: Watched) -> None:
         watched.draining_since = time.monotonic()
         watched.handle.drain()
         watched.write(state=Worker.State.DRAINING)
 
-    def _note_state(self, deployment: Deployment, mine: list[_Watched], desired: int, crashes: _Crashes) -> None:
-        ready = sum(w.worker.state == Worker.State.READY for w in mine)
+    def _end(self, watched: Watched, force: bool) -> None:
+        """End a worker whose requests are not waited for any longer."""
+        if watched.draining_since is None:
+            self._drain(watched)
+        if force:
+            watched.handle.kill()
+        elif not watched.handed_over:
+            watched.handed_over = True
+            watched.handle.hand_over()
+
+    def _audit(self, deployment: Deployment, outcome: Outcome) -> None:
+        """Note the decisions that acted or were kept from acting."""
+        for decision in outcome.decisions:
+            if decision.rule in SILENT_DECISIONS or not (decision.actions or decision.blocked):
+                continue
+            logger.info("scaling decision", deployment=deployment.name, **facts(decision))
+            self.ledger.note_decision(deployment.name, facts(decision))
+
+    def _note_failure(self, deployment: Deployment, scaler: Scaler, reason: str) -> None:
+        state = Deployment.State.FAILED
+        if deployment.deleted:
+            state = Deployment.State.DELETING if self._of(deployment) else Deployment.State.DELETED
+        self._note(deployment, scaler, str(state), reason, 0, "")
+
+    def _note_state(self, deployment: Deployment, mine: list[Watched], scaler: Scaler, crashes: Crashes) -> None:
+        outcome = scaler.outcome
+        if outcome is None:
+            return
+        state = STATES[outcome.state]
         reason = ""
-        if deployment.replicas and not desired:
-            state, reason = str(Deployment.State.FAILED), crashes.failed or deployment.reason
-        elif desired:
-            state = str(Deployment.State.READY if ready >= desired else Deployment.State.STARTING)
+        if outcome.memory.failed is not None:
+            reason = FAILURES[outcome.memory.failed]
+        elif state == Deployment.State.PROVISIONING or crashes.reason:
             doing = next((w.worker.reason for w in mine if w.worker.state == Worker.State.LOADING), "")
-            reason = "" if ready >= desired else doing or crashes.reason
-        else:
-            state = str(Deployment.State.STOPPING if mine else Deployment.State.STOPPED)
-        self.ledger.observed[deployment.pk] = Observed(deployment.generation, state, reason)
+            reason = doing or crashes.reason
+        blocked = "" if outcome.scale_blocked is None else outcome.scale_blocked.value
+        self._note(deployment, scaler, str(state), reason, outcome.memory.target, blocked)
+
+    def _note(self, deployment: Deployment, scaler: Scaler, state: str, reason: str, target: int, blocked: str) -> None:
+        self.ledger.observed[deployment.pk] = Observed(
+            deployment.generation, state, reason, target, blocked, scaler.price_per_hour, scaler.cost
+        )
+
+    def _of(self, deployment: Deployment) -> list[Watched]:
+        return [w for w in self.watched.values() if w.worker.deployment_id == deployment.pk]
+
+    def _row(self, pk: int) -> Deployment | None:
+        rows = self.ledger.registries.deployments if self.ledger.registries else ()
+        return next((row for row in rows if row.pk == pk), None)
+
+    def _unit_price(self, deployment: Deployment) -> float | None:
+        """USD per hour of the next worker; None if the price table does not say."""
+        return worker_price(deployment, self.ledger.registries.prices if self.ledger.registries else ())
+
+    def _live(self) -> dict[int, int]:
+        """Workers by deployment id."""
+        live: dict[int, int] = defaultdict(int)
+        for watched in self.watched.values():
+            live[watched.worker.deployment_id] += 1
+        return live
 
 
 def _failed(deployment: Deployment) -> bool:
     """Whether the row says that this generation has failed, as an earlier server process may have written."""
     current = deployment.observed_generation == deployment.generation
     return current and deployment.state == Deployment.State.FAILED
-
-
-def _pause(failures: int) -> float:
-    """Seconds before the next launch: exponential backoff."""
-    return min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S)
-
-
-def _failure_reason(crashes: _Crashes, code: int, was_ready: bool, reason: str) -> str | None:
-    """Why the deployment fails after one of its workers ended with this exit code; None: launch another worker."""
-    if code == ExitStatus.MODEL_REFUSED:
-        return reason
-    if not was_ready and -code in FAULTS:
-        return f"the worker was killed by {signal.Signals(-code).name} while loading and verifying the model"
-    if crashes.killed_while_loading >= MAX_KILLED_WHILE_LOADING:
-        return f"{crashes.killed_while_loading} workers were killed while loading the model; is there enough memory for it?"
-    return f"{crashes.count} crashes in a row, the last: {reason}" if crashes.count >= MAX_CRASHES else None
-
-
-def _hang_reason(silent_s: float, reports: list[WorkerStatus]) -> str | None:
-    """Why the worker counts as hung: it sends no reports, or reports no progress. None if it does not."""
-    if silent_s > HUNG_AFTER_S:
-        return f"no heartbeat for {HUNG_AFTER_S:.0f} s"
-    if reports and reports[-1].hangs:
-        return f"hung while {reports[-1].doing}, for {reports[-1].quiet_s:.0f} s"
-    return None
-
-
-def _is_current(worker: Worker, deployment: Deployment) -> bool:
-    """Whether the worker was launched with the deployment's desired version and options."""
-    return worker.version_id == deployment.version_id and worker.engine_options == deployment.engine_options

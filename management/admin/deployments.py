@@ -109,7 +109,7 @@ class DeploymentAdmin(ServiceAdmin):
 
     def remove(self, obj: Deployment, actor: str) -> None:
         """Remove through the service."""
-        deployments.remove_deployment(obj, actor)
+        deployments.delete_deployment(obj, actor)
 
     def has_operate_permission(self, request: HttpRequest, object_id: Any = None) -> bool:
         """Whether the user may start and stop deployments."""

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from management.autoscale.memory import Memory
+from management.autoscale.memory import Limit, Memory
 from management.autoscale.metric import Measure
 
 
@@ -19,14 +19,6 @@ class DeploymentState(StrEnum):
     FAILED = "FAILED"
     DELETING = "DELETING"
     DELETED = "DELETED"
-
-
-class Limit(StrEnum):
-    """The limit that keeps a deployment from growing."""
-
-    MAX_WORKERS = "max_workers"
-    MAX_PRICE = "max_price_per_hour"
-    CAPACITY = "capacity"
 
 
 class Rule(StrEnum):

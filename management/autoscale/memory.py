@@ -14,6 +14,14 @@ class Failure(StrEnum):
     CRASHES = "crashes"
 
 
+class Limit(StrEnum):
+    """The limit that keeps a deployment from growing."""
+
+    MAX_WORKERS = "max_workers"
+    MAX_PRICE = "max_price_per_hour"
+    CAPACITY = "capacity"
+
+
 class ServedRate(msgspec.Struct, frozen=True):
     """Requests per second that a worker has completed, and when."""
 
@@ -35,6 +43,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     target: int = 0
     ready: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
+    ending: tuple[str, ...] = ()
     ticked_at: float | None = None
     reset_at: float = 0.0
     last_activity_at: float = 0.0
@@ -44,8 +53,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     crashed_at: tuple[float, ...] = ()
     flap_factor: int = 1
     last_down_at: float | None = None
-    spare_used_at: float | None = None
+    spare_at: float | None = None
     served: tuple[ServedRate, ...] = ()
+    blocked: Limit | None = None
 
     def restarted(self, now: float) -> Memory:
         """The memory in a new process, whose clock has another zero: windows and idle time begin now."""
@@ -57,6 +67,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             unknown_at=None,
             crashed_at=(),
             last_down_at=None,
-            spare_used_at=None,
+            spare_at=None,
             served=(),
         )

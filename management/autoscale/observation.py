@@ -37,10 +37,11 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """One deployment at `now`, in monotonic seconds.
 
     `capacity` is the most workers that the hosts can hold, those that run included; None is no limit. `unit_price` is that
-    of the next worker in USD per hour; None is unknown. A person's action makes `generation` grow: a start or scaling with
-    the number of workers `asked`, a stop (`stopped`), or a change of the configuration (neither). `force` ends requests at
-    once where a stop or deletion would drain. `crashed` has the keys of workers that died since the last tick; a launch that
-    the caller tries again by itself is not among them.
+    of the next worker in USD per hour; None is unknown. A person's action makes `generation` grow, and acts once: a start or
+    scaling with the number of workers `asked`, a stop (`stopped`), or a change of the configuration (neither). `asked` is
+    set only with the generation of its action; `stopped` stays until a start, or until a request wakes the deployment.
+    `force` ends requests at once where a stop or deletion would drain. `crashed` has the keys of workers that died since the
+    last tick; a launch that the caller tries again by itself is not among them.
     """
 
     now: float

@@ -31,10 +31,10 @@ class LoadSlice(msgspec.Struct, frozen=True):
 class LoadGauges(msgspec.Struct, frozen=True):
     """What one web process sees now. Every report replaces the one before, so a wrong count cannot stay.
 
-    `waiting` requests have no first token, `held` ones have no ready worker either; no request is in both.
-    `waiting_ages_s` has the ages of `waiting` requests, again without those that waited for a first worker,
-    `running_ages_s` those of all unfinished requests that a worker has. `last_activity_at` is the time of the last arrival
-    or completion, None if there was none.
+    A request is in one count: `held` while no worker is ready, `waiting` while it is queued for one, `running` once a worker
+    computes for it. `waiting_ages_s` has the ages of all requests without a first token, queued or not, again without those
+    that waited for a first worker; `running_ages_s` those of all unfinished requests that are not held. `last_activity_at`
+    is the time of the last arrival or completion, None if there was none.
     """
 
     running: int = 0
@@ -86,15 +86,13 @@ class History:
             source.gauges = None
 
     def is_unknown(self, now: float, stale_s: float) -> bool:
-        """Whether a process that should report has not for `stale_s`, or none ever has. Unknown is not zero."""
+        """Whether a process that should report has not for `stale_s`, or none reports. Unknown is not zero."""
         ages = self.report_ages_s(now)
-        return not self._processes or any(age > stale_s for age in ages.values())
+        return not ages or max(ages.values()) > stale_s
 
     def report_ages_s(self, now: float) -> dict[str, float]:
         """The age of the last report of each process that has not signed off."""
-        return {
-            name: now - source.reported_at for name, source in self._processes.items() if source.gauges is not None
-        }
+        return {name: now - source.reported_at for name, source in self._processes.items() if source.gauges is not None}
 
     def valid(self, now: float, stale_s: float) -> Iterator[tuple[float, LoadGauges]]:
         """The gauges that are not stale, each with its age in seconds."""

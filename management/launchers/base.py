@@ -63,6 +63,9 @@ class WorkerHandle(Protocol):
     def kill(self) -> None:
         """Kill the worker; `exit_code` is not None when this returns."""
 
+    def release(self) -> None:
+        """Free what this process holds of the worker: it has ended, or another process has taken it over."""
+
 
 class Launcher(Protocol):
     """Starts workers in one kind of place, such as processes of this machine. Registered in `management.launchers`."""

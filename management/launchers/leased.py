@@ -105,8 +105,8 @@ class LeasedWorker:
             poll.register(self._pidfd, select.POLLIN)
             poll.poll()
 
-    def close(self) -> None:
-        """Leave the worker to its lease."""
+    def release(self) -> None:
+        """Disconnect; a running worker is left to its lease."""
         self._disconnect()
         os.close(self._pidfd)
 

@@ -86,6 +86,9 @@ class LocalWorker:
         self._process.kill()
         self._process.wait()
 
+    def release(self) -> None:
+        """Nothing: the pipes are closed when the last status has been read."""
+
     def close(self) -> None:
         """Close stdin, wait EXIT_PATIENCE_S, then kill."""
         with suppress(OSError):

@@ -34,7 +34,7 @@ class Migration(migrations.Migration):
                 ('memory_bytes', models.PositiveBigIntegerField(default=0)),
                 ('gpu_type', models.CharField(blank=True, max_length=64)),
                 ('gpus', models.PositiveIntegerField(default=0)),
-                ('max_workers', models.PositiveIntegerField(blank=True, help_text='Most workers on this machine; empty is one per CPU.', null=True)),
+                ('max_workers', models.PositiveIntegerField(blank=True, help_text='Most workers on this machine; empty is 16, or one per CPU if it has more.', null=True)),
                 ('seen_at', models.DateTimeField(editable=False, null=True)),
             ],
             options={
@@ -82,6 +82,11 @@ class Migration(migrations.Migration):
             model_name='deployment',
             name='adapters',
             field=models.ManyToManyField(blank=True, help_text='Its adapters; none chosen is every adapter of the model.', related_name='deployments', to='management.adapter'),
+        ),
+        migrations.AddField(
+            model_name='deployment',
+            name='asked_generation',
+            field=models.PositiveIntegerField(default=0, editable=False, help_text='The generation in which a person asked for that number.'),
         ),
         migrations.AddField(
             model_name='deployment',

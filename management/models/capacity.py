@@ -5,6 +5,9 @@ from __future__ import annotations
 from django.core.validators import MinValueValidator
 from django.db import models
 
+DEFAULT_CAPACITY = 16
+"""Workers of a machine without a limit. Memory ends most machines sooner; the operator knows their models."""
+
 
 class Node(models.Model):
     """A machine that runs workers, with its capacity. The reconciler writes what it observes."""
@@ -18,7 +21,7 @@ class Node(models.Model):
     gpu_type = models.CharField(max_length=64, blank=True)
     gpus = models.PositiveIntegerField(default=0)
     max_workers = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Most workers on this machine; empty is one per CPU."
+        null=True, blank=True, help_text="Most workers on this machine; empty is 16, or one per CPU if it has more."
     )
     seen_at = models.DateTimeField(null=True, editable=False)
 
@@ -31,7 +34,7 @@ class Node(models.Model):
     @property
     def capacity(self) -> int:
         """The most workers that the machine holds."""
-        return max(1, self.cpus) if self.max_workers is None else self.max_workers
+        return max(DEFAULT_CAPACITY, self.cpus) if self.max_workers is None else self.max_workers
 
 
 class Price(models.Model):

@@ -17,9 +17,9 @@ DAY_S = 86_400
 LONGEST_S = 365 * DAY_S
 
 ALLOWED_STRATEGIES: dict[str, tuple[Strategy, ...]] = {
-    Model.Kind.LLM: tuple(Strategy),
+    "llm": tuple(Strategy),
     # Embeddings have no first token, and their duration depends on the input alone.
-    Model.Kind.EMBEDDING: (Strategy.RPS,),
+    "embedding": (Strategy.RPS,),
 }
 """The autoscaling strategies of each kind of inference."""
 
@@ -132,6 +132,9 @@ class Deployment(models.Model):
     )
     generation = models.PositiveIntegerField(
         default=1, editable=False, help_text="Counts starts, stops, scalings and changes."
+    )
+    asked_generation = models.PositiveIntegerField(
+        default=0, editable=False, help_text="The generation in which a person asked for that number."
     )
     deleted = models.BooleanField(default=False, editable=False)
     force = models.BooleanField(default=False, editable=False, help_text="Leaving workers do not finish requests.")

@@ -183,8 +183,9 @@ def _ask(current: Deployment, replicas: int, force: bool = False) -> None:
     """Record the number of workers that a person asked for."""
     current.replicas, current.force = replicas, force
     current.generation += 1
+    current.asked_generation = current.generation
     current.save(
-        update_fields=["replicas", "force", "generation", "min_workers", "max_workers", "deleted", "is_default"]
+        update_fields=["asked_generation", "replicas", "force", "generation", "min_workers", "max_workers", "deleted", "is_default"]
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
-from management.models import Model, ModelVersion
+from management.models import Deployment, Model, ModelVersion, Worker
 from management.services import audit
 from management.services.errors import RegistryError
 
@@ -34,7 +34,9 @@ def register_model(name: str, source: str, actor: str, kind: str = "llm") -> Mod
 @transaction.atomic
 def remove_model(model: Model, actor: str) -> None:
     """Remove a model that no deployment uses. Raises RegistryError for others."""
-    if ModelVersion.objects.filter(model=model, deployments__isnull=False).exists():
+    mine = Deployment.objects.filter(version__model=model)
+    if mine.filter(deleted=False).exists() or Worker.objects.filter(deployment__in=mine, state__in=Worker.LIVE).exists():
         raise RegistryError(f"{model.name} has deployments; remove them first")
+    mine.delete()  # the records of deleted ones
     audit.record(actor, "model.remove", model.name)
     model.delete()

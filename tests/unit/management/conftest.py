@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from management import reconcile
+from management import placement, reconcile, scaling, watched
 from management.launchers.base import WorkerStatus
 from management.reconcile import Reconciler
 from management.services.deployments import create_deployment
@@ -22,6 +22,8 @@ class FakeWorker:
     code: int | None = None
     drained: bool = False
     killed: bool = False
+    handed_over: bool = False
+    renewed: int = 0
 
     def statuses(self):
         reports, self.reports = self.reports, []
@@ -32,6 +34,15 @@ class FakeWorker:
 
     def drain(self):
         self.drained = True
+
+    def hand_over(self):
+        self.handed_over = True
+
+    def renew(self, epoch):
+        self.renewed = epoch
+
+    def release(self):
+        pass
 
     def kill(self):
         self.killed, self.code = True, -9
@@ -58,6 +69,9 @@ class FakeLauncher:
         self.workers.append(FakeWorker(config))
         return self.workers[-1]
 
+    def adopt(self, address):
+        return next((w for w in self.workers if w.code is None and w.config.address == address), None)
+
     def address(self, name):
         return f"unix:/nowhere/{name}.sock"
 
@@ -81,7 +95,8 @@ def clock(monkeypatch):
             return self.now
 
     moved = Clock()
-    monkeypatch.setattr(reconcile, "time", moved)
+    for module in (reconcile, watched, scaling, placement):
+        monkeypatch.setattr(module, "time", moved)
     return moved
 
 

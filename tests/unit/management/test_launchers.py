@@ -66,7 +66,7 @@ def test_a_worker_that_ends_before_it_was_told_anything_leaves_no_process(monkey
 
 def test_a_launcher_is_chosen_by_name(monkeypatch):
     monkeypatch.setenv("DRAGOMAN_LAUNCHER", "local")
-    launcher = LAUNCHERS[Options().launcher]()
+    launcher = LAUNCHERS[Options().launcher](None)
     assert isinstance(launcher, local.LocalLauncher)
     assert parse(launcher.address("1-0-1")).path.endswith("/1-0-1.sock")
     launcher.close()

@@ -10,7 +10,7 @@ def test_what_was_seen_of_an_earlier_start_is_not_written(deployment):
     start_deployment(deployment, "tester")
     ledger = Ledger()
     (row,) = ledger.read().deployments
-    for generation, expected in ((row.generation - 1, ("stopped", "")), (row.generation, ("failed", "no memory"))):
+    for generation, expected in ((row.generation - 1, ("inactive", "")), (row.generation, ("failed", "no memory"))):
         ledger.observed[row.pk] = Observed(generation, "failed", "no memory")
         ledger.write()
         deployment.refresh_from_db()

@@ -12,7 +12,7 @@ import pytest
 
 from engine.client import EngineClient
 from engine.sampling.params import SamplingParams
-from management import reconcile
+from management import watched
 from management.launchers import local
 from management.launchers.local import LocalLauncher
 from management.models import Worker
@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 @pytest.fixture(autouse=True)
 def fake_workers(monkeypatch):
     monkeypatch.setattr(local, "COMMAND", (sys.executable, "-m", "tests.unit.fake_worker"))
-    monkeypatch.setattr(reconcile, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(watched, "FIRST_PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -68,25 +68,26 @@ async def generated(entry) -> list[int]:
 
 def test_workers_serve_until_they_are_stopped(reconciler):
     deployment = started("serves", replicas=2)
-    until(reconciler, deployment, "ready")
+    wait_until(lambda: reconciler.reconcile_once() or (entries(reconciler) and len(entries(reconciler)) == 2), 30)
     first, second = entries(reconciler)
     assert (first.worker_id, second.worker_id) == ("demo/0", "demo/1")
     assert asyncio.run(generated(first)) == asyncio.run(generated(second)) == [5, 6, 2]
     processes = [psutil.Process(watched.handle.process_id) for watched in reconciler.watched.values()]
     stop_deployment(deployment, "tester")
-    until(reconciler, deployment, "stopped")
+    wait_until(lambda: reconciler.reconcile_once() or not reconciler.watched, 30)
+    until(reconciler, deployment, "inactive")
     assert not any(process.is_running() for process in processes)
     assert set(Worker.objects.values_list("state", "reason")) == {("exited", "stopped")}
 
 
 def test_a_killed_worker_is_replaced(reconciler):
     deployment = started("serves")
-    until(reconciler, deployment, "ready")
+    until(reconciler, deployment, "active")
     (entry,) = entries(reconciler)
     (watched,) = reconciler.watched.values()
     os.kill(watched.handle.process_id, signal.SIGKILL)
-    until(reconciler, deployment, "starting")
-    until(reconciler, deployment, "ready")
+    until(reconciler, deployment, "provisioning")
+    until(reconciler, deployment, "active")
     (replaced,) = entries(reconciler)
     assert (replaced.worker_id, replaced.epoch) == ("demo/0", entry.epoch + 1)
     assert replaced.address != entry.address
@@ -117,7 +118,7 @@ def test_a_worker_that_hangs_is_killed_and_replaced(reconciler):
 
 
 def test_workers_end_with_their_launcher(reconciler):
-    until(reconciler, started("serves"), "ready")
+    until(reconciler, started("serves"), "active")
     (watched,) = reconciler.watched.values()
     process = psutil.Process(watched.handle.process_id)
     watched.handle._lifeline.close()

@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError
 from django.db.models import QuerySet
 
-from management import ledger, reconcile
+from management import ledger, reconcile, watched
 from management.launchers.base import WorkerStatus
 from management.models import Worker
 from management.services.deployments import change_deployment, start_deployment, stop_deployment
@@ -19,7 +19,7 @@ from management.services.models import register_model
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(reconcile, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(watched, "FIRST_PAUSE_S", 0.0)
 
 
 def state(deployment):
@@ -33,12 +33,12 @@ def test_it_works(reconciler, launcher, deployment):
     (worker,) = launcher.workers
     assert worker.config.model == "/models/demo"
     assert worker.config.epoch == 1
-    assert state(deployment) == ("starting", "")
+    assert state(deployment) == ("provisioning", "")
     assert reconciler.holder.current.deployments[0].workers == ()
     worker.ready()
     reconciler.reconcile_once()
     reconciler.reconcile_once()
-    assert state(deployment) == ("ready", "")
+    assert state(deployment) == ("active", "")
     (entry,) = reconciler.holder.current.deployments[0].workers
     assert (entry.worker_id, entry.epoch) == ("demo/0", 1)
 
@@ -52,7 +52,7 @@ def test_a_crash_brings_a_new_epoch(reconciler, launcher, deployment):
     reconciler.reconcile_once()
     assert [w.config.epoch for w in launcher.workers] == [1, 2]
     assert Worker.objects.get(epoch=1).reason == "killed by signal 9"
-    assert state(deployment)[0] == "starting"
+    assert state(deployment)[0] == "provisioning"
 
 
 def test_an_unservable_model_fails_at_once_and_start_tries_again(reconciler, launcher, deployment):
@@ -66,7 +66,7 @@ def test_an_unservable_model_fails_at_once_and_start_tries_again(reconciler, lau
     start_deployment(deployment, "tester")
     reconciler.reconcile_once()
     assert len(launcher.workers) == 2
-    assert state(deployment) == ("starting", "")
+    assert state(deployment) == ("provisioning", "")
 
 
 def test_a_crash_loop_is_given_up(reconciler, launcher, deployment):
@@ -74,12 +74,12 @@ def test_a_crash_loop_is_given_up(reconciler, launcher, deployment):
     for _ in range(20):
         reconciler.reconcile_once()
         launcher.workers[-1].code = 1
-    assert len(launcher.workers) == reconcile.MAX_CRASHES
+    assert len(launcher.workers) == watched.MAX_CRASHES
     assert state(deployment) == ("failed", "5 crashes in a row, the last: exit status 1")
 
 
 def test_pauses_grow(reconciler, launcher, deployment, monkeypatch):
-    monkeypatch.setattr(reconcile, "FIRST_PAUSE_S", 100.0)
+    monkeypatch.setattr(watched, "FIRST_PAUSE_S", 100.0)
     start_deployment(deployment, "tester")
     reconciler.reconcile_once()
     launcher.workers[0].code = 1
@@ -107,7 +107,7 @@ def passes(reconciler, clock, seconds, beat=None):
 
 
 def test_a_silent_worker_is_killed(ready_worker, reconciler, launcher, clock):
-    passes(reconciler, clock, reconcile.HUNG_AFTER_S)
+    passes(reconciler, clock, watched.HUNG_AFTER_S)
     assert not ready_worker.killed
     passes(reconciler, clock, 1)
     assert ready_worker.killed
@@ -144,10 +144,10 @@ def test_a_start_says_what_it_is_doing(reconciler, launcher, deployment):
     reconciler.reconcile_once()
     launcher.workers[0].reports.append(WorkerStatus("loading", doing="reading the weights"))
     reconciler.reconcile_once()
-    assert state(deployment) == ("starting", "reading the weights")
+    assert state(deployment) == ("provisioning", "reading the weights")
     launcher.workers[0].ready()
     reconciler.reconcile_once()
-    assert state(deployment) == ("ready", "")
+    assert state(deployment) == ("active", "")
 
 
 def test_stopping_drains(reconciler, launcher, deployment):
@@ -159,13 +159,13 @@ def test_stopping_drains(reconciler, launcher, deployment):
     stop_deployment(deployment, "tester")
     reconciler.reconcile_once()
     assert all(w.drained for w in launcher.workers)
-    assert state(deployment)[0] == "stopping"
+    assert state(deployment)[0] == "inactive"
     assert reconciler.holder.current.deployments == ()
     for worker in launcher.workers:
         worker.code = 0
     reconciler.reconcile_once()
     reconciler.reconcile_once()
-    assert state(deployment)[0] == "stopped"
+    assert state(deployment)[0] == "inactive"
     assert set(Worker.objects.values_list("state", flat=True)) == {"exited"}
 
 
@@ -176,26 +176,25 @@ def test_a_stopped_failed_deployment_is_stopped(reconciler, launcher, deployment
     reconciler.reconcile_once()
     stop_deployment(deployment, "tester")
     reconciler.reconcile_once()
-    assert state(deployment)[0] == "stopped"
+    assert state(deployment)[0] == "inactive"
 
 
-def test_a_change_takes_effect_with_the_next_start(reconciler, launcher, deployment):
+def test_a_change_replaces_the_worker_once_the_new_one_is_ready(reconciler, launcher, deployment):
     start_deployment(deployment, "tester")
     reconciler.reconcile_once()
     launcher.workers[0].ready()
     reconciler.reconcile_once()
     newer = register_model("demo", "/models/newer", "tester")
-    change_deployment(deployment, newer, {"max_num_seqs": 3}, "tester")
+    change_deployment(deployment, "tester", version=newer, engine_options={"max_num_seqs": 3})
     reconciler.reconcile_once()
+    assert (launcher.workers[1].config.model, launcher.workers[1].config.max_num_seqs) == ("/models/newer", 3)
     assert reconciler.holder.current.deployments[0].version == 1  # what runs is what is told
     assert not launcher.workers[0].drained
-    start_deployment(deployment, "tester")
-    reconciler.reconcile_once()
-    assert launcher.workers[0].drained
-    assert (launcher.workers[1].config.model, launcher.workers[1].config.max_num_seqs) == ("/models/newer", 3)
     launcher.workers[1].ready()
     reconciler.reconcile_once()
     assert reconciler.holder.current.deployments[0].version == 2
+    assert launcher.workers[0].drained
+    assert len(launcher.workers) == 2
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL])
@@ -289,7 +288,7 @@ def test_workers_are_replaced_while_nothing_can_be_written(outage, reconciler, l
         (1, "failed"), (2, "failed"), (3, "ready"),
     ]  # fmt: skip
     assert all(row.ended_at >= row.ready_at >= row.started_at for row in Worker.objects.filter(state="failed"))
-    assert state(deployment)[0] == "ready"
+    assert state(deployment)[0] == "active"
 
 
 def test_a_failure_is_remembered_until_it_can_be_written(reconciler, launcher, deployment, request):
@@ -310,15 +309,15 @@ def test_a_failure_is_remembered_until_it_can_be_written(reconciler, launcher, d
 def test_a_launch_that_fails_leaves_no_row_and_is_tried_again(reconciler, launcher, deployment):
     start_deployment(deployment, "tester")
     launcher.error = OSError(errno.EAGAIN, "Resource temporarily unavailable")
-    for _ in range(2 * reconcile.MAX_CRASHES):
+    for _ in range(2 * watched.MAX_CRASHES):
         reconciler.reconcile_once()
     assert not Worker.objects.exists()
-    assert state(deployment) == ("starting", "a worker could not be launched: Resource temporarily unavailable")
+    assert state(deployment) == ("provisioning", "a worker could not be launched: Resource temporarily unavailable")
     launcher.error = None
     reconciler.reconcile_once()
     launcher.workers[0].ready()
     reconciler.reconcile_once()
-    assert state(deployment) == ("ready", "")
+    assert state(deployment) == ("active", "")
 
 
 def test_options_that_no_engine_takes_fail_the_deployment(reconciler, launcher, deployment):

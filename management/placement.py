@@ -1,0 +1,115 @@
+"""Launches workers, and takes over those that an earlier reconciler launched."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+from django.db import Error, close_old_connections
+from django.utils import timezone
+
+from engine.config import EngineConfig
+from management.leadership import LeadershipLost
+from management.models import Model, Worker
+from management.watched import Watched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from management.launchers.base import Launcher
+    from management.ledger import Ledger
+    from management.models import Deployment
+    from management.watched import Crashes
+
+logger = structlog.get_logger(__name__)
+
+TASKS = {Model.Kind.EMBEDDING: "embed", Model.Kind.LLM: "auto"}
+"""The engine's task for each kind of inference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Launches and adopts; the reconciler decides when."""
+
+    launcher: Launcher
+    ledger: Ledger
+    cache_dir: str
+    lease_s: float
+
+    def launch(
+        self, deployment: Deployment, index: int, crashes: Crashes, price_per_hour: float | None
+    ) -> Watched | None:
+        """Launch one worker; None if it failed, which `crashes` then knows."""
+        worker = Worker(
+            deployment=deployment,
+            version=deployment.version,
+            engine_options=deployment.engine_options,
+            index=index,
+            epoch=self.ledger.next_epoch(deployment.pk, index),
+            node=os.uname().nodename,
+            price_per_hour=price_per_hour or 0.0,
+            started_at=timezone.now(),
+        )
+        worker.address = self.launcher.address(f"{deployment.pk}-{index}-{worker.epoch}")
+        options = {
+            "task": TASKS[Model.Kind(deployment.inference_kind)],
+            **deployment.engine_options,
+            "model": deployment.version.source,
+            "worker_id": worker.worker_id,
+            "epoch": worker.epoch,
+            "address": worker.address,
+            "lease_s": self.lease_s,
+            "cache_dir": self.cache_dir,
+        }
+        try:
+            config = msgspec.convert(options, EngineConfig)
+            self.ledger.claim(worker)
+            handle = self.launcher.launch(config)
+        except msgspec.ValidationError as error:  # options that an earlier release stored
+            crashes.failed = f"engine_options: {error}"
+            logger.error("deployment failed", deployment=deployment.name, reason=crashes.failed)
+            return None
+        except LeadershipLost as error:
+            logger.warning("worker not launched", worker=worker.worker_id, error=str(error))
+            return None
+        except (OSError, Error) as error:
+            close_old_connections()
+            crashes.note_launch_failure(getattr(error, "strerror", None) or str(error))
+            logger.error("worker not launched", worker=worker.worker_id, error=str(error))
+            return None
+        crashes.failed_launches, crashes.reason = 0, ""
+        now = time.monotonic()
+        watched = Watched(worker, handle, self.ledger, launched_at=now, since=now)
+        logger.info("worker launched", worker=worker.worker_id, epoch=worker.epoch, source=deployment.version.source)
+        watched.write(process_id=handle.process_id)
+        return watched
+
+    def adopt(self, rows: Iterable[Worker]) -> list[Watched]:
+        """Take over the workers of these rows that still run; the others are recorded as lost.
+
+        A worker that was launched a moment ago and does not listen yet is lost too: nobody renews its lease, and its epoch
+        is never used again.
+        """
+        adopted = []
+        for worker in rows:
+            handle = self.launcher.adopt(worker.address)
+            if handle is None:
+                worker.state, worker.reason = Worker.State.FAILED, "lost while no reconciler watched it"
+                worker.ended_at = timezone.now()
+                self.ledger.note(worker, "state", "reason", "ended_at")
+                logger.warning("worker lost", worker=worker.worker_id, epoch=worker.epoch)
+                continue
+            now = time.monotonic()
+            watched = Watched(worker, handle, self.ledger, launched_at=now, since=now)
+            if worker.state == Worker.State.READY:
+                watched.ready_since = now
+            elif worker.state == Worker.State.DRAINING:
+                watched.draining_since = now
+                handle.drain()  # the first order may not have been given
+            adopted.append(watched)
+            logger.info("worker taken over", worker=worker.worker_id, epoch=worker.epoch, state=worker.state)
+        return adopted

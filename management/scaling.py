@@ -1,0 +1,187 @@
+"""The autoscaler's part of a reconciliation pass: what one deployment's workers and load are, and what the rules say.
+
+The rules are pure functions (`management.autoscale`). This file observes for them, keeps their memory and the history of
+the load, accounts the cost, and turns decisions into audit events. It acts on no worker.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from management.autoscale import policy
+from management.autoscale.cost import cost, current_price
+from management.autoscale.decision import Rule
+from management.autoscale.memory import Memory
+from management.autoscale.observation import Observation
+from management.autoscale.signals import History
+from management.load import DeploymentLoad
+from management.models.capacity import DEFAULT_CAPACITY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from management.autoscale.decision import Decision, Outcome
+    from management.load import LoadReport
+    from management.models import Deployment
+    from management.services.snapshots import Registries
+    from management.watched import Watched
+
+logger = structlog.get_logger(__name__)
+
+_IDLE = DeploymentLoad()
+SILENT_DECISIONS = (Rule.REPEATED, Rule.DRAINED)
+"""Decisions that repeat or complete an earlier one; they are no audit events."""
+
+
+@dataclass(slots=True)
+class Scaler:
+    """The rules' state for one deployment. Times are monotonic seconds."""
+
+    memory: Memory
+    history: History
+    ticked_at: float = -1e9
+    outcome: Outcome | None = None
+    price_per_hour: float = 0.0
+    cost: float = 0.0
+    """USD so far; starts from the row's value."""
+    ready_at_tick: int = -1
+    generation: int = 0
+
+    @classmethod
+    def of(cls, deployment: Deployment, now: float) -> Scaler:
+        """A scaler that goes on from what the row says, as after a restart of this process."""
+        known = deployment.observed_generation == deployment.generation
+        memory = Memory(
+            generation=deployment.observed_generation or None,
+            target=deployment.target_workers if known or deployment.observed_generation else 0,
+        ).restarted(now)
+        return cls(memory, History(deployment.scaling.history_s), cost=deployment.cost)
+
+    def due(self, deployment: Deployment, live: int, ready: int, now: float) -> bool:
+        """Whether the rules must be asked now: a tick has passed, a person acted, a worker became ready or left, a launch
+        is missing, or a request waits for the first worker. `live` and `ready` count workers.
+        """
+        if live < self.memory.target or self.generation != deployment.generation or self.ready_at_tick != ready:
+            return True
+        if not ready and not self.memory.target and self._held(deployment, now):
+            return True
+        return now - self.ticked_at >= deployment.scaling.tick_s
+
+    def tick(
+        self,
+        deployment: Deployment,
+        mine: Sequence[Watched],
+        running: dict[str, int],
+        crashed: tuple[str, ...],
+        capacity: int,
+        unit_price: float | None,
+    ) -> Outcome:
+        """Ask the rules."""
+        now = time.monotonic()
+        workers = tuple(watched.view(running.get(watched.worker.worker_id, 0)) for watched in mine)
+        self.price_per_hour = current_price(workers)
+        if self.ticked_at > 0:
+            self.cost += cost(self.price_per_hour, now - self.ticked_at)
+        self.history.retention_s = deployment.scaling.history_s
+        asked, stopped = self._asked(deployment)
+        observation = Observation(
+            now=now,
+            workers=workers,
+            generation=deployment.generation,
+            asked=asked,
+            stopped=stopped,
+            deleting=deployment.deleted,
+            force=deployment.force,
+            crashed=crashed,
+            capacity=capacity,
+            unit_price=unit_price,
+        )
+        self.outcome = policy.tick(self.memory, deployment.scaling, observation, self.history)
+        self.memory, self.ticked_at, self.generation = self.outcome.memory, now, deployment.generation
+        self.ready_at_tick = sum(watched.ready and watched.draining_since is None for watched in mine)
+        return self.outcome
+
+    def _asked(self, deployment: Deployment) -> tuple[int | None, bool]:
+        """The number of workers that a person asked for since the last tick, and whether the deployment is stopped.
+
+        A change of the configuration asks for no number, but it wakes a sleeping deployment: people want to see it run.
+        """
+        seen = self.memory.generation or 0
+        if deployment.asked_generation > seen:
+            return deployment.replicas or None, deployment.replicas == 0
+        asleep = not self.memory.target
+        changed = deployment.generation > seen and deployment.replicas > 0
+        return (deployment.scaling.first_workers if asleep and changed else None), not deployment.replicas and asleep
+
+    def _held(self, deployment: Deployment, now: float) -> bool:
+        config = deployment.scaling
+        return any(gauges.held or gauges.waiting for _, gauges in self.history.valid(now, config.stale_s))
+
+
+@dataclass(slots=True)
+class LoadHistory:
+    """Distributes the web processes' reports to the deployments' scalers, and translates their clocks."""
+
+    _offsets: dict[str, float] = field(default_factory=dict)
+    _seen: dict[str, LoadReport] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)
+    """Unfinished requests by worker id, of all web processes."""
+
+    def take(self, reports: Sequence[LoadReport], scalers: dict[str, Scaler]) -> None:
+        """Take in the last report of each web process; `scalers` are by public id."""
+        now = time.monotonic()
+        present = {report.process: report for report in reports}
+        for name in set(self._seen) - set(present):
+            del self._seen[name]
+            self._offsets.pop(name, None)
+            for scaler in scalers.values():
+                scaler.history.sign_off(name)
+        running: dict[str, int] = {}
+        for name, report in present.items():
+            # The smallest delay seen is the best estimate of the clocks' difference.
+            offset = self._offsets[name] = min(now - report.at, self._offsets.get(name, now - report.at))
+            for load in report.deployments.values():
+                for worker, count in load.running.items():
+                    running[worker] = running.get(worker, 0) + count
+            if self._seen.get(name) is report:
+                continue
+            self._seen[name] = report
+            for public_id, scaler in scalers.items():
+                load = report.deployments.get(public_id) or _IDLE
+                slices = tuple(msgspec.structs.replace(piece, at=piece.at + offset) for piece in load.slices)
+                gauges = load.gauges
+                if gauges.last_activity_at is not None:
+                    gauges = msgspec.structs.replace(gauges, last_activity_at=gauges.last_activity_at + offset)
+                scaler.history.report(name, report.at + offset, slices, gauges)
+        self.running = running
+
+
+def capacity_for(deployment: Deployment, registries: Registries, live: dict[int, int]) -> int:
+    """The most workers that the machines hold for this deployment, beside the `live` ones of the others (by id)."""
+    total = sum(node.capacity for node in registries.nodes) if registries.nodes else DEFAULT_CAPACITY
+    return max(0, total - sum(count for pk, count in live.items() if pk != deployment.pk))
+
+
+def facts(decision: Decision) -> dict[str, object]:
+    """A decision as the details of an audit event and the fields of a log line."""
+    measured = decision.measure
+    found: dict[str, object] = {
+        "rule": decision.rule.value,
+        "ready": decision.ready,
+        "live": decision.live,
+        "cap": decision.cap,
+        "wanted": decision.target,
+        "upper": decision.upper,
+        "lower": decision.lower,
+        "actions": [msgspec.to_builtins(action) for action in decision.actions],
+    }
+    if measured is not None:
+        found |= {"metric": measured.value, "samples": measured.samples, "window_s": measured.window_s}
+    if decision.blocked is not None:
+        found["blocked"] = decision.blocked.value
+    return found

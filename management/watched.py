@@ -1,0 +1,164 @@
+"""A worker that this process launched or took over, and the crashes of a deployment."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.failures import ExitStatus
+from management.autoscale.observation import WorkerState, WorkerView
+from management.models import Worker
+
+if TYPE_CHECKING:
+    from management.launchers.base import WorkerHandle, WorkerStatus
+    from management.ledger import Ledger
+    from management.models import Deployment
+
+HUNG_AFTER_S = 20.0
+"""Seconds without a status report after which a worker counts as hung."""
+MAX_CRASHES = 5
+STABLE_AFTER_S = 60.0
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP)
+"""Signals that a process raises by its own fault. Before a worker is ready they would recur."""
+MAX_KILLED_WHILE_LOADING = 2
+"""SIGKILL usually comes from the out-of-memory killer; loading again and again would hurt every other process."""
+
+Key = tuple[int, int, int]
+"""Deployment id, index and epoch."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """One incarnation of a worker. Times are monotonic seconds of this process."""
+
+    worker: Worker
+    handle: WorkerHandle
+    ledger: Ledger
+    launched_at: float
+    since: float
+    """When it entered its state."""
+    draining_since: float | None = None
+    handed_over: bool = False
+    """Whether it was told to give its unfinished requests to other workers."""
+    reason: str = ""
+    ready_since: float | None = None
+    silent_s: float = 0.0
+    """Seconds since its last report, without time in which this process was suspended."""
+    spare: bool = False
+
+    @property
+    def key(self) -> Key:
+        """Deployment, index and epoch."""
+        return self.worker.deployment_id, self.worker.index, self.worker.epoch
+
+    @property
+    def name(self) -> str:
+        """The key as the autoscaler's text."""
+        return f"{self.worker.index}.{self.worker.epoch}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes requests."""
+        return self.worker.state == Worker.State.READY
+
+    @property
+    def loading(self) -> bool:
+        """Whether it is not ready yet."""
+        return self.worker.state in (Worker.State.STARTING, Worker.State.LOADING)
+
+    def is_current(self, deployment: Deployment) -> bool:
+        """Whether the worker was launched with the deployment's desired version and options."""
+        return (
+            self.worker.version_id == deployment.version_id and self.worker.engine_options == deployment.engine_options
+        )
+
+    def view(self, running: int) -> WorkerView:
+        """The worker as the autoscaler sees it. `running`: its unfinished requests, as far as web processes report them."""
+        state = WorkerState.STARTING if self.loading else WorkerState.READY
+        if self.draining_since is not None:
+            # It exits by itself after its last request, which no web process knows better.
+            state, running = WorkerState.DRAINING, 1
+        elif self.spare:
+            state = WorkerState.SPARE
+        return WorkerView(
+            key=self.name,
+            state=state,
+            since=self.since,
+            running=running,
+            price_per_hour=self.worker.price_per_hour,
+            launched_at=self.launched_at,
+        )
+
+    def write(self, **fields: object) -> None:
+        """Set observed fields of the worker and queue them to be written."""
+        if "state" in fields and fields["state"] != self.worker.state:
+            self.since = time.monotonic()
+        for name, value in fields.items():
+            setattr(self.worker, name, value)
+        self.ledger.note(self.worker, *fields)
+
+
+@dataclass(slots=True)
+class Crashes:
+    """The consecutive crashes of a deployment in one generation."""
+
+    generation: int = 0
+    count: int = 0
+    killed_while_loading: int = 0
+    failed_launches: int = 0
+    next_launch: float = 0.0
+    failed: str | None = None
+    """Why this generation has failed; the row may not be written yet."""
+    reason: str = ""
+    """Why it cannot launch a worker at the moment."""
+    of_ready: list[str] = field(default_factory=list)
+    """Names of ready workers that died since the autoscaler's last tick."""
+
+    def note(self, watched: Watched, code: int, reason: str) -> None:
+        """Record the unintended end of a worker."""
+        now = time.monotonic()
+        if watched.ready_since is not None:
+            self.of_ready.append(watched.name)
+            if now - watched.ready_since > STABLE_AFTER_S:
+                self.count = 0
+        self.count += 1
+        self.next_launch = now + pause_s(self.count)
+        if watched.ready_since is not None:
+            self.killed_while_loading = 0
+        elif code == -signal.SIGKILL:
+            self.killed_while_loading += 1
+        self.failed = self._failure(code, watched.ready_since is not None, reason) or self.failed
+
+    def note_launch_failure(self, text: str) -> None:
+        """Record that no worker could be launched; it is tried again later."""
+        self.failed_launches += 1
+        self.next_launch = time.monotonic() + pause_s(self.failed_launches)
+        self.reason = f"a worker could not be launched: {text}"
+
+    def _failure(self, code: int, was_ready: bool, reason: str) -> str | None:
+        """Why the deployment fails after a worker ended with this exit code; None: launch another worker."""
+        if code == ExitStatus.MODEL_REFUSED:
+            return reason
+        if not was_ready and -code in FAULTS:
+            return f"the worker was killed by {signal.Signals(-code).name} while loading and verifying the model"
+        if self.killed_while_loading >= MAX_KILLED_WHILE_LOADING:
+            return f"{self.killed_while_loading} workers were killed while loading the model; is there enough memory for it?"
+        return f"{self.count} crashes in a row, the last: {reason}" if self.count >= MAX_CRASHES else None
+
+
+def pause_s(failures: int) -> float:
+    """Seconds before the next launch: exponential backoff."""
+    return min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S)
+
+
+def hang_reason(silent_s: float, reports: list[WorkerStatus]) -> str | None:
+    """Why the worker counts as hung: it sends no reports, or reports no progress. None if it does not."""
+    if silent_s > HUNG_AFTER_S:
+        return f"no heartbeat for {HUNG_AFTER_S:.0f} s"
+    if reports and reports[-1].hangs:
+        return f"hung while {reports[-1].doing}, for {reports[-1].quiet_s:.0f} s"
+    return None
