@@ -17,10 +17,12 @@ import msgspec
 import structlog
 from django.db import Error, IntegrityError, close_old_connections, transaction
 from django.db.models import Max
+from django.db.models.functions import Now
 from django.utils import timezone
 
+from management import changes
 from management.leadership import LeadershipLost
-from management.models import Deployment, Worker
+from management.models import Deployment, WebProcess, Worker
 from management.services import audit
 from management.services.snapshots import Registries, read_registries
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from engine.messages import ModelInfo
     from management.leadership import Leadership
+    from management.stored_loads import StoredLoads
 
 logger = structlog.get_logger(__name__)
 
@@ -37,7 +40,9 @@ COST_STEP = 0.001
 """USD by which the cost must have grown to be written on its own."""
 KEEP_DELETED = timedelta(hours=24)
 """How long the record of a deleted deployment is kept."""
-PURGE_EVERY_S = 600.0
+SILENT_FOR = timedelta(seconds=60)
+"""A web process that has not reported for so long has ended without signing off."""
+PURGE_EVERY_S = 30.0
 LONGEST_PAUSE_S = 2.0
 """The longest pause between two attempts while the database is unreachable."""
 
@@ -81,6 +86,8 @@ class Ledger:
     """None: this process is the only reconciler."""
     registries: Registries | None = None
     """None until the first successful read."""
+    loads: StoredLoads | None = None
+    """The reports of other processes; None if there are none."""
     earlier: tuple[Worker, ...] | None = None
     """The live workers that were recorded when this process began to lead; None until they are read."""
     observed: dict[int, Observed] = field(default_factory=dict)
@@ -154,6 +161,7 @@ class Ledger:
             for place, (worker, fields) in list(unwritten.items()):
                 with self._fenced():
                     _write_worker(worker, fields)
+                    changes.announce()
                 del unwritten[place]
         finally:
             with self._lock:
@@ -177,6 +185,7 @@ class Ledger:
         if fields:
             with self._fenced():
                 Deployment.objects.filter(pk=row.pk).update(**fields)
+                changes.announce()
 
     def _write_decisions(self) -> None:
         with self._lock:
@@ -223,12 +232,15 @@ class Ledger:
             Deployment.objects.filter(
                 state=Deployment.State.DELETED, ended_at__lt=timezone.now() - KEEP_DELETED
             ).delete()
+            WebProcess.objects.filter(seen_at__lt=Now() - SILENT_FOR).delete()
 
     def follow(self, stop: threading.Event, publish: Callable[[], None]) -> None:
         """Read, publish and write in a loop until `stop` is set; retries with pauses while the database is unreachable."""
         pause = INTERVAL_S
         while not stop.wait(pause):
             done = self._attempt(self.campaign) and self._attempt(self.read)
+            if done and self.loads is not None:
+                done = self._attempt(self.loads.read)
             if done and (self.leadership is None or self.leadership.leads):
                 done = self._attempt(publish) and self._attempt(self.write) and self._attempt(self.purge)
             pause = INTERVAL_S if done else min(pause * 2, LONGEST_PAUSE_S)

@@ -4,7 +4,8 @@
 - A body over `max_body_bytes` is answered with 413 and not read further.
 - `send()` blocks while the client does not read, and aborts after `slow_client_timeout_s`.
 - A response that fails midway closes the connection, so it never looks complete.
-- SIGTERM stops listening, refuses new requests, waits `drain_s` for streams, then ends them.
+- SIGTERM stops listening, refuses new requests, waits `drain_s` for streams, then ends them. If other processes share the
+  ports, requests on open connections are answered for `linger_s` first, each as the last of its connection.
 - Requests without exactly one Host are refused; `Daphne-Root-Path` is ignored.
 """
 
@@ -20,7 +21,8 @@ from urllib.parse import unquote
 from daphne import server as daphne_server  # first: installs the asyncio reactor
 from daphne.http_protocol import HTTPFactory, WebRequest
 from twisted.internet import defer, endpoints, tcp
-from twisted.internet.interfaces import IPushProducer
+from twisted.internet.interfaces import IPushProducer, IStreamServerEndpoint
+from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.web import http
 from zope.interface import implementer
 
@@ -28,6 +30,7 @@ from inference.server.channel import DeadlineChannel
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from socket import socket as Socket
 
     from inference.server.tls import MutualContextFactory
 
@@ -40,6 +43,7 @@ BACKLOG = 4096
 """The accept backlog; the kernel may allow less. A client whose SYN is dropped retries after 1 s, then 3 s."""
 SMALL_BODY_BYTES = 1 << 16
 """The largest body that is read when no permit is free, to keep the connection alive."""
+LINGER_CHECK_S = 0.1
 FINAL_EVENT_S = 2.0
 """Seconds for streams to send their final event after the drain's deadline."""
 
@@ -137,6 +141,9 @@ class PlaneRequest(WebRequest):
 
     def handle_reply(self, message: dict[str, Any]) -> None:
         """Write one ASGI message."""
+        if message["type"] == "http.response.start" and self.server.lingers and self.channel is not None:
+            self.channel.persistent = False
+            message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
         if message["type"] == "http.response.body":
             if not message.get("more_body"):
                 if self.producer is not None:
@@ -202,7 +209,9 @@ class PlaneFactory(HTTPFactory):
     """Creates connections with deadlines, and PlaneRequests on them."""
 
     open = 0
-    """The number of open connections."""
+    """The number of open connections of this address."""
+    connected = 0
+    """The number of open connections of all addresses."""
 
     @staticmethod
     def protocol() -> Any:
@@ -219,6 +228,7 @@ class PlaneFactory(HTTPFactory):
             return None
         protocol = super().buildProtocol(addr)
         self.open += 1
+        PlaneFactory.connected += 1
         protocol._channel.when_lost = self._lost
         # The application parses bodies itself; twisted's form parsing would cost 0.1 ms a request.
         protocol._channel.headers_timeout_s = self.server.headers_timeout_s
@@ -229,6 +239,21 @@ class PlaneFactory(HTTPFactory):
 
     def _lost(self) -> None:
         self.open -= 1
+        PlaneFactory.connected -= 1
+
+
+@implementer(IStreamServerEndpoint)
+class _SharedEndpoint:
+    """Listens on a socket that other processes may share."""
+
+    def __init__(self, reactor: Any, listening: Socket, tls: MutualContextFactory | None) -> None:
+        self._reactor, self._socket, self._tls = reactor, listening, tls
+
+    def listen(self, factory: Any) -> defer.Deferred[Any]:
+        """Accept connections from the socket."""
+        if self._tls is not None:
+            factory = TLSMemoryBIOFactory(self._tls, False, factory)
+        return defer.execute(self._reactor.adoptStreamPort, self._socket.fileno(), self._socket.family, factory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +263,13 @@ class Listener:
     host: str
     port: int
     tls: MutualContextFactory | None = None
+    socket: Socket | None = None
+    """A socket that listens on the address already."""
 
     def endpoint(self, reactor: Any) -> Any:
         """The Twisted endpoint to listen on."""
+        if self.socket is not None:
+            return _SharedEndpoint(reactor, self.socket, self.tls)
         if self.tls is not None:
             return endpoints.SSL4ServerEndpoint(reactor, self.port, self.tls, BACKLOG, self.host)
         kind = endpoints.TCP6ServerEndpoint if ":" in self.host else endpoints.TCP4ServerEndpoint
@@ -263,6 +292,7 @@ class PlaneServer(daphne_server.Server):
         overloaded: Preview,
         max_body_bytes: Callable[[str, int], int],
         drain_s: float,
+        linger_s: float,
         slow_client_timeout_s: float,
         headers_timeout_s: float,
         body_timeout_s: float,
@@ -285,7 +315,9 @@ class PlaneServer(daphne_server.Server):
         super().__init__(application, list(self._by_text), ready_callable=on_ready, verbosity=0, server_name="dragoman")
         self.refuse, self.preview, self.overloaded = refuse, preview, overloaded
         self.max_body_bytes = max_body_bytes
-        self.drain_s, self.slow_client_timeout_s = drain_s, slow_client_timeout_s
+        self.drain_s, self.linger_s, self.slow_client_timeout_s = drain_s, linger_s, slow_client_timeout_s
+        self.lingers = False
+        """Whether the process is about to end, and each response is the last of its connection."""
         self.headers_timeout_s, self.body_timeout_s = headers_timeout_s, body_timeout_s
         self.max_connections = max_connections
         self._on_drain, self._on_deadline = on_drain, on_deadline
@@ -342,9 +374,10 @@ class PlaneServer(daphne_server.Server):
         return defer.Deferred.fromFuture(asyncio.ensure_future(self._drain()))
 
     async def _drain(self) -> None:
-        others = self._on_drain()
         for port in self.ports:
             await defer.maybeDeferred(port.stopListening).asFuture(asyncio.get_running_loop())
+        await self._linger()
+        others = self._on_drain()
         late = await self._wait(self.drain_s)
         if late:
             await self._on_deadline()
@@ -352,6 +385,13 @@ class PlaneServer(daphne_server.Server):
         for task in late:
             task.cancel()
         await asyncio.gather(*late, *others, return_exceptions=True)
+
+    async def _linger(self) -> None:
+        """Answer requests on open connections, until all are closed or `linger_s` has passed."""
+        self.lingers = True
+        deadline = asyncio.get_running_loop().time() + self.linger_s
+        while PlaneFactory.connected and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(LINGER_CHECK_S)
 
     async def _wait(self, timeout_s: float) -> list[asyncio.Task[None]]:
         """The applications that are still running after `timeout_s`."""

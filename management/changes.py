@@ -1,0 +1,48 @@
+"""Tells other processes that the registries have changed: NOTIFY on PostgreSQL. Elsewhere they poll.
+
+A notification carries nothing: who hears it reads the registries, as everybody does from time to time anyway.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from django.db import connection, connections
+
+CHANNEL = "dragoman_changes"
+
+
+def announce() -> None:
+    """Notify, when the present transaction is committed."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(f"NOTIFY {CHANNEL}")
+
+
+class Changes:
+    """Waits for changes on a connection of its own."""
+
+    def __init__(self) -> None:
+        self._listening = None
+        if connection.vendor == "postgresql":
+            self._listening = connections.create_connection("default")
+
+    def wait(self, timeout_s: float, stop: threading.Event) -> None:
+        """Return after a change, after `timeout_s` at the latest, or at once when `stop` is set and nothing is waited for.
+
+        Raises `django.db.Error`.
+        """
+        if self._listening is None:
+            stop.wait(timeout_s)
+            return
+        if self._listening.connection is None:
+            with self._listening.cursor() as cursor:
+                cursor.execute(f"LISTEN {CHANNEL}")
+        with self._listening.wrap_database_errors:
+            for _ in self._listening.connection.notifies(timeout=timeout_s, stop_after=1):
+                return
+
+    def close(self) -> None:
+        """Close the connection; the next `wait` opens another."""
+        if self._listening is not None:
+            self._listening.close()
