@@ -94,11 +94,11 @@ class History:
         """The age of the last report of each process that has not signed off."""
         return {name: now - source.reported_at for name, source in self._processes.items() if source.gauges is not None}
 
-    def valid(self, now: float, stale_s: float) -> Iterator[tuple[float, LoadGauges]]:
-        """The gauges that are not stale, each with its age in seconds."""
+    def valid(self, now: float, stale_s: float) -> Iterator[LoadGauges]:
+        """The gauges that are not stale."""
         for source in self._processes.values():
             if source.gauges is not None and now - source.reported_at <= stale_s:
-                yield now - source.reported_at, source.gauges
+                yield source.gauges
 
     def within(self, now: float, window_s: float) -> Iterator[LoadSlice]:
         """The slices of (now - window_s, now], newest first within a process."""
@@ -116,8 +116,11 @@ class History:
 
     def last_served_at(self, now: float) -> float:
         """The last second in which a request got a first token or was completed; -inf if none is remembered."""
-        served = (piece.at for piece in self.within(now, self.retention_s) if piece.first_tokens or piece.completions)
-        return max(served, default=float("-inf"))
+        last = float("-inf")
+        for source in self._processes.values():
+            served = (p.at for p in reversed(source.slices) if p.at <= now and (p.first_tokens or p.completions))
+            last = max(last, next(served, last))
+        return last
 
     def _note_activity(self, at: float | None) -> None:
         if at is not None and (self._last_activity_at is None or at > self._last_activity_at):
