@@ -1,0 +1,1 @@
+"""How many workers a deployment should have: pure functions of what was measured. No clock, no database, no threads."""
