@@ -55,21 +55,18 @@ def above_cap(memory: Memory, situation: Situation) -> Move | None:
     return situation.shrink(memory, Rule.ABOVE_CAP, situation.fleet.victims(1))
 
 
-def below_floor(memory: Memory, situation: Situation) -> Move | None:
-    """Rule 5: workers are missing to the minimum; those of the minimum rate only once the deployment is active."""
-    if memory.failed or is_asleep_by_hand(memory, situation):
-        return None
+def refill(memory: Memory, situation: Situation) -> Move | None:
+    """Rules 2 and 5: workers are missing to the minimum, or were wanted and are not there. Ask for them, or ask again.
+
+    The minimum rate counts only once the deployment is active.
+    """
     required = situation.config.min_workers
     if situation.config.min_throughput_rate is not None and situation.fleet.ready:
         required = situation.floor
-    if situation.fleet.live >= required:
+    if memory.failed or is_asleep_by_hand(memory, situation):
+        required = 0
+    wanted = max(required, memory.target)
+    if situation.fleet.live >= wanted:
         return None
-    return situation.grow(memory, Rule.BELOW_FLOOR, max(required, memory.target))
-
-
-def replace_missing(memory: Memory, situation: Situation) -> Move | None:
-    """Workers were wanted and are not there: one died, or a launch has not happened. Ask again."""
-    if situation.fleet.live >= memory.target:
-        return None
-    rule = Rule.CRASH if situation.observation.crashed else Rule.REPEATED
-    return situation.grow(memory, rule, memory.target)
+    rule = Rule.REPEATED if situation.fleet.live < memory.target else Rule.BELOW_FLOOR
+    return situation.grow(memory, Rule.CRASH if situation.observation.crashed else rule, wanted)

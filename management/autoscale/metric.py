@@ -54,7 +54,9 @@ def measure(config: ScalingConfig, history: History, now: float, window_s: float
 
 
 def _ages_s(config: ScalingConfig, history: History, now: float) -> Iterator[float]:
-    """How long the requests that are not finished have waited for what the strategy measures."""
-    for report_age_s, gauges in history.valid(now, config.stale_s):
-        ages = gauges.waiting_ages_s if config.strategy is Strategy.TTFT else gauges.running_ages_s
-        yield from (age + report_age_s for age in ages)
+    """How long requests had waited, when they were reported, for what the strategy measures.
+
+    The report's own age is not added: most of these requests have been served since.
+    """
+    for gauges in history.valid(now, config.stale_s):
+        yield from gauges.waiting_ages_s if config.strategy is Strategy.TTFT else gauges.running_ages_s

@@ -33,8 +33,7 @@ RULES: tuple[Step, ...] = (
     bounds.wake,
     bounds.zero,
     bounds.above_cap,
-    bounds.replace_missing,
-    bounds.below_floor,
+    bounds.refill,
 )
 """People and rules 3 to 5. Only the first that applies acts."""
 LOAD_RULES: tuple[Step, ...] = (load.up, load.down)

@@ -94,11 +94,11 @@ class History:
         """The age of the last report of each process that has not signed off."""
         return {name: now - source.reported_at for name, source in self._processes.items() if source.gauges is not None}
 
-    def valid(self, now: float, stale_s: float) -> Iterator[tuple[float, LoadGauges]]:
-        """The gauges that are not stale, each with its age in seconds."""
+    def valid(self, now: float, stale_s: float) -> Iterator[LoadGauges]:
+        """The gauges that are not stale."""
         for source in self._processes.values():
             if source.gauges is not None and now - source.reported_at <= stale_s:
-                yield now - source.reported_at, source.gauges
+                yield source.gauges
 
     def within(self, now: float, window_s: float) -> Iterator[LoadSlice]:
         """The slices of (now - window_s, now], newest first within a process."""

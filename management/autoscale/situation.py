@@ -36,7 +36,7 @@ class Situation:
         self.fleet: Fleet = fleet_of(memory, observation)
         self.cap: Cap = cap_of(config, observation, self.fleet)
         self.floor: int = floor_of(config, memory, self.cap)
-        gauges = [gauge for _, gauge in history.valid(self.now, config.stale_s)]
+        gauges = list(history.valid(self.now, config.stale_s))
         self.waiting = sum(gauge.waiting + gauge.held for gauge in gauges)
         self.running = sum(gauge.running for gauge in gauges) + sum(worker.running for worker in self.fleet.ready)
         self.is_unknown = history.is_unknown(self.now, config.stale_s)
