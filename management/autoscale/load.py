@@ -36,10 +36,10 @@ def up(memory: Memory, situation: Situation) -> Move | None:
         needed = math.ceil(seen.value * ready / config.upper - ROUNDING)
         wanted = max(wanted, min(needed, MAX_GROWTH * ready))
     move = situation.grow(memory, Rule.UP, wanted, seen)
-    if move.decision.actions and _is_flap(memory, situation):
-        factor = min(MAX_FLAP_FACTOR, 2 * memory.flap_factor)
-        return Move(replace(move.memory, flap_factor=factor), move.decision)
-    return move
+    if not move.decision.actions:
+        return move
+    factor = min(MAX_FLAP_FACTOR, 2 * memory.flap_factor) if _is_flap(memory, situation) else memory.flap_factor
+    return Move(replace(move.memory, flap_factor=factor, last_down_at=None), move.decision)
 
 
 def down(memory: Memory, situation: Situation) -> Move | None:

@@ -36,7 +36,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     deployment sleeps. `ready` and `leaving` are keys of workers: those seen ready, and those that the rules have decided to
     remove. `reset_at` is the last change; windows begin there. `unknown_at` is the last tick without knowledge of the load.
     `failures` counts starts that timed out since a worker became ready, `crashed_at` crashes since a request was served.
-    `flap_factor` lengthens the down window. `served` falls from the highest rate of the last hour.
+    `flap_factor` lengthens the down window;
+    `last_down_at` is the last removal under load that no growth has followed. `served` falls from the highest rate of the last hour.
     """
 
     generation: int | None = None

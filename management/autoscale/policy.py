@@ -1,7 +1,7 @@
 """The tick: one decision on the number of a deployment's workers. The rules are in the modules that it lists.
 
-A tick is a pure function, to be called every `ScalingConfig.tick_s`. It is level-triggered: what the caller has not carried
-out, it asks for again. Every worker that the caller launches must be among the observed ones at the next tick.
+A tick is a pure function, to be called every `ScalingConfig.tick_s`, or earlier where a request waits for a sleeping
+deployment. It is level-triggered: what the caller has not carried out, it asks for again. Every worker that the caller launches must be among the observed ones at the next tick.
 """
 
 from __future__ import annotations

@@ -116,8 +116,11 @@ class History:
 
     def last_served_at(self, now: float) -> float:
         """The last second in which a request got a first token or was completed; -inf if none is remembered."""
-        served = (piece.at for piece in self.within(now, self.retention_s) if piece.first_tokens or piece.completions)
-        return max(served, default=float("-inf"))
+        last = float("-inf")
+        for source in self._processes.values():
+            served = (p.at for p in reversed(source.slices) if p.at <= now and (p.first_tokens or p.completions))
+            last = max(last, next(served, last))
+        return last
 
     def _note_activity(self, at: float | None) -> None:
         if at is not None and (self._last_activity_at is None or at > self._last_activity_at):

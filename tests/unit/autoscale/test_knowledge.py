@@ -157,6 +157,16 @@ def test_workers_found_without_a_memory_are_adopted() -> None:
     assert len(simulation.decisions) == decisions
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_restart_in_mid_growth_starts_no_worker_twice(is_stored: bool) -> None:
+    simulation = Simulation(TTFT, lambda at: 1.5).run(340)
+    assert simulation.live == 2
+    simulation.memory = simulation.memory.restarted(340) if is_stored else type(simulation.memory)()
+    simulation.run(600)
+    assert acted(simulation) == [(0, Rule.WAKE), (330, Rule.UP)]
+    assert simulation.live == 2
+
+
 def test_windows_longer_than_uptime_never_act() -> None:
     config = ScalingConfig(up_window_s=86_400, down_window_s=86_400)
     simulation = Simulation(config, lambda at: 5.0, asked=2).run(20_000)

@@ -86,6 +86,15 @@ def test_flapping_latency_lengthens_the_down_window() -> None:
     assert waits[:5] == [930, 1530, 2730, 2730, 2730]
 
 
+def test_growth_in_several_steps_after_one_removal_is_one_flap() -> None:
+    simulation = Simulation(ScalingConfig(lower=0.9, up_window_s=50), lambda at: 1.5, asked=3).run(335)
+    assert acted(simulation) == [(0, Rule.MANUAL), (330, Rule.DOWN)]
+    simulation.load = lambda at: 8.0
+    simulation.run(560)
+    assert [at for at, rule in acted(simulation) if rule is Rule.UP] == [380, 460, 540]
+    assert simulation.memory.flap_factor == 2
+
+
 def test_quiet_time_ends_the_longer_window() -> None:
     simulation = Simulation(ScalingConfig(lower=0.9), lambda at: 1.0).run(8000)
     assert simulation.memory.flap_factor == 8
