@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
+import tempfile
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +26,20 @@ def default_data_dir() -> Path:
     if PROJECT.is_file():
         return ROOT / "var"
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "dragoman"
+
+
+def runtime_dir(data_dir: Path) -> Path:
+    """The folder of sockets that this user's processes of one data folder share. A Unix socket's path is short, so it is not
+    below the data folder. Raises PermissionError if the folder is another user's.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    place = hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:12]
+    folder = Path(base) / f"dragoman-{os.getuid()}-{place}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700 or not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{folder} must be a folder of this user that nobody else can enter")
+    return folder
 
 
 def version() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field, SecretStr, create_model, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from config import installation
 from config.installation import DEMO_MODEL, default_data_dir
 from engine.config import OPTIONS
 from management.launchers import LAUNCHERS
@@ -46,6 +47,9 @@ class Options(EngineSettings):
     data_dir: Path = Field(
         default_factory=default_data_dir, description="Folder for the database, sockets and generated secrets."
     )
+    runtime_dir: Path | None = Field(
+        None, description="Folder of sockets that `web` and `reconcile` share; unset is one per user and data_dir."
+    )
     database_url: str = Field("", description="postgresql://user:password@host/name; empty is SQLite in data_dir.")
     secrets_key: SecretStr = Field(
         SecretStr(""),
@@ -73,6 +77,13 @@ class Options(EngineSettings):
         ge=0,
         description="Concurrent requests of one API key, or of one gRPC connection without keys; 0 is 3/4 of all.",
     )
+    max_held_requests_per_deployment: int = Field(
+        64, ge=0, le=65536, description="Requests that wait for a deployment without a ready worker; more are refused."
+    )
+    max_held_requests: int = Field(256, ge=0, le=65536, description="The same for all deployments together.")
+    hold_s: float = Field(
+        600, ge=0, description="Seconds that a request waits for a first worker, if its own deadline is not earlier."
+    )
     max_body_bytes: int = Field(2_000_000, ge=1024, le=1 << 30, description="Largest request body in bytes.")
     max_connections: int = Field(4096, ge=1, le=1 << 20, description="Concurrent HTTP connections to one address.")
     parse_special_tokens: bool = Field(
@@ -84,6 +95,14 @@ class Options(EngineSettings):
     )
     body_timeout_s: float = Field(60, gt=0, description="Seconds that a client may take to send a request's body.")
     slow_client_timeout_s: float = Field(30, gt=0, description="Seconds that a client may leave its stream unread.")
+    linger_s: float = Field(
+        5,
+        ge=0,
+        description="Seconds after SIGTERM in which a `web` process answers requests on open connections as before.",
+    )
+    worker_lease_s: float = Field(
+        30, ge=5, le=3600, description="Seconds that workers of `reconcile` run on while no reconciler leads."
+    )
     drain_s: float = Field(30, ge=0, description="Seconds that running requests may continue after SIGTERM.")
     log_format: str = Field("console", pattern="^(console|json)$", description="How log lines are written.")
 
@@ -121,6 +140,13 @@ class Options(EngineSettings):
     def api_key_required(self) -> bool:
         """Whether inference routes require an API key."""
         return self.api_key_required_on(self.host)
+
+    def shared_dir(self) -> Path:
+        """The folder of sockets that all processes of this server share. Raises OSError."""
+        if self.runtime_dir is None:
+            return installation.runtime_dir(self.data_dir)
+        self.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.runtime_dir
 
     def api_key_required_on(self, host: str) -> bool:
         """The same for a plane with an address of its own."""

@@ -13,7 +13,7 @@ from django.db import Error, close_old_connections
 from engine.adapters.files import CONFIG, WEIGHTS
 from inference.errors import AdapterNotFound, AdapterRefused, Unavailable
 from inference.workers.registry import DeploymentState
-from management.models import Adapter, Deployment, Model
+from management.models import Adapter, Deployment, Model, Worker
 from management.services import adapters, deployments
 from management.services.errors import RegistryError
 from management.snapshot import AdapterEntry
@@ -21,14 +21,21 @@ from management.snapshot import AdapterEntry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from config.control import Control
     from management.ledger import Observed
-    from management.reconcile import Reconciler
 
 logger = structlog.get_logger(__name__)
 
 
 MAX_SHOWN = 1000
 """Characters of a client's path that an error repeats."""
+STATES = {
+    str(Deployment.State.ACTIVE): "ready",
+    str(Deployment.State.PROVISIONING): "starting",
+    str(Deployment.State.FAILED): "failed",
+    str(Deployment.State.DELETING): "stopping",
+}
+"""The data plane's words for states."""
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -61,12 +68,12 @@ async def _with_database(function: Callable[P, T], *args: P.args, **kwargs: P.kw
 class DjangoRegistry:
     """Implements `inference.workers.registry.Registry`.
 
-    `reconciler` publishes changes and knows observed state that is not in the database yet; `roots` are the folders
+    `control` publishes changes and knows observed state that is not in the database yet; `roots` are the folders
     that clients may load adapters from, None: any folder.
     """
 
-    def __init__(self, reconciler: Reconciler, roots: list[Path] | None) -> None:
-        self._reconciler = reconciler
+    def __init__(self, control: Control, roots: list[Path] | None) -> None:
+        self._control = control
         self._roots = None if roots is None else [root.resolve() for root in roots]
 
     async def read_adapter(self, name: str, source: str) -> AdapterEntry:
@@ -114,36 +121,36 @@ class DjangoRegistry:
             adapters.register_read_adapter(name, Model.objects.get(name=model), source, actor, identity)
         except RegistryError as error:
             raise AdapterRefused(str(error), error.failure) from error
-        self._reconciler.refresh()
+        self._control.refresh()
 
     def _remove(self, name: str, actor: str) -> None:
         adapter = Adapter.objects.filter(name=name).first()
         if adapter is not None:
             adapters.remove_adapter(adapter, actor)
-        self._reconciler.refresh()
+        self._control.refresh()
 
     def _deployments(self) -> list[DeploymentState]:
         states = []
-        for row in Deployment.objects.select_related("version"):
-            seen = self._reconciler.observed(row)
+        for row in Deployment.objects.filter(deleted=False).select_related("version"):
+            seen = self._control.observed(row)
             states.append(DeploymentState(row.name, row.version.number, _state(row, seen), seen.reason))
         return states
 
     def _start(self, name: str, actor: str) -> bool:
-        row = Deployment.objects.filter(name=name).first()
+        row = Deployment.objects.filter(name=name, deleted=False).first()
         if row is None:
             return False
-        if not row.replicas or self._reconciler.observed(row).state == str(Deployment.State.FAILED):
-            deployments.start_deployment(row, actor, max(1, row.replicas))
-        self._reconciler.refresh()
+        if not row.replicas or self._control.observed(row).state == str(Deployment.State.FAILED):
+            deployments.start_deployment(row, actor)
+        self._control.refresh()
         return True
 
     def _stop(self, name: str, actor: str) -> bool:
-        row = Deployment.objects.filter(name=name).first()
+        row = Deployment.objects.filter(name=name, deleted=False).first()
         if row is None:
             return False
         deployments.stop_deployment(row, actor)
-        self._reconciler.refresh()
+        self._control.refresh()
         return True
 
 
@@ -155,9 +162,16 @@ def _identity(directory: Path) -> tuple[str, int]:
 
 
 def _state(row: Deployment, seen: Observed) -> str:
-    """The observed state, unless the desired state is newer."""
-    if not row.replicas and seen.state in (str(Deployment.State.READY), str(Deployment.State.STARTING)):
-        return str(Deployment.State.STOPPING)
-    if row.replicas and seen.generation != row.generation:
-        return str(Deployment.State.STARTING)
-    return seen.state
+    """The state in the data plane's words: the observed one, unless the desired state is newer. A sleeping deployment is
+    ready, for a request wakes it.
+    """
+    state = seen.state
+    if not row.replicas:
+        state = str(Deployment.State.INACTIVE)
+    elif seen.generation != row.generation and state != str(Deployment.State.ACTIVE):
+        return "starting"
+    if state == str(Deployment.State.INACTIVE):
+        if row.wakeable:
+            return "ready"
+        return "stopping" if row.workers.filter(state__in=Worker.LIVE).exists() else "stopped"
+    return STATES[state]

@@ -1,4 +1,4 @@
-"""Runs everything of `serve` in one process: startup, main loop, shutdown."""
+"""Runs a serving process, of `serve` or `web`: startup, main loop, shutdown."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from inference.server.plane_server import FINAL_EVENT_S, PlaneServer  # first: i
 
 # isort: split
 import structlog
-from django.db import Error as DatabaseError
-from django.db import close_old_connections
 
 from config import logs
 from config.asgi import PlaneRouter
@@ -30,48 +29,53 @@ from inference.http.admission import Admission
 from inference.http.auth import Authenticator
 from inference.http.offload import prepare_process
 from inference.http.sites import Sites
+from inference.metrics.load import LoadRecorder
 from inference.metrics.requests import Metrics
 from inference.planes.plane import Plane
+from inference.server.listening import SharedSockets
 from inference.services import Limits, Services
 from inference.workers.adapters import AdapterControl
+from inference.workers.holding import HoldQueue
 from inference.workers.router import EngineRouter
 from management import live
-from management.launchers import LAUNCHERS
-from management.reconcile import Reconciler
-from management.snapshot import SnapshotHolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from config.control import Control
     from config.options import Options
     from engine.messages import Stats
     from inference.http.exchange import Response
     from inference.planes.declaration import Dialect, Setup
+    from inference.server.plane_server import Listener
 
 logger = structlog.get_logger(__name__)
 
 OPEN_FILES = 1 << 16
+REPORT_EVERY_S = 1.0
 ONE_HOST = "A request must have exactly one Host header."
 
 
 class Server:
-    """The planes, the reconciler and the connections to the workers."""
+    """The planes, the control plane's part in this process, and the connections to the workers."""
 
-    def __init__(self, options: Options, dialects: Sequence[Dialect], setups: Sequence[Setup]) -> None:
+    def __init__(
+        self, options: Options, dialects: Sequence[Dialect], setups: Sequence[Setup], control: Control
+    ) -> None:
         """`setups` are the configured dialects. Raises SetupError, TlsError or ValueError, and binds nothing."""
-        self.options, self.dialects = options, dialects
-        self.holder = SnapshotHolder()
-        self.launcher = LAUNCHERS[options.launcher](None)
-        self.reconciler = Reconciler(self.launcher, self.holder, str(options.data_dir))
-        self.router = EngineRouter(self.holder, options.parse_special_tokens)
+        self.options, self.dialects, self.control = options, dialects, control
+        self.holder = control.holder
+        self.holding = HoldQueue(options.max_held_requests_per_deployment, options.max_held_requests)
+        self.router = EngineRouter(self.holder, self.holding, options.parse_special_tokens)
+        self.load = LoadRecorder(control.process, self.router, self.holding)
         metrics = Metrics(self.router, logs.dropped_lines)
         hosts = [options.host, *(host for setup in setups for host in setup.hosts)]
-        registry = DjangoRegistry(self.reconciler, options.allowed_adapter_roots(hosts))
+        registry = DjangoRegistry(control, options.allowed_adapter_roots(hosts))
         limit = max([options.max_concurrent_requests, *(setup.max_concurrent_requests for setup in setups)])
         self.services = Services(
             holder=self.holder,
             router=self.router,
-            generator=Generator(self.router, [metrics], options.request_timeout_s),
+            generator=Generator(self.router, [metrics, self.load], options.request_timeout_s),
             embedder=Embedder(self.router, options.request_timeout_s),
             adapters=AdapterControl(registry, self.router, self.holder),
             registry=registry,
@@ -85,7 +89,7 @@ class Server:
         self.listeners = build_listeners(options, dialects, setups, self.services, self._terminate)
         self.planes = PlaneRouter(self.listeners.shared)
         self.grpc = self.listeners.grpc_servers(options.headers_timeout_s)
-        self.stopping = threading.Event()
+        self.sockets = SharedSockets(options.shared_dir()) if control.shares_ports else None
         self.failed: str | None = None
         """Why startup failed."""
         self._announcing: asyncio.Task[None] | None = None
@@ -95,17 +99,15 @@ class Server:
         options = self.options
         _allow_open_files()
         live.set_source(self._stats)
-        self.reconciler.forget_earlier_workers()
-        self.reconciler.reconcile_once()  # the worker loads its model while the rest starts
-        loop_of_reconciler = threading.Thread(target=self.reconciler.run, args=(self.stopping,), name="reconciler")
         server = PlaneServer(
             self.planes,
-            self.listeners.endpoints,
+            self._listeners(),
             refuse=self._refuse,
             preview=self._preview,
             overloaded=self._overloaded,
             max_body_bytes=self._max_body_bytes,
             drain_s=options.drain_s,
+            linger_s=options.linger_s if self.sockets is not None else 0.0,
             slow_client_timeout_s=options.slow_client_timeout_s,
             headers_timeout_s=options.headers_timeout_s,
             body_timeout_s=options.body_timeout_s,
@@ -114,27 +116,26 @@ class Server:
             on_drain=self._drain,
             on_deadline=self.router.stop,
         )
-        loop_of_reconciler.start()
         try:
+            self.control.start(self.load)
             server.run()
         finally:
-            self.stopping.set()
-            loop_of_reconciler.join()
-            self.launcher.close()
-            self._forget_workers()
+            if self.sockets is not None:
+                self.sockets.close()
+            self.control.stop()
         failed = server.failed or self.failed
         if failed:
             print(f"error: {failed}", file=sys.stderr)
             return 1
         return 0
 
-    def _forget_workers(self) -> None:
-        """Record that the workers are gone; if the database is away, the next start does it."""
-        close_old_connections()
-        try:
-            self.reconciler.forget_earlier_workers()
-        except DatabaseError as error:
-            logger.warning("database not reachable", error=str(error))
+    def _listeners(self) -> list[Listener]:
+        """What to listen on; sockets that other processes share are opened here. Raises OSError."""
+        endpoints = self.listeners.endpoints
+        if self.sockets is None:
+            return endpoints
+        opened = self.sockets.open([(each.host, each.port) for each in endpoints])
+        return [replace(each, socket=opened[each.host, each.port]) for each in endpoints]
 
     def _ready(self) -> None:
         loop = asyncio.get_event_loop()
@@ -150,7 +151,18 @@ class Server:
             return
         prepare_process()
         self.router.start()
-        await self._announce()
+        reporting = asyncio.get_running_loop().create_task(self._report_load())
+        try:
+            await self._announce()
+            await reporting
+        finally:
+            reporting.cancel()
+
+    async def _report_load(self) -> None:
+        """Make the reports from which deployments are scaled."""
+        while True:
+            self.load.refresh()
+            await asyncio.sleep(REPORT_EVERY_S)
 
     def _drain(self) -> list[asyncio.Task[None]]:
         self.services.admission.draining = True
@@ -208,7 +220,7 @@ class Server:
         """Print to the terminal when the model is ready, or why it is not."""
         options = self.options
         while not self.router.ready:
-            failure = self.reconciler.failure()
+            failure = await asyncio.to_thread(self.control.failure)
             if failure:
                 print(f"\nThe deployment {failure[0]} failed: {failure[1]}", flush=True)
                 print(f"The server stays up; the admin is at {_url(options, options.control_port)}/admin/", flush=True)

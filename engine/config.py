@@ -50,7 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     lease_s: Annotated[
         float,
         Option(
-            "Seconds that the worker runs on without word from a launcher; 0: it exits with its launcher.", reserved=True
+            "Seconds that the worker runs on without word from a launcher; 0: it exits with its launcher.",
+            reserved=True,
         ),
     ] = 0.0
     cache_dir: Annotated[

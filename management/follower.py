@@ -21,7 +21,6 @@ from management.services.snapshots import build_snapshot, read_ready_workers, re
 
 if TYPE_CHECKING:
     from management.load import LoadSource
-    from management.load import LoadSource
     from management.snapshot import Snapshot, SnapshotHolder
 
 logger = structlog.get_logger(__name__)

@@ -83,7 +83,9 @@ class Ledger:
     """The registries as last read, and observed state that waits to be written. Thread-safe."""
 
     leadership: Leadership | None = None
-    """None: this process is the only reconciler."""
+    """Set if this process acts only while it leads; its writes are fenced."""
+    standing: Leadership | None = None
+    """The lease of a process that acts in any case, held so that no other reconciler does."""
     registries: Registries | None = None
     """None until the first successful read."""
     loads: StoredLoads | None = None
@@ -209,6 +211,8 @@ class Ledger:
 
     def campaign(self) -> None:
         """Acquire or renew the leadership if that is due. What a new leader finds is read before it acts."""
+        if self.standing is not None and self.standing.due:
+            self.standing.campaign()
         leadership = self.leadership
         if leadership is None or not leadership.due:
             return

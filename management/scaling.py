@@ -120,7 +120,7 @@ class Scaler:
 
     def _held(self, deployment: Deployment, now: float) -> bool:
         config = deployment.scaling
-        return any(gauges.held or gauges.waiting for _, gauges in self.history.valid(now, config.stale_s))
+        return any(gauges.held or gauges.waiting for gauges in self.history.valid(now, config.stale_s))
 
 
 @dataclass(slots=True)

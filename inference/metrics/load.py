@@ -117,8 +117,11 @@ class LoadRecorder:
                 if not request.cold:
                     waiting.setdefault(request.deployment, []).append(now - request.arrived)
         workers: dict[str, dict[str, int]] = {}
+        queued: dict[str, int] = {}
         for target in self._router.targets:
-            workers[target.entry.public_id] = {w.worker_id: c.inflight for w, c in list(target.clients.items())}
+            name, clients = target.entry.public_id, list(target.clients.items())
+            workers[name] = {worker.worker_id: client.inflight for worker, client in clients}
+            queued[name] = sum(client.stats.waiting for _, client in clients)
         names = {*self._loads, *workers, *self._holding.deployments}
         deployments = {}
         for name in names:
@@ -127,9 +130,11 @@ class LoadRecorder:
             held = self._holding.count(name)
             if held:
                 load.last_activity_at = now
+            # A request without a token may be in its prefill: only the engines know how many are queued.
+            queue = min(counts.get(name, 0), queued.get(name, 0))
             gauges = LoadGauges(
-                running=len(running.get(name, ())),
-                waiting=counts.get(name, 0),
+                running=len(running.get(name, ())) - queue,
+                waiting=queue,
                 held=held,
                 waiting_ages_s=tuple(sorted(waiting.get(name, ()))[-MAX_AGES:]),
                 running_ages_s=tuple(sorted(running.get(name, ()))[-MAX_AGES:]),
@@ -162,4 +167,3 @@ class LoadRecorder:
                 )
             )
             load.now = _Second()
-

@@ -47,7 +47,7 @@ class SharedSockets:
         with self._alone():
             taken = self._take()
             for address in addresses:
-                self._sockets[address] = taken.pop(address, None) or _bind(address)
+                self._sockets[address] = taken.pop(address) if address in taken else _bind(address)
             for unused in taken.values():
                 unused.close()
             self._serve()

@@ -390,7 +390,7 @@ class PlaneServer(daphne_server.Server):
         """Answer requests on open connections, until all are closed or `linger_s` has passed."""
         self.lingers = True
         deadline = asyncio.get_running_loop().time() + self.linger_s
-        while PlaneFactory.connected and asyncio.get_running_loop().time() < deadline:
+        while PlaneFactory.connected and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - of other libraries
             await asyncio.sleep(LINGER_CHECK_S)
 
     async def _wait(self, timeout_s: float) -> list[asyncio.Task[None]]:

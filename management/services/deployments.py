@@ -185,7 +185,16 @@ def _ask(current: Deployment, replicas: int, force: bool = False) -> None:
     current.generation += 1
     current.asked_generation = current.generation
     current.save(
-        update_fields=["asked_generation", "replicas", "force", "generation", "min_workers", "max_workers", "deleted", "is_default"]
+        update_fields=[
+            "asked_generation",
+            "replicas",
+            "force",
+            "generation",
+            "min_workers",
+            "max_workers",
+            "deleted",
+            "is_default",
+        ]
     )
 
 

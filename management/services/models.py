@@ -35,7 +35,10 @@ def register_model(name: str, source: str, actor: str, kind: str = "llm") -> Mod
 def remove_model(model: Model, actor: str) -> None:
     """Remove a model that no deployment uses. Raises RegistryError for others."""
     mine = Deployment.objects.filter(version__model=model)
-    if mine.filter(deleted=False).exists() or Worker.objects.filter(deployment__in=mine, state__in=Worker.LIVE).exists():
+    if (
+        mine.filter(deleted=False).exists()
+        or Worker.objects.filter(deployment__in=mine, state__in=Worker.LIVE).exists()
+    ):
         raise RegistryError(f"{model.name} has deployments; remove them first")
     mine.delete()  # the records of deleted ones
     audit.record(actor, "model.remove", model.name)

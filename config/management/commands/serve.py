@@ -67,13 +67,15 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         self.stdout.write(f"Starting {deployment.name} ({deployment.version.source}) ...")
         self.stdout.flush()
-        from config.server import Server  # takes a while, so the lines above are shown first
+        # These imports take a while, so the lines above are shown first.
+        from config.control import EmbeddedControl, RegistryLed
+        from config.server import Server
 
         try:
-            server = Server(settings, declared, setups)
-        except (SetupError, TlsError, ValueError) as error:
+            status = Server(settings, declared, setups, EmbeddedControl(settings)).run()
+        except (SetupError, TlsError, ValueError, RegistryLed, DatabaseError) as error:
             raise CommandError(str(error)) from error
-        sys.exit(server.run())
+        sys.exit(status)
 
 
 def deploy_as_configured(model: str | None, settings: Options, setups: Iterable[Setup]) -> Deployment:
@@ -105,15 +107,15 @@ def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None =
     )
     version = register_model(name, source, ACTOR)
     engine_options = settings.engine_options | (changed_options or {})
-    deployment = Deployment.objects.filter(name=name).first()
+    deployment = Deployment.objects.filter(name=name, deleted=False).first()
     if deployment is None:
         deployment = create_deployment(name, version, ACTOR, engine_options)
     elif deployment.version != version or deployment.engine_options != engine_options:
-        change_deployment(deployment, version, engine_options, ACTOR)
+        change_deployment(deployment, ACTOR, version=version, engine_options=engine_options)
     for other in Deployment.objects.filter(is_default=True, replicas__gt=0).exclude(pk=deployment.pk):
         stop_deployment(other, ACTOR)
     make_default(deployment, ACTOR)
-    start_deployment(deployment, ACTOR, max(1, deployment.replicas))
+    start_deployment(deployment, ACTOR, max(1, deployment.min_workers))
     if local and path.resolve() == DEMO_MODEL:
         for directory in sorted(p for p in DEMO_ADAPTERS.glob("*") if p.is_dir()):
             register_adapter(directory.name, version.model, str(directory), ACTOR)

@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError
 from django.db.models import QuerySet
 
-from management import ledger, reconcile, watched
+from management import ledger, watched
 from management.launchers.base import WorkerStatus
 from management.models import Worker
 from management.services.deployments import change_deployment, start_deployment, stop_deployment

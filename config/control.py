@@ -1,0 +1,130 @@
+"""The control plane's part in a serving process: the embedded reconciler of `serve`, or the follower of `web`."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+from django.db import Error as DatabaseError
+from django.db import close_old_connections
+
+from management.follower import RegistryFollower
+from management.launchers import LAUNCHERS
+from management.leadership import Leadership, new_holder
+from management.reconcile import Reconciler
+from management.snapshot import SnapshotHolder
+
+if TYPE_CHECKING:
+    from config.options import Options
+    from management.ledger import Observed
+    from management.load import LoadSource
+    from management.models import Deployment
+
+logger = structlog.get_logger(__name__)
+
+
+class RegistryLed(Exception):
+    """Another process leads this registry's reconciliation."""
+
+
+class Control(Protocol):
+    """What a serving process needs of the control plane."""
+
+    holder: SnapshotHolder
+    process: str
+    """A name that no other process has."""
+    shares_ports: bool
+    """Whether other processes may serve the same ports."""
+
+    def refresh(self) -> None:
+        """Read the registries and publish a snapshot. Thread-safe; raises `django.db.Error`."""
+        ...
+
+    def observed(self, row: Deployment) -> Observed:
+        """A deployment's observed state. Thread-safe."""
+        ...
+
+    def failure(self) -> tuple[str, str] | None:
+        """Name and reason of a deployment that should run and has failed, or None."""
+        ...
+
+    def start(self, load: LoadSource) -> None:
+        """Begin. `load` is measured at this process's front door. Raises `django.db.Error` or RegistryLed."""
+        ...
+
+    def stop(self) -> None:
+        """End; returns when everything has."""
+        ...
+
+
+class EmbeddedControl:
+    """The reconciler in this process. Its workers end with it."""
+
+    shares_ports = False
+
+    def __init__(self, options: Options) -> None:
+        self.holder = SnapshotHolder()
+        self.process = new_holder()
+        self._launcher = LAUNCHERS[options.launcher](None)
+        self._reconciler = Reconciler(self._launcher, self.holder, str(options.data_dir))
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.refresh = self._reconciler.refresh
+        self.observed = self._reconciler.observed
+        self.failure = self._reconciler.failure
+
+    def start(self, load: LoadSource) -> None:
+        """Take the lease, forget the workers of an earlier process, run the first pass and then the loop."""
+        leadership = Leadership(holder=self.process)
+        if not leadership.campaign():
+            raise RegistryLed("a reconciler runs on this registry; use `web` instead of `serve`, or stop it")
+        self._reconciler.load = load
+        self._reconciler.ledger.standing = leadership
+        self._reconciler.forget_earlier_workers()
+        self._reconciler.reconcile_once()  # the worker loads its model while the rest starts
+        self._thread = threading.Thread(target=self._reconciler.run, args=(self._stop,), name="reconciler")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop and the workers, and record that they are gone; if the database is away, the next start does it."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._launcher.close()
+        close_old_connections()
+        try:
+            self._reconciler.forget_earlier_workers()
+            if self._reconciler.ledger.standing is not None:
+                self._reconciler.ledger.standing.resign()
+        except DatabaseError as error:
+            logger.warning("database not reachable", error=str(error))
+
+
+class FollowingControl:
+    """A web process beside reconcilers in other processes."""
+
+    shares_ports = True
+
+    def __init__(self) -> None:
+        self.holder = SnapshotHolder()
+        self.process = new_holder()
+        self._follower = RegistryFollower(self.holder, self.process)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.refresh = self._follower.refresh
+        self.observed = self._follower.observed
+        self.failure = self._follower.failure
+
+    def start(self, load: LoadSource) -> None:
+        """Read the registries once, then follow them."""
+        self._follower.load = load
+        self._follower.refresh()
+        self._thread = threading.Thread(target=self._follower.run, args=(self._stop,), name="follower")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()

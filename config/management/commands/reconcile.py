@@ -1,0 +1,69 @@
+"""`reconcile`: run the workers of the registered deployments until SIGTERM or Ctrl-C.
+
+Of any number of these processes one leads, and another takes over when it ends. The workers outlive them by their lease.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import structlog
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error as DatabaseError
+from django.db import close_old_connections
+from pydantic import ValidationError
+
+from config import logs
+from config.options import Options, get_options
+from management.launchers import LAUNCHERS
+from management.leadership import Leadership
+from management.ledger import Ledger
+from management.reconcile import Reconciler
+from management.snapshot import SnapshotHolder
+from management.stored_loads import StoredLoads
+
+logger = structlog.get_logger(__name__)
+
+
+class Command(BaseCommand):
+    """Runs a reconciler."""
+
+    help = __doc__
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        settings = get_options()
+        logs.configure(settings.log_format)
+        os.umask(0o077)
+        try:
+            call_command("migrate", verbosity=0, interactive=False)
+            reconciler = make_reconciler(settings)
+        except (DatabaseError, ValidationError, OSError) as error:
+            raise CommandError(str(error)) from error
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        logger.info("reconciler started")
+        reconciler.run(stop)
+        close_old_connections()
+        if reconciler.ledger.leadership is not None:
+            try:
+                reconciler.ledger.leadership.resign()
+            except DatabaseError as error:
+                logger.warning("the lease runs out by itself", error=str(error))
+
+
+def make_reconciler(settings: Options) -> Reconciler:
+    """A reconciler that acts while it leads, and whose workers outlive it. Raises OSError."""
+    loads = StoredLoads()
+    return Reconciler(
+        LAUNCHERS[settings.launcher](settings.shared_dir()),
+        SnapshotHolder(),
+        str(settings.data_dir),
+        load=loads,
+        lease_s=settings.worker_lease_s,
+        ledger=Ledger(leadership=Leadership(), loads=loads),
+    )
