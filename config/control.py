@@ -12,10 +12,13 @@ from django.db import close_old_connections
 from management.follower import RegistryFollower
 from management.launchers import LAUNCHERS
 from management.leadership import Leadership, new_holder
+from management.load_reporter import LoadReporter
 from management.reconcile import Reconciler
 from management.snapshot import SnapshotHolder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from config.options import Options
     from management.ledger import Observed
     from management.load import LoadSource
@@ -69,7 +72,7 @@ class EmbeddedControl:
         self._launcher = LAUNCHERS[options.launcher](None)
         self._reconciler = Reconciler(self._launcher, self.holder, str(options.data_dir))
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self.refresh = self._reconciler.refresh
         self.observed = self._reconciler.observed
         self.failure = self._reconciler.failure
@@ -83,14 +86,13 @@ class EmbeddedControl:
         self._reconciler.ledger.standing = leadership
         self._reconciler.forget_earlier_workers()
         self._reconciler.reconcile_once()  # the worker loads its model while the rest starts
-        self._thread = threading.Thread(target=self._reconciler.run, args=(self._stop,), name="reconciler")
-        self._thread.start()
+        self._threads = _started(self._stop, self._reconciler.run, LoadReporter(self.process, load).run)
 
     def stop(self) -> None:
         """End the loop and the workers, and record that they are gone; if the database is away, the next start does it."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self._launcher.close()
         close_old_connections()
         try:
@@ -109,22 +111,28 @@ class FollowingControl:
     def __init__(self) -> None:
         self.holder = SnapshotHolder()
         self.process = new_holder()
-        self._follower = RegistryFollower(self.holder, self.process)
+        self._follower = RegistryFollower(self.holder)
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self.refresh = self._follower.refresh
         self.observed = self._follower.observed
         self.failure = self._follower.failure
 
     def start(self, load: LoadSource) -> None:
         """Read the registries once, then follow them."""
-        self._follower.load = load
         self._follower.refresh()
-        self._thread = threading.Thread(target=self._follower.run, args=(self._stop,), name="follower")
-        self._thread.start()
+        self._threads = _started(self._stop, self._follower.run, LoadReporter(self.process, load).run)
 
     def stop(self) -> None:
         """End the threads."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
+
+
+def _started(stop: threading.Event, *loops: Callable[[threading.Event], None]) -> list[threading.Thread]:
+    """Threads that run these loops until `stop` is set."""
+    threads = [threading.Thread(target=loop, args=(stop,)) for loop in loops]
+    for thread in threads:
+        thread.start()
+    return threads

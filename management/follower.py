@@ -1,4 +1,4 @@
-"""Follows the registries in a web process without a reconciler: publishes snapshots, and reports the process's load.
+"""Follows the registries in a web process without a reconciler: and publishes snapshots.
 
 The request path never waits for this. While the database is away, the last snapshot stays.
 """
@@ -9,35 +9,28 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
 import structlog
 from django.db import Error, close_old_connections
-from django.db.models.functions import Now
 
 from management.changes import Changes
 from management.ledger import Observed
-from management.models import Deployment, WebProcess
+from management.models import Deployment
 from management.services.snapshots import build_snapshot, read_ready_workers, read_registries
 
 if TYPE_CHECKING:
-    from management.load import LoadSource
     from management.snapshot import Snapshot, SnapshotHolder
 
 logger = structlog.get_logger(__name__)
 
 POLL_S = 0.5
-REPORT_EVERY_S = 1.0
 LONGEST_PAUSE_S = 2.0
 
 
 @dataclass(slots=True)
 class RegistryFollower:
-    """The control plane's part in a web process."""
+    """Reads what the control plane decides elsewhere."""
 
     holder: SnapshotHolder
-    process: str
-    """A name that no other process has."""
-    load: LoadSource | None = None
     _reading: threading.Lock = field(default_factory=threading.Lock)
     _reachable: bool = True
 
@@ -62,9 +55,7 @@ class RegistryFollower:
         return None if row is None else (row.name, row.reason)
 
     def run(self, stop: threading.Event) -> None:
-        """Follow the registries until `stop` is set, then sign off."""
-        reporter = threading.Thread(target=self._report_until, args=(stop,), name="load")
-        reporter.start()
+        """Follow the registries until `stop` is set."""
         changes = Changes()
         pause = POLL_S
         while not stop.is_set():
@@ -83,28 +74,6 @@ class RegistryFollower:
                 logger.exception("following the registries failed")
                 stop.wait(LONGEST_PAUSE_S)
         changes.close()
-        reporter.join()
-
-    def _report_until(self, stop: threading.Event) -> None:
-        number = 0
-        while not stop.wait(REPORT_EVERY_S):
-            number += 1
-            try:
-                self._report(number)
-            except Error:  # the follower's thread says that the database is away
-                close_old_connections()
-        try:
-            WebProcess.objects.filter(name=self.process).delete()
-        except Error as error:
-            logger.warning("web process not signed off", error=str(error))
-        close_old_connections()
-
-    def _report(self, number: int) -> None:
-        for report in self.load.reports() if self.load is not None else ():
-            WebProcess.objects.update_or_create(
-                name=self.process,
-                defaults={"report_number": number, "report": msgspec.msgpack.encode(report), "seen_at": Now()},
-            )
 
     def _note_reachable(self, reachable: bool, error: str = "") -> None:
         if reachable != self._reachable:

@@ -1,0 +1,86 @@
+"""`status`: deployments, workers, load and the last scaling decisions; live in a terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import Error
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from management.overview import overview
+
+INTERVAL_S = 1.0
+COLOURS = {
+    "active": "green", "ready": "green", "provisioning": "cyan", "starting": "cyan", "loading": "cyan",
+    "failed": "red", "draining": "yellow", "deleting": "yellow",
+}  # fmt: skip
+
+
+class Command(BaseCommand):
+    """`manage.py status [--once] [--json]`."""
+
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the switches."""
+        parser.add_argument("--once", action="store_true", help="Print the present state and end.")
+        parser.add_argument("--json", action="store_true", help="The same as JSON, once.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print once, or until Ctrl-C; raises CommandError."""
+        try:
+            if options["json"]:
+                self.stdout.write(json.dumps(overview(), indent=2))
+                return
+            console = Console(file=None if self.stdout.isatty() else self.stdout)
+            if options["once"] or not console.is_terminal:
+                console.print(render(overview()))
+                return
+            with Live(render(overview()), console=console, auto_refresh=False) as live:
+                while True:
+                    time.sleep(INTERVAL_S)
+                    live.update(render(overview()), refresh=True)
+        except KeyboardInterrupt:
+            return
+        except Error as error:
+            raise CommandError(f"the registry cannot be read: {error}") from error
+
+
+def render(found: dict[str, Any]) -> Group:
+    """The overview as tables."""
+    deployments = Table("deployment", "model", "state", "workers", "running", "waiting", "held", "USD/h", "", box=None)
+    workers = Table("worker", "epoch", "state", "requests", "process", "doing", box=None)
+    decisions = Table("at", "deployment", "rule", "workers", "seen", box=None)
+    for row in found["deployments"]:
+        limits = f"{row['min_workers']}…{row['max_workers']}" + (", sleeps" if row["scale_to_zero"] else "")
+        ready = sum(worker["state"] == "ready" for worker in row["workers"])
+        note = row["reason"] or (f"blocked by {row['scale_blocked']}" if row["scale_blocked"] else "")
+        deployments.add_row(
+            row["name"], row["model"], _coloured(row["state"]), f"{ready}/{row['workers_wanted']} ({limits})",
+            str(row["running"]), str(row["waiting"]), str(row["held"]), f"{row['price_per_hour']:g}", note,
+        )  # fmt: skip
+        for worker in row["workers"]:
+            workers.add_row(
+                worker["worker"], str(worker["epoch"]), _coloured(worker["state"]), str(worker["running"]),
+                str(worker["process_id"] or ""), worker["doing"],
+            )  # fmt: skip
+        for decision in row["decisions"]:
+            metric = decision.get("metric")
+            seen = "" if metric is None else f"{metric:.3g} of {decision['lower']:g}…{decision['upper']:g}"
+            counts = f"{decision['live']} → {decision['wanted']}"
+            decisions.add_row(decision["at"][11:19], row["name"], decision["rule"], counts, seen)
+    parts: list[Any] = [deployments]
+    for title, table in (("Workers", workers), ("Last scaling decisions", decisions)):
+        if table.row_count:
+            parts += [Text(), Text(title, style="bold"), table]
+    return Group(*parts)
+
+
+def _coloured(state: str) -> Text:
+    return Text(state, style=COLOURS.get(state, ""))
