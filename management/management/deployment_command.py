@@ -61,7 +61,7 @@ class DeploymentCommand(BaseCommand):
             if progress != shown and not quiet:
                 self.stderr.write(progress)
             shown = progress
-            if deployment.current_state == Deployment.State.FAILED:
+            if deployment.current_state == str(Deployment.State.FAILED):
                 raise CommandError(f"{deployment.name} failed: {deployment.reason}")
             if time.monotonic() > deadline:
                 raise CommandError(f"{deployment.name} is still {progress}")
@@ -80,10 +80,10 @@ def find(name: str) -> Deployment:
 
 def is_active(deployment: Deployment) -> bool:
     """Whether a worker is ready."""
-    return deployment.current_state == Deployment.State.ACTIVE
+    return deployment.current_state == str(Deployment.State.ACTIVE)
 
 
 def has_no_workers(deployment: Deployment) -> bool:
     """Whether all workers have left."""
-    rests = deployment.current_state in (Deployment.State.INACTIVE, Deployment.State.DELETED)
+    rests = deployment.current_state in (str(Deployment.State.INACTIVE), str(Deployment.State.DELETED))
     return rests and not deployment.workers.filter(ended_at=None).exists()

@@ -59,9 +59,9 @@ class Command(DeploymentCommand):
 
     def change(self, options: dict[str, Any]) -> tuple[Deployment, Callable[[Deployment], bool]]:
         """Register, create and start; nothing stays if anything is refused."""
-        kind = Model.Kind.EMBEDDING if options["embedding"] else Model.Kind.LLM
+        kind = str(Model.Kind.EMBEDDING if options["embedding"] else Model.Kind.LLM)
         fields = {name: options[name] for name in (*FIELDS, "strategy") if options[name] is not None}
-        if kind == Model.Kind.EMBEDDING:
+        if options["embedding"]:
             fields.setdefault("strategy", Strategy.RPS.value)
         if "max_workers" not in fields and "min_workers" in fields:
             fields["max_workers"] = max(1, fields["min_workers"])
