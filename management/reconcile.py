@@ -25,6 +25,8 @@ from django.utils import timezone
 
 from engine.config import EngineConfig
 from engine.failures import ExitStatus
+from engine.process.cpus import usable_cpus
+from management.launchers.cpus import expected_workers, threads_of
 from management.ledger import Ledger, Observed
 from management.models import Deployment, Model, Worker
 from management.services.snapshots import Registries, build_snapshot
@@ -265,6 +267,8 @@ class Reconciler:
             "address": worker.address,
             "cache_dir": self.cache_dir,
         }
+        if not options.get("threads") and self.ledger.registries is not None:
+            options["threads"] = threads_of(expected_workers(self.ledger.registries.deployments), usable_cpus())
         try:
             handle = self.launcher.launch(msgspec.convert(options, EngineConfig))
         except msgspec.ValidationError as error:  # options that an earlier release stored
