@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LOAD_GAP_TOKENS = 8192
 LOAD_RATIO = 1.5
 MATCH_RATIO = 0.3
+PREFIX_WORTH = 2
+"""What a cached token is worth in tokens of load: more than itself, for the next turn will be sent to the same worker."""
 ADAPTER_TOKENS = 2048
 """What an adapter in a slot is worth; about as long takes reading one."""
 SESSION_BOUND = 1.25
@@ -75,7 +77,7 @@ def choose(candidates: Sequence[Candidate], demand: Demand, random: Random) -> C
     longest = max(candidate.matched_tokens for candidate in candidates)
     if longest > MATCH_RATIO * demand.num_hashed_tokens:
         holder = _spread([c for c in candidates if c.matched_tokens == longest], demand.session, random)
-        if holder.load - least.load <= longest - least.matched_tokens:
+        if holder.load - least.load <= PREFIX_WORTH * (longest - least.matched_tokens):
             return holder
     if demand.adapter and (holders := [c for c in candidates if c.has_adapter]):
         holder = _spread(holders, demand.session, random)

@@ -15,6 +15,7 @@ from inference.workers.routing.selection import (
     ADAPTER_TOKENS,
     LOAD_GAP_TOKENS,
     LOAD_RATIO,
+    PREFIX_WORTH,
     SESSION_BOUND,
     Candidate,
     choose,
@@ -76,7 +77,7 @@ def test_the_choice_is_bounded(offered, adapter, session, seed):
     if high - low > LOAD_GAP_TOKENS and high > LOAD_RATIO * low:
         assert chosen.load == low
     elif not any(c.foreign_requests for c in offered):
-        allowed = max(chosen.matched_tokens, ADAPTER_TOKENS if adapter and chosen.has_adapter else 0)
+        allowed = max(PREFIX_WORTH * chosen.matched_tokens, ADAPTER_TOKENS if adapter and chosen.has_adapter else 0)
         assert chosen.load <= max(low + allowed, SESSION_BOUND * (low + allowed) if session else low)
 
 
@@ -102,10 +103,10 @@ def test_a_short_prefix_does_not():
     assert choose([Candidate("a", load=10, matched_tokens=300), Candidate("b")], DEMAND, Random(0)).name == "b"
 
 
-def test_a_prefix_is_not_worth_more_than_it_saves():
-    demand = Demand(range(100), 100)
-    assert choose([Candidate("a", load=96, matched_tokens=96), Candidate("b")], demand, Random(0)).name == "a"
-    assert choose([Candidate("a", load=97, matched_tokens=96), Candidate("b")], demand, Random(0)).name == "b"
+def test_a_prefix_has_its_price():
+    demand, most = Demand(range(100), 100), PREFIX_WORTH * 96
+    assert choose([Candidate("a", load=most, matched_tokens=96), Candidate("b")], demand, Random(0)).name == "a"
+    assert choose([Candidate("a", load=most + 1, matched_tokens=96), Candidate("b")], demand, Random(0)).name == "b"
 
 
 def test_an_adapter_in_a_slot_decides():
