@@ -33,7 +33,7 @@ from management.snapshot import WorkerEntry
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from inference.workers.routing.placement import Placement
+    from inference.workers.routing.assignment import Assignment
 
 BLOCK_SIZE, NUM_BLOCKS, BUDGET = 16, 2000, 512
 CHECK_EVERY_S = 0.25
@@ -50,7 +50,7 @@ class Job:
     ended: Callable[[Job, float], None]
     number: int
     request: Request
-    placement: Placement | None = None
+    assignment: Assignment | None = None
     worker: int = 0
     prefilled: int = 0
     cached: int = 0
@@ -147,10 +147,10 @@ class Simulation:
         job = Job(prompt, length, self.now, ended, number, request)
         self.jobs.append(job)
         if self.policy == "this router":
-            job.placement = self.balancer.place(self.clients, Demand(prompt, 512))
-            if job.placement is None:
+            job.assignment = self.balancer.assign(self.clients, Demand(prompt, 512))
+            if job.assignment is None:
                 raise RuntimeError("no worker can be used")
-            job.worker = next(c.number for c in self.clients.values() if c is job.placement.client)
+            job.worker = next(c.number for c in self.clients.values() if c is job.assignment.client)
         elif self.policy == "round robin":
             job.worker = next(self._next)
         else:
@@ -193,9 +193,9 @@ class Simulation:
         self.clients[self.entries[number]].stats = stats
         self.balancer.record(self.entries[number]).reported(stats, stats.running + stats.waiting)
         for job in advanced:
-            if job.placement is not None:
+            if job.assignment is not None:
                 finish = FinishReason.STOP if job in done else None
-                job.placement.note(RequestOutput(0, token_ids=[job.number], finish_reason=finish))
+                job.assignment.note(RequestOutput(0, token_ids=[job.number], finish_reason=finish))
         for job in done:
             job.ended(job, self.now)
         self._begin(number)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engine.messages import EmbeddingInfo, RequestOutput
     from inference.generation.caller import Caller
     from inference.workers.router import EngineRouter, Target
-    from inference.workers.routing.placement import Placement
+    from inference.workers.routing.assignment import Assignment
 
 logger = structlog.get_logger(__name__)
 
@@ -103,25 +103,25 @@ class Embedder:
         """Run, and retry at other workers if one dies or does not take it (nothing has been sent yet)."""
         timeout_s = self.request_timeout_s
         demand = Demand(range(sum(map(len, inputs))), max_tokens=0, reads_cache=False)
-        placement: Placement | None = target.place(demand)
+        assignment: Assignment | None = target.assign(demand)
         tried: set[EngineClient] = set()
-        while placement is not None:
-            client = placement.client
+        while assignment is not None:
+            client = assignment.client
             tried.add(client)
             lost: EngineDead | None = None
             try:
                 output = await client.embed(inputs, dimensions=dimensions, normalise=normalise, timeout_s=timeout_s)
-                placement.note(output)
+                assignment.note(output)
             except EngineDead as error:
                 lost = error
-                placement.fail()
+                assignment.fail()
             finally:
-                placement.leave()
+                assignment.leave()
             if lost is None and (output.error is None or output.error.code not in NOT_TAKEN):
                 return output
             if self.router.stopping:
                 raise ShuttingDown("The server is shutting down.") from lost
-            placement = target.place_again(demand, tried) if len(tried) <= MAX_RETRIES else None
+            assignment = target.assign_again(demand, tried) if len(tried) <= MAX_RETRIES else None
         if lost is not None and not target.responsive:
             raise Unavailable(NO_WORKER) from lost
         if lost is not None:

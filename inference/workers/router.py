@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection
 
     from engine.messages import ModelInfo, RequestOutput
+    from inference.workers.routing.assignment import Assignment
     from inference.workers.routing.demand import Demand
-    from inference.workers.routing.placement import Placement
     from management.snapshot import AdapterEntry, DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
 
 logger = structlog.get_logger(__name__)
@@ -55,30 +55,30 @@ class Target:
         """The adapter as the engine's AdapterRef."""
         return None if self.adapter is None else AdapterRef(self.adapter.digest, self.adapter.directory)
 
-    def place(self, demand: Demand) -> Placement:
+    def assign(self, demand: Demand) -> Assignment:
         """The worker for a new request (`inference.workers.routing`); raises Unavailable if there is none.
 
         Workers that drain or are without recent heartbeats get nothing.
         """
         self.retries.note_request()
-        placement = self.balancer.place(self.clients, demand)
-        if placement is None:
+        assignment = self.balancer.assign(self.clients, demand)
+        if assignment is None:
             raise Unavailable(NO_WORKER)
-        return placement
+        return assignment
 
-    def place_again(self, demand: Demand, tried: Collection[EngineClient]) -> Placement | None:
+    def assign_again(self, demand: Demand, tried: Collection[EngineClient]) -> Assignment | None:
         """Another worker for a request that those of `tried` did not take; None if there is none, or if too many requests
         were sent again lately.
         """
         if not any(client not in tried for client in self.responsive) or not self.retries.withdraw():
             return None
-        return self.balancer.place(self.clients, demand, avoid=tried)
+        return self.balancer.assign(self.clients, demand, avoid=tried)
 
     def route(
         self, demand: Demand, submit: Callable[[EngineClient], AsyncGenerator[RequestOutput, None]]
     ) -> RoutedOutputs:
         """The outputs of a request that `submit` sends to the chosen worker; raises Unavailable if there is none."""
-        return RoutedOutputs(self.place(demand), submit, lambda tried: self.place_again(demand, tried))
+        return RoutedOutputs(self.assign(demand), submit, lambda tried: self.assign_again(demand, tried))
 
     @property
     def responsive(self) -> list[EngineClient]:

@@ -1,4 +1,4 @@
-"""Places requests on the workers of one deployment, and ejects workers that fail or fall behind for a time."""
+"""Assigns requests to the workers of one deployment, and ejects workers that fail or fall behind for a time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 import structlog
 
+from inference.workers.routing.assignment import Assignment
 from inference.workers.routing.breaker import BreakerState
 from inference.workers.routing.load import DECODE_COST, PRIOR_TOKENS, ExpectedLengths
 from inference.workers.routing.pace import outliers
-from inference.workers.routing.placement import Placement
 from inference.workers.routing.selection import choose, eligible
 from inference.workers.routing.worker_record import WorkerRecord
 
@@ -50,10 +50,10 @@ class Balancer:
         """Forget all other workers."""
         self._records = {worker: record for worker, record in self._records.items() if worker in workers}
 
-    def place(
+    def assign(
         self, clients: Mapping[WorkerEntry, EngineClient], demand: Demand, avoid: Collection[EngineClient] = ()
-    ) -> Placement | None:
-        """A placement at one of the clients' workers, but none of `avoid`; None if no worker can be used."""
+    ) -> Assignment | None:
+        """An assignment to one of the clients' workers, but none of `avoid`; None if no worker can be used."""
         workers = {self.record(w).name: w for w, client in clients.items() if client not in avoid}
         if not workers:
             return None
@@ -73,9 +73,9 @@ class Balancer:
         record.prefixes(client.model.num_blocks).record(hashes)
         uncached = max(1, demand.num_tokens - chosen.matched_tokens)
         expected = self._lengths.expect(demand.tenant, demand.max_tokens)
-        placement = Placement(self, record, client, demand, uncached=uncached, expected=expected)
+        assignment = Assignment(self, record, client, demand, uncached=uncached, expected=expected)
         self._mean_request += LEARNING * (uncached + DECODE_COST * expected - self._mean_request)
-        return placement
+        return assignment
 
     def eject_slow(self, clients: Mapping[WorkerEntry, EngineClient]) -> None:
         """Eject the workers whose pace is an outlier; called a few times a second."""

@@ -1,4 +1,4 @@
-"""The outputs of one request from the worker that was chosen for it, or from another if that one does not take it."""
+"""The outputs of one request, as iterators: those of an assignment, and those of whichever worker takes the request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,41 @@ if TYPE_CHECKING:
 
     from engine.client import EngineClient
     from engine.messages import RequestOutput
-    from inference.workers.routing.placement import Placement
+    from inference.workers.routing.assignment import Assignment
 
 NOT_TAKEN = (FailureCode.DRAINING, FailureCode.OVERLOADED)
 """Answers of a worker that has not begun the request, while another may take it."""
 MAX_RETRIES = 2
+
+
+class AssignedOutputs:
+    """An iterator over the outputs of an assignment, which keeps its account; close it with `aclose`."""
+
+    def __init__(self, assignment: Assignment, outputs: AsyncGenerator[RequestOutput, None]) -> None:
+        self.assignment, self._outputs = assignment, outputs
+        self.begun = False
+        """Whether there was an output."""
+
+    def __aiter__(self) -> AssignedOutputs:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """The next output; raises EngineDead if the worker is lost."""
+        try:
+            output = await anext(self._outputs)
+        except EngineDead:
+            self.assignment.fail()
+            raise
+        self.begun = True
+        self.assignment.note(output)
+        return output
+
+    async def aclose(self) -> None:
+        """End the request; without its last output it is aborted in the engine."""
+        if self.begun:  # by a stop string, or its client left: what was produced is its length
+            self.assignment.end()
+        self.assignment.leave()
+        await self._outputs.aclose()
 
 
 class RoutedOutputs:
@@ -28,17 +58,16 @@ class RoutedOutputs:
 
     def __init__(
         self,
-        placement: Placement,
+        assignment: Assignment,
         submit: Callable[[EngineClient], AsyncGenerator[RequestOutput, None]],
-        another: Callable[[set[EngineClient]], Placement | None],
+        another: Callable[[set[EngineClient]], Assignment | None],
     ) -> None:
-        """`submit` sends the request to a worker. `another` places it at a worker that is not in the set, or returns
+        """`submit` sends the request to a worker. `another` assigns it to a worker that is not in the set, or returns
         None.
         """
-        self._placement, self._submit, self._another = placement, submit, another
-        self._tried = {placement.client}
-        self._outputs = submit(placement.client)
-        self._begun = False
+        self._submit, self._another = submit, another
+        self._outputs = AssignedOutputs(assignment, submit(assignment.client))
+        self._tried = {assignment.client}
 
     def __aiter__(self) -> RoutedOutputs:
         return self
@@ -46,35 +75,29 @@ class RoutedOutputs:
     async def __anext__(self) -> RequestOutput:
         """The next output; raises EngineDead if the worker is lost."""
         while True:
-            refused = self._placement.client.failure is not None and not self._begun
+            first = not self._outputs.begun
+            unreachable = self._outputs.assignment.client.failure is not None
             try:
                 output = await anext(self._outputs)
             except EngineDead:
-                self._placement.fail()
-                if refused and await self._moved():  # it was never sent
+                if first and unreachable and await self._moved():  # it was never sent
                     continue
                 raise
             code = None if output.error is None else output.error.code
-            if not self._begun and code in NOT_TAKEN and await self._moved():
+            if first and code in NOT_TAKEN and await self._moved():
                 continue
-            self._begun = True
-            self._placement.note(output)
             return output
 
     async def aclose(self) -> None:
         """End the request; without its last output it is aborted in the engine."""
-        if self._begun:  # by a stop string, or its client left: what was produced is its length
-            self._placement.end()
-        self._placement.leave()
         await self._outputs.aclose()
 
     async def _moved(self) -> bool:
         """Whether another worker has the request now."""
-        placement = self._another(self._tried) if len(self._tried) <= MAX_RETRIES else None
-        if placement is None:
+        assignment = self._another(self._tried) if len(self._tried) <= MAX_RETRIES else None
+        if assignment is None:
             return False
-        self._placement.leave()
         await self._outputs.aclose()
-        self._placement, self._outputs = placement, self._submit(placement.client)
-        self._tried.add(placement.client)
+        self._outputs = AssignedOutputs(assignment, self._submit(assignment.client))
+        self._tried.add(assignment.client)
         return True

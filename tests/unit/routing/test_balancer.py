@@ -41,12 +41,12 @@ class Workers:
         self.clients = {entry: Client() for entry in self.entries}
 
     def place(self, demand):
-        placement = self.balancer.place(self.clients, demand)
-        assert placement is not None
-        return placement, self.index(placement)
+        assignment = self.balancer.assign(self.clients, demand)
+        assert assignment is not None
+        return assignment, self.index(assignment)
 
-    def index(self, placement):
-        return list(self.clients.values()).index(placement.client)
+    def index(self, assignment):
+        return list(self.clients.values()).index(assignment.client)
 
     def report(self, number, **stats):
         """The worker's report; `held` of its requests are this process's."""
@@ -87,8 +87,8 @@ def test_a_closed_loop_stays_even(kind, spread):
         waiting = iter(prompts(kind, 24 * 8))
         running = []
         for _ in range(24):
-            placement, number = placed.place(Demand(next(waiting), 512))
-            running.append([placement, number, 128 + random.randint(0, spread)])
+            assignment, number = placed.place(Demand(next(waiting), 512))
+            running.append([assignment, number, 128 + random.randint(0, spread)])
         worst = 0
         for _ in range(700):  # steps of all workers
             for one in running:
@@ -96,8 +96,8 @@ def test_a_closed_loop_stays_even(kind, spread):
                 one[0].note(RequestOutput(0, token_ids=[5], finish_reason=FinishReason.STOP if one[2] <= 0 else None))
             for one in running:
                 if one[2] <= 0:
-                    placement, number = placed.place(Demand(next(waiting), 512))
-                    one[:] = placement, number, 128 + random.randint(0, spread)
+                    assignment, number = placed.place(Demand(next(waiting), 512))
+                    one[:] = assignment, number, 128 + random.randint(0, spread)
             counts = Counter(one[1] for one in running)
             worst = max(worst, *(abs(counts[n] - 8) for n in range(3)))
         assert worst <= (1 if spread == 0 else 2)
@@ -138,12 +138,12 @@ def test_own_requests_in_a_report_count_once():
 
 def test_everything_is_given_back_when_requests_end():
     placed = Workers(2)
-    placements = [placed.place(Demand(range(300), 100, adapter="x"))[0] for _ in range(6)]
-    for placement, end in zip(placements, ("end", "fail", "leave") * 2, strict=True):
-        placement.note(RequestOutput(0, token_ids=[1, 2]))
-        getattr(placement, end)()
-        placement.leave()
-        placement.note(DONE)
+    assignments = [placed.place(Demand(range(300), 100, adapter="x"))[0] for _ in range(6)]
+    for assignment, end in zip(assignments, ("end", "fail", "leave") * 2, strict=True):
+        assignment.note(RequestOutput(0, token_ids=[1, 2]))
+        getattr(assignment, end)()
+        assignment.leave()
+        assignment.note(DONE)
     for entry in placed.entries:
         record = placed.balancer.record(entry)
         assert (record.load, record.inflight, record.unprefilled, dict(record.adapters)) == (0, 0, 0, {})
@@ -199,8 +199,8 @@ def failing(placed, number):
     """Fail all that is placed on a worker until its breaker opens."""
     failures = 0
     while failures < FAILURES:
-        placement, chosen = placed.place(Demand(range(10), 10))
-        placement.note(FAILED if chosen == number else DONE)
+        assignment, chosen = placed.place(Demand(range(10), 10))
+        assignment.note(FAILED if chosen == number else DONE)
         failures += chosen == number
 
 
@@ -208,11 +208,11 @@ def test_a_failing_worker_is_left_alone_and_comes_back_through_a_probe():
     placed = Workers(3)
     failing(placed, 1)
     assert placed.balancer.ejections == {"failures": 1}
-    placements = [placed.place(Demand(range(10), 10)) for _ in range(12)]
-    assert {number for _, number in placements} == {0, 2}
+    assignments = [placed.place(Demand(range(10), 10)) for _ in range(12)]
+    assert {number for _, number in assignments} == {0, 2}
     placed.clock.pass_s(OPEN_S)
     more = [placed.place(Demand(range(10), 10)) for _ in range(12)]
-    (probe,) = [placement for placement, number in more if number == 1]
+    (probe,) = [assignment for assignment, number in more if number == 1]
     probe.note(DONE)
     assert 1 in {placed.place(Demand(range(10), 10))[1] for _ in range(12)}
 
@@ -227,8 +227,8 @@ def test_a_refusal_is_no_failure():
     placed = Workers(2)
     for code in (FailureCode.GRAMMAR, FailureCode.OVERLOADED, FailureCode.TOO_LONG, FailureCode.POISONOUS):
         for _ in range(12):
-            placement, _ = placed.place(Demand(range(10), 10))
-            placement.note(RequestOutput(0, finish_reason=FinishReason.ERROR, error=Failure(code)))
+            assignment, _ = placed.place(Demand(range(10), 10))
+            assignment.note(RequestOutput(0, finish_reason=FinishReason.ERROR, error=Failure(code)))
     assert not placed.balancer.ejections
 
 
@@ -256,7 +256,7 @@ def test_a_probe_shows_whether_it_is_still_slow(gap_s, ejections):
     placed.balancer.eject_slow(placed.clients)
     placed.clock.pass_s(OPEN_S)
     running = [placed.place(Demand(range(10), 10)) for _ in range(6)]
-    (probe,) = [placement for placement, number in running if number == 1]
+    (probe,) = [assignment for assignment, number in running if number == 1]
     placed.step(1, gap_s, 20)
     probe.note(DONE)
     assert placed.balancer.ejections == {"latency": ejections}
@@ -272,7 +272,7 @@ def test_a_slow_deployment_ejects_nobody():
 
 def test_workers_that_are_gone_are_forgotten():
     placed = Workers(2)
-    placement, number = placed.place(Demand(range(1000), 10))
+    assignment, number = placed.place(Demand(range(1000), 10))
     placed.balancer.retain([placed.entries[1 - number]])
-    placement.leave()
+    assignment.leave()
     assert placed.balancer.record(placed.entries[number]).load == 0

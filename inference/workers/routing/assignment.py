@@ -27,7 +27,7 @@ class EndObserver(Protocol):
         """The request failed by the worker's fault."""
 
 
-class Placement:
+class Assignment:
     """One request at the worker of `client`. `end`, `fail` or `leave` must follow; only the first of them counts."""
 
     def __init__(
