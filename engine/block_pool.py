@@ -6,22 +6,17 @@ prefix cache. Block 0 is never allocated: padding rows write there.
 
 from __future__ import annotations
 
-import struct
 from collections import OrderedDict
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from engine.block_hashes import extend_hashes
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from engine.request import Request
 
 TRASH_BLOCK = 0
-
-
-def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of a block: of its tokens and of all blocks before it. 128 bits, so equal hashes mean equal content."""
-    return blake2b(parent + struct.pack(f"<{len(token_ids)}i", *token_ids), digest_size=16).digest()
 
 
 class BlockPool:
@@ -48,11 +43,9 @@ class BlockPool:
         """Compute the missing hashes of the request's full blocks."""
         if not self.prefix_caching:
             return
-        hashes, tokens, size = request.block_hashes, request.token_ids, self.block_size
-        while (len(hashes) + 1) * size <= request.num_known_tokens:
-            start = len(hashes) * size
-            parent = hashes[-1] if hashes else blake2b(request.cache_key.encode(), digest_size=16).digest()
-            hashes.append(hash_block(parent, tokens[start : start + size]))
+        extend_hashes(
+            request.block_hashes, request.cache_key, request.token_ids, request.num_known_tokens, self.block_size
+        )
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
         """The cached blocks for the longest known prefix of `hashes`; takes no reference."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
@@ -58,6 +58,13 @@ _decoder = msgspec.msgpack.Decoder(RequestOutput)
 
 class EngineDead(Exception):
     """The worker has ended or does not answer; its requests are lost."""
+
+
+class ReportObserver(Protocol):
+    """Hears of a worker's reports as they arrive."""
+
+    def reported(self, stats: Stats, held: int) -> None:
+        """`held`: the client's requests that the worker has not ended."""
 
 
 class _Collector:
@@ -123,12 +130,19 @@ def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
 class EngineClient:
     """Talks to the worker `worker_id` in `epoch` at its `address` (`engine.address`)."""
 
-    def __init__(self, address: str, worker_id: str, epoch: int, casualties: Casualties | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        worker_id: str,
+        epoch: int,
+        casualties: Casualties | None = None,
+        observer: ReportObserver | None = None,
+    ) -> None:
         """`casualties` counts the requests that were in flight at worker deaths; it may be shared with
         other clients.
         """
         self.address, self.worker_id, self.epoch = address, worker_id, epoch
-        self._casualties = casualties or Casualties()
+        self._casualties, self._observer = casualties or Casualties(), observer
         self.stats = Stats()
         self.histograms = StepHistograms()
         self.draining = False
@@ -302,8 +316,8 @@ class EngineClient:
     def _dispatch(self, message: messages.ToClient) -> None:
         self._silent_s = 0.0
         if isinstance(message, Outputs):
-            self.stats = message.stats
             self.histograms = message.histograms or self.histograms
+            self._note_stats(message.stats, sum(output.finish_reason is not None for output in message.outputs))
             for output in message.outputs:
                 if output.error is not None and output.error.code is FailureCode.DRAINING:
                     self.draining = True  # as its next heartbeat will report
@@ -311,14 +325,21 @@ class EngineClient:
                 if collector is not None:  # else it was aborted meanwhile
                     collector.put(output)
         elif isinstance(message, Heartbeat):
-            self.stats, self.draining = message.stats, message.draining
+            self.draining = message.draining
             self.histograms = message.histograms or self.histograms
+            self._note_stats(message.stats)
         elif isinstance(message, Reply):
             call = self._calls.get(message.call_id)
             if call is not None and not call.done():  # else its caller was cancelled
                 call.set_result(message.error)
         elif isinstance(message, Dead):
             self._fail(message.reason)
+
+    def _note_stats(self, stats: Stats, ended: int = 0) -> None:
+        """`ended`: the requests of this client that end with the same message."""
+        self.stats = stats
+        if self._observer is not None:
+            self._observer.reported(stats, max(0, self.inflight - ended))
 
     def _fail(self, reason: str, died: bool = True) -> None:
         if self._failure is None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from engine.block_hashes import cache_key
+
 if TYPE_CHECKING:
     from engine.failures import Failure
     from engine.grammar.matcher import Matcher
@@ -88,4 +90,4 @@ class Request:
     @property
     def cache_key(self) -> str:
         """Besides the tokens, what must be equal for requests to share blocks: the tenant's salt and the adapter."""
-        return f"{self.adapter.digest if self.adapter else ''}\0{self.cache_salt}"
+        return cache_key(self.adapter.digest if self.adapter else "", self.cache_salt)

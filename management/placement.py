@@ -13,6 +13,8 @@ from django.db import Error, close_old_connections
 from django.utils import timezone
 
 from engine.config import EngineConfig
+from engine.process.cpus import usable_cpus
+from management.launchers.cpus import threads_of
 from management.leadership import LeadershipLost
 from management.models import Model, Worker
 from management.watched import Watched
@@ -41,9 +43,9 @@ class Placement:
     lease_s: float
 
     def launch(
-        self, deployment: Deployment, index: int, crashes: Crashes, price_per_hour: float | None
+        self, deployment: Deployment, index: int, crashes: Crashes, price_per_hour: float | None, workers_on_host: int
     ) -> Watched | None:
-        """Launch one worker; None if it failed, which `crashes` then knows."""
+        """Launch one worker, one of `workers_on_host` that share the CPUs; None if it failed, which `crashes` then knows."""
         worker = Worker(
             deployment=deployment,
             version=deployment.version,
@@ -65,6 +67,8 @@ class Placement:
             "lease_s": self.lease_s,
             "cache_dir": self.cache_dir,
         }
+        if not options.get("threads"):
+            options["threads"] = threads_of(workers_on_host, usable_cpus())
         try:
             config = msgspec.convert(options, EngineConfig)
             self.ledger.claim(worker)

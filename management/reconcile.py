@@ -328,7 +328,9 @@ class Reconciler:
             return None
         taken = {w.worker.index for w in self._of(deployment) if w.draining_since is None}
         index = next(index for index in range(len(taken) + 1) if index not in taken)
-        watched = self.placement.launch(deployment, index, crashes, self._unit_price(deployment))
+        price, wanted = self._unit_price(deployment), sum(scaler.memory.target for scaler in self.scalers.values())
+        expected = max(wanted, len(self.watched) + 1)
+        watched = self.placement.launch(deployment, index, crashes, price, expected)
         if watched is not None:
             self.watched[watched.key] = watched
         return watched

@@ -18,16 +18,22 @@ from inference.errors import (
     Overloaded,
     PromptTooLong,
     ShuttingDown,
+    Unavailable,
 )
 from inference.generation.requests import Prompt, TextPrompt
 from inference.http.offload import in_thread
 from inference.http.validation import in_range
+from inference.workers.router import NO_WORKER
+from inference.workers.routing.demand import Demand
+from inference.workers.routing.outputs import MAX_RETRIES, NOT_TAKEN
 from inference.workers.tokenizer import CHARACTERS_PER_TOKEN, Beginning
 
 if TYPE_CHECKING:
+    from engine.client import EngineClient
     from engine.messages import EmbeddingInfo, RequestOutput
     from inference.generation.caller import Caller
     from inference.workers.router import EngineRouter, Target
+    from inference.workers.routing.assignment import Assignment
 
 logger = structlog.get_logger(__name__)
 
@@ -94,21 +100,32 @@ class Embedder:
     async def _run(
         self, target: Target, inputs: list[list[int]], dimensions: int | None, normalise: bool
     ) -> RequestOutput:
-        """Run, and retry once if the worker dies or drains (nothing has been sent yet)."""
+        """Run, and retry at other workers if one dies or does not take it (nothing has been sent yet)."""
         timeout_s = self.request_timeout_s
-        for attempt in (1, 2):
+        demand = Demand(range(sum(map(len, inputs))), max_tokens=0, reads_cache=False)
+        assignment: Assignment | None = target.assign(demand)
+        tried: set[EngineClient] = set()
+        while assignment is not None:
+            client = assignment.client
+            tried.add(client)
+            lost: EngineDead | None = None
             try:
-                client = target.pick()
                 output = await client.embed(inputs, dimensions=dimensions, normalise=normalise, timeout_s=timeout_s)
+                assignment.note(output)
             except EngineDead as error:
-                if self.router.stopping:
-                    raise ShuttingDown("The server is shutting down.") from error
-                if attempt == 2:
-                    raise GenerationFailed("The worker that served this request died.") from error
-            else:
-                drained = output.error is not None and output.error.code is FailureCode.DRAINING
-                if not drained or attempt == 2 or not target.responsive:
-                    break
+                lost = error
+                assignment.fail()
+            finally:
+                assignment.leave()
+            if lost is None and (output.error is None or output.error.code not in NOT_TAKEN):
+                return output
+            if self.router.stopping:
+                raise ShuttingDown("The server is shutting down.") from lost
+            assignment = target.assign_again(demand, tried) if len(tried) <= MAX_RETRIES else None
+        if lost is not None and not target.responsive:
+            raise Unavailable(NO_WORKER) from lost
+        if lost is not None:
+            raise GenerationFailed("The worker that served this request died.") from lost
         return output
 
 

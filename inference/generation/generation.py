@@ -1,6 +1,6 @@
 """A prepared request that runs on the engine: yields deltas until every sequence has ended.
 
-`Generation.deltas` (1) submits the sequences to the least busy worker, (2) decodes token ids and searches for stop
+`Generation.deltas` (1) submits the sequences to the workers that the router chooses, (2) decodes token ids and searches for stop
 strings, (3) yields until every sequence has ended. (4) Closing the iterator early, by disconnect, deadline or error,
 aborts the sequences in the engine; (5) `finally` notifies the observers and writes one log line.
 """
@@ -24,6 +24,7 @@ from inference.generation.ending import EndCause, Ending
 from inference.generation.failures import failure_of, log_failure
 from inference.generation.merging import merge
 from inference.generation.sequence_text import SequenceText
+from inference.workers.routing.demand import Demand
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from inference.generation.caller import Caller
     from inference.generation.requests import GenerationRequest
     from inference.workers.router import EngineRouter, Target
+    from inference.workers.routing.outputs import RoutedOutputs
 
 logger = structlog.get_logger(__name__)
 
@@ -78,6 +80,15 @@ class Generation:
         self.prompt_token_ids, self.request_id, self.dialect = prompt_token_ids, caller.request_id, dialect
         # Equal prompts share cached blocks only within one API key.
         self._cache_salt = f"{caller.tenant}:{request.cache_salt}"
+        self._demand = Demand(
+            prompt_token_ids,
+            params.max_tokens,
+            tenant=caller.tenant,
+            cache_salt=self._cache_salt,
+            adapter="" if target.adapter is None else target.adapter.digest,
+            session=request.session,
+            reads_cache=params.prompt_logprobs is None,
+        )
         self.timings = Timings(arrived)
         self.usage = Usage(prompt_tokens=len(prompt_token_ids))
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -185,19 +196,25 @@ class Generation:
                 if text.count or attempt == 2 or not self.target.responsive:
                     raise
 
-    def _outputs(self, token_ids: list[int], params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
-        """Engine outputs for sequence `index`."""
-        client = self.target.pick()
-        self._submitted.append((client, client.next_request_id()))
-        return client.generate(
-            token_ids,
-            params,
-            request_id=self._submitted[-1][1],
-            priority=self.request.priority,
-            cache_salt=self._cache_salt,
-            timeout_s=self._deadline - time.monotonic(),
-            adapter=self.target.adapter_ref,
+    def _outputs(self, token_ids: list[int], params: SamplingParams) -> RoutedOutputs:
+        """The engine's outputs for these tokens, from the worker that the router chooses."""
+        demand = (
+            self._demand if token_ids is self.prompt_token_ids else self._demand.longer(token_ids, params.max_tokens)
         )
+
+        def submit(client: EngineClient) -> AsyncGenerator[RequestOutput, None]:
+            self._submitted.append((client, client.next_request_id()))
+            return client.generate(
+                token_ids,
+                params,
+                request_id=self._submitted[-1][1],
+                priority=self.request.priority,
+                cache_salt=self._cache_salt,
+                timeout_s=self._deadline - time.monotonic(),
+                adapter=self.target.adapter_ref,
+            )
+
+        return self.target.route(demand, submit)
 
     def note(self, index: int, output: RequestOutput) -> None:
         """Record usage and timings of an output of sequence `index`; raises its error."""

@@ -106,6 +106,8 @@ class GenerationRequest:
     truncate_left: int | None = None
     truncate_right: int | None = None
     cache_salt: str = ""
+    session: str = ""
+    """The client's name for requests that belong together; they prefer one worker."""
     priority: int = 0
     """Smaller values are scheduled first."""
     use_model_defaults: bool = True

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import time
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from engine.messages import STEP_S, STEP_TOKENS, StepHistograms
+from inference.workers.routing.balancer import EjectionReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,7 @@ LABELS = ("model_name", "engine")
 
 
 class EngineCollector:
-    """vLLM's metrics, summed over a deployment's workers."""
+    """vLLM's metrics, summed over a deployment's workers, and the router's."""
 
     GAUGES = {"num_requests_running": "running", "num_requests_waiting": "waiting"}
     COUNTERS = {
@@ -63,6 +64,7 @@ class EngineCollector:
         yield self._waiting(rows)
         yield self._awake(rows)
         yield self._adapters(rows)
+        yield self._ejections(rows)
 
     def _steps(self, rows: list[tuple[Target, list[Stats]]]) -> Metric:
         """The histogram `iteration_tokens_total` of vLLM."""
@@ -98,6 +100,15 @@ class EngineCollector:
         in_slots = {digest for _, stats in rows for s in stats for digest in s.adapters}
         names = [a.name for target, _ in rows for a in target.entry.adapters if a.digest in in_slots]
         family.add_metric([str(len(in_slots)), "", ",".join(names)], time.time())
+        return family
+
+    def _ejections(self, rows: list[tuple[Target, list[Stats]]]) -> Metric:
+        """A metric of our own: vLLM has no router."""
+        text = "Times that a worker got no requests for a while, by why."
+        family = CounterMetricFamily("dragoman_worker_ejections", text, labels=[*LABELS, "reason"])
+        for target, _ in rows:
+            for reason in get_args(EjectionReason):
+                family.add_metric([target.entry.name, "0", reason], target.balancer.ejections[reason])
         return family
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,15 +15,24 @@ from engine.casualties import Casualties
 from engine.client import EngineClient, EngineDead
 from engine.messages import AdapterRef
 from inference.errors import ModelNotFound, Unavailable
+from inference.workers.routing.backoff import Backoff
+from inference.workers.routing.balancer import Balancer
+from inference.workers.routing.outputs import RoutedOutputs
+from inference.workers.routing.retry_budget import RetryBudget
 from inference.workers.tokenizer import ModelTokenizer
 
 if TYPE_CHECKING:
-    from engine.messages import ModelInfo
+    from collections.abc import AsyncGenerator, Callable, Collection
+
+    from engine.messages import ModelInfo, RequestOutput
+    from inference.workers.routing.assignment import Assignment
+    from inference.workers.routing.demand import Demand
     from management.snapshot import AdapterEntry, DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
 
 logger = structlog.get_logger(__name__)
 
 CHECK_EVERY_S = 0.25
+NO_WORKER = "The model is not available at the moment; its workers are starting or restarting."
 RESEND_AFTER_S = 2.0
 """Seconds before a failed adapter command is retried."""
 
@@ -34,6 +44,8 @@ class Target:
     entry: DeploymentEntry
     info: ModelInfo
     tokenizer: ModelTokenizer
+    balancer: Balancer
+    retries: RetryBudget
     clients: dict[WorkerEntry, EngineClient] = field(default_factory=dict)
     adapter: AdapterEntry | None = None
     """The requested adapter; set only in the result of `resolve`."""
@@ -43,15 +55,30 @@ class Target:
         """The adapter as the engine's AdapterRef."""
         return None if self.adapter is None else AdapterRef(self.adapter.digest, self.adapter.directory)
 
-    def pick(self) -> EngineClient:
-        """The usable worker with the fewest requests of this process.
+    def assign(self, demand: Demand) -> Assignment:
+        """The worker for a new request (`inference.workers.routing`); raises Unavailable if there is none.
 
-        Workers without recent heartbeats are skipped. Raises Unavailable if none is left.
+        Workers that drain or are without recent heartbeats get nothing.
         """
-        responsive = self.responsive
-        if not responsive:
-            raise Unavailable("The model is not available at the moment; its workers are starting or restarting.")
-        return min(responsive, key=lambda client: client.inflight)
+        self.retries.note_request()
+        assignment = self.balancer.assign(self.clients, demand)
+        if assignment is None:
+            raise Unavailable(NO_WORKER)
+        return assignment
+
+    def assign_again(self, demand: Demand, tried: Collection[EngineClient]) -> Assignment | None:
+        """Another worker for a request that those of `tried` did not take; None if there is none, or if too many requests
+        were sent again lately.
+        """
+        if not any(client not in tried for client in self.responsive) or not self.retries.withdraw():
+            return None
+        return self.balancer.assign(self.clients, demand, avoid=tried)
+
+    def route(
+        self, demand: Demand, submit: Callable[[EngineClient], AsyncGenerator[RequestOutput, None]]
+    ) -> RoutedOutputs:
+        """The outputs of a request that `submit` sends to the chosen worker; raises Unavailable if there is none."""
+        return RoutedOutputs(self.assign(demand), submit, lambda tried: self.assign_again(demand, tried))
 
     @property
     def responsive(self) -> list[EngineClient]:
@@ -59,19 +86,30 @@ class Target:
         return [client for client in self.clients.values() if client.usable and not client.suspect]
 
     def relieve(self) -> None:
-        """Move requests without a first token from silent workers to others, if there are any."""
+        """Move requests without a first token from silent workers to others, if there are any; eject slow workers."""
         if self.responsive:
             for client in self.clients.values():
                 if client.suspect:
                     client.release_waiting()
+        self.balancer.eject_slow(self.clients)
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What the connections to a deployment's workers share, also while none of them is made."""
+
+    balancer: Balancer
+    loading_tokenizer: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class EngineRouter:
     """Connects to workers, reconnects and disconnects as the snapshot changes."""
 
-    def __init__(self, holder: SnapshotHolder, parse_special_tokens: bool = True) -> None:
-        """`parse_special_tokens` is passed to the models' tokenizers."""
+    def __init__(self, holder: SnapshotHolder, parse_special_tokens: bool = True, random: Random | None = None) -> None:
+        """`parse_special_tokens` is passed to the models' tokenizers. `random` decides between equal workers."""
         self._holder, self._parse_special_tokens = holder, parse_special_tokens
+        self._random = random or Random()
+        self.retries = RetryBudget(time.monotonic)
         self._targets: dict[str, Target] = {}
         self._refused: set[WorkerEntry] = set()
         self._casualties = Casualties()
@@ -79,6 +117,11 @@ class EngineRouter:
         """Per worker: the adapters that it confirmed, by digest."""
         self._retry_at: dict[WorkerEntry, float] = {}
         self._syncs: dict[WorkerEntry, asyncio.Task[None]] = {}
+        self._connecting: dict[WorkerEntry, asyncio.Task[None]] = {}
+        self._backoffs: dict[WorkerEntry, Backoff] = {}
+        """Of the workers that could not be reached."""
+        self._shared: dict[str, _Shared] = {}
+        """By deployment."""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.stopping = False
@@ -93,7 +136,7 @@ class EngineRouter:
     async def stop(self) -> None:
         """Close all connections; requests in flight fail with ShuttingDown."""
         self.stopping = True
-        tasks = [*self._syncs.values(), *([self._task] if self._task is not None else [])]
+        tasks = [*self._connecting.values(), *self._syncs.values(), *([self._task] if self._task is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -149,16 +192,27 @@ class EngineRouter:
                     self._syncs.pop(worker, None)
                     await client.close()
             target.relieve()
+            target.balancer.retain({*workers, *target.clients})
             if name not in wanted and not target.clients:
                 del self._targets[name]
         for deployment in snapshot.deployments:
             for worker in deployment.workers:
-                target_now = self._targets.get(deployment.name)
-                connected = target_now is not None and worker in target_now.clients
-                if not connected and worker not in self._refused:
-                    await self._connect(deployment, worker)
+                self._start_connecting(deployment, worker)
             if deployment.name in self._targets:
                 self._start_adapter_sync(self._targets[deployment.name], deployment)
+        present = {worker for deployment in snapshot.deployments for worker in deployment.workers}
+        self._backoffs = {worker: backoff for worker, backoff in self._backoffs.items() if worker in present}
+        self._shared = {n: shared for n, shared in self._shared.items() if n in wanted or n in self._targets}
+
+    def _start_connecting(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
+        """Connect to a worker unless that is done, being done, or to be tried later; no worker waits for another."""
+        target, backoff = self._targets.get(deployment.name), self._backoffs.get(worker)
+        connected = target is not None and worker in target.clients
+        if connected or worker in self._refused or worker in self._connecting or (backoff and not backoff.over):
+            return
+        task = asyncio.ensure_future(self._connect(deployment, worker))
+        self._connecting[worker] = task
+        task.add_done_callback(lambda _: self._connecting.pop(worker))
 
     def _start_adapter_sync(self, target: Target, deployment: DeploymentEntry) -> None:
         """Start a task that syncs the adapters of the deployment's workers."""
@@ -221,23 +275,42 @@ class EngineRouter:
         return await asyncio.to_thread(ModelTokenizer.load, info, self._parse_special_tokens)
 
     async def _connect(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
-        client = EngineClient(worker.address, worker.worker_id, worker.epoch, self._casualties)
+        if deployment.name not in self._shared:
+            self._shared[deployment.name] = _Shared(Balancer(time.monotonic, self._random))
+        shared = self._shared[deployment.name]
+        observer = shared.balancer.record(worker)
+        client = EngineClient(worker.address, worker.worker_id, worker.epoch, self._casualties, observer)
+        connected = False
         try:
             info = await client.connect()
-            target = self._targets.get(deployment.name)
-            same = target is not None and target.info.tokenizer_file == info.tokenizer_file
-            tokenizer = target.tokenizer if target and same else await self._load_tokenizer(info)
-            clients = {} if target is None else target.clients
-            # A restarted worker may have other limits than the one before it.
-            self._targets[deployment.name] = Target(deployment, info, tokenizer, clients)
-            clients[worker] = client
+            async with shared.loading_tokenizer:  # the first of the workers that connect at once loads it
+                target = self._targets.get(deployment.name)
+                same = target is not None and target.info.tokenizer_file == info.tokenizer_file
+                tokenizer = target.tokenizer if target and same else await self._load_tokenizer(info)
+                # A restarted worker may have other limits than the one before it.
+                target = Target(deployment, info, tokenizer, shared.balancer, self.retries)
+                target.clients = self._clients(deployment.name)
+                target.clients[worker] = client
+                self._targets[deployment.name] = target
+            connected = True
+            self._backoffs.pop(worker, None)
+            self._wake.set()  # its adapters
             logger.info("worker connected", worker=worker.worker_id, deployment=deployment.name)
         except EngineDead as error:
-            logger.info("worker not reachable", worker=worker.worker_id, reason=str(error))
+            backoff = self._backoffs.setdefault(worker, Backoff(time.monotonic))
+            if backoff.fail(str(error)):
+                logger.info("worker not reachable", worker=worker.worker_id, reason=str(error))
         except Exception as error:  # any error in its files: this worker cannot be used, others can
             logger.exception("tokenizer not usable", deployment=deployment.name, reason=str(error))
             self._refused.add(worker)
-            await client.close()
+        finally:
+            if not connected:
+                await client.close()
+
+    def _clients(self, deployment: str) -> dict[WorkerEntry, EngineClient]:
+        """The connections to the deployment's workers now."""
+        target = self._targets.get(deployment)
+        return {} if target is None else target.clients
 
 
 def _desired_adapters(deployment: DeploymentEntry) -> dict[str, AdapterEntry]:

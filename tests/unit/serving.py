@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -158,6 +159,16 @@ class KnownRegistry:
         return any(s.name == name for s in self.states)
 
 
+class FirstOf(Random):
+    """No random choice: the first of equal workers, so that a test knows which one is asked."""
+
+    def choice(self, seq: Any) -> Any:
+        return seq[0]
+
+    def sample(self, population: Any, k: int, *, counts: Any = None) -> list[Any]:
+        return list(population[:k])
+
+
 class Serving:
     """One deployment, "demo", served by fake workers, and the planes over it."""
 
@@ -177,7 +188,7 @@ class Serving:
         self.adapters: tuple[AdapterEntry, ...] = ()
         self.keys: dict[str, Any] = {}
         self.holder = SnapshotHolder()
-        self.router = EngineRouter(self.holder)
+        self.router = EngineRouter(self.holder, random=FirstOf())
         metrics = Metrics(self.router, lambda: 0)
         self.registry = KnownRegistry(self)
         authenticator = Authenticator(api_key_required)

@@ -9,6 +9,8 @@ import pytest
 
 from engine import client as client_module
 from engine.failures import Failure, FailureCode
+from inference.workers.routing import retry_budget
+from inference.workers.routing.breaker import FAILURES
 from tests.unit.fake_worker import FakeWorker, settle
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
@@ -298,3 +300,133 @@ async def test_embeddings_that_no_worker_takes(start):
     serving.worker.embed_failure = Failure(FailureCode.DRAINING)
     assert (await serving.post("/v1/embeddings", {"model": "demo", "input": "a"})).status == 503
     assert len(serving.worker.embeds) == 1
+
+
+async def hold(serving, body, streams, path=PATH, **headers):
+    """So many equal requests that stay; returns how many each worker has."""
+    gate = Gate()
+    for worker in serving.workers:
+        worker.default = Script(tokens=ids("a b"), gate_after=1, gate=gate)
+    for _ in range(streams):
+        serving.begin(path, body, **headers)
+    await eventually(lambda: sum(len(w.submits) for w in serving.workers) == streams)
+    return [len(w.submits) for w in serving.workers]
+
+
+LONG = "The capital of Spain is Madrid. " * 20
+
+
+@pytest.mark.parametrize("body", [STREAM, {**STREAM, "prompt": LONG}, {**STREAM, "prompt": LONG, "user": "ann"}])
+async def test_a_burst_is_spread_evenly(start, body):
+    serving = await start(3)
+    counts = await hold(serving, body, 24)
+    assert all(7 <= count <= 9 for count in counts), counts
+
+
+async def test_a_prompt_goes_where_its_beginning_is_cached(start):
+    serving = await start(3)
+    for number, worker in enumerate(serving.workers):
+        serving.workers[(number + 1) % 3].default = worker.default = SPAIN
+    first = {**ASK, "prompt": LONG}
+    assert (await serving.post(PATH, first)).status == 200
+    home = next(w for w in serving.workers if w.submits)
+    for number in range(4):
+        await serving.post(PATH, {**ASK, "prompt": f"{number} is another question" * 30})
+        await serving.post(PATH, {**first, "prompt": f"{LONG} And of Italy? {number}"})
+    assert (
+        sum(LONG[:40] in serving.router.targets[0].tokenizer.fast.decode(s.prompt_token_ids) for s in home.submits) == 5
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers"),
+    [
+        ({"user": "ann"}, {}),
+        ({"prompt_cache_key": "ann", "user": "bob"}, {}),
+        ({"user": "bob"}, {"x_session_id": "ann"}),
+    ],
+)
+async def test_a_session_prefers_one_worker(start, fields, headers):
+    serving = await start(3)
+    chosen = set()
+    for name in ({"user": "ann"}, {}), (fields, headers):
+        for _ in range(3):
+            await serving.post(PATH, {**ASK, **name[0]}, **name[1])
+            chosen.add(tuple(bool(w.submits) for w in serving.workers))
+    assert len(chosen) == 1
+
+
+async def test_an_overloaded_worker_hands_requests_on(start):
+    serving = await start(3)
+    overloaded = Script(fail_after=0, failure=Failure(FailureCode.OVERLOADED))
+    for worker in serving.workers[:2]:
+        worker.default = overloaded
+    assert (await serving.post(PATH, ASK)).status == 200
+    assert [len(w.submits) for w in serving.workers] == [1, 1, 1]
+    serving.workers[2].default = overloaded
+    assert (await serving.post(PATH, ASK)).status == 503
+
+
+async def test_at_most_two_more_workers_are_asked(start):
+    serving = await start(4)
+    for worker in serving.workers:
+        worker.default = Script(fail_after=0, failure=Failure(FailureCode.OVERLOADED))
+    assert (await serving.post(PATH, ASK)).status == 503
+    assert sum(len(w.submits) for w in serving.workers) == 3
+
+
+async def test_retries_end_with_their_budget(start, monkeypatch):
+    monkeypatch.setattr(retry_budget, "LEAST_PER_S", 0.1)
+    serving = await start(2)
+    serving.workers[0].default = serving.workers[1].default = Script(
+        fail_after=0, failure=Failure(FailureCode.OVERLOADED)
+    )
+    for _ in range(4):
+        await serving.post(PATH, ASK)
+    assert sum(len(w.submits) for w in serving.workers) == 5
+
+
+async def test_a_worker_that_fails_again_and_again_is_left_alone(start):
+    serving = await start(2)
+    serving.workers[0].default = Script(fail_after=0)
+    statuses = [(await serving.post(PATH, ASK)).status for _ in range(20)]
+    assert statuses.count(500) == FAILURES
+    metrics = (await serving.get("/metrics")).text
+    assert 'dragoman_worker_ejections_total{engine="0",model_name="demo",reason="failures"} 1.0' in metrics
+    assert 'dragoman_worker_ejections_total{engine="0",model_name="demo",reason="latency"} 0.0' in metrics
+
+
+async def test_a_worker_that_does_not_greet_delays_no_other(start, sockets):
+    serving = await start(1)
+    release = asyncio.Event()
+
+    async def mute(_, writer):
+        await release.wait()
+        writer.close()
+
+    server = await asyncio.start_unix_server(mute, str(sockets / "mute.sock"))
+    late = await FakeWorker(sockets / "late.sock", "demo/2").start()
+    serving.workers.append(late)
+    serving.publish([serving.worker, FakeWorker(sockets / "mute.sock", "demo/1"), late])
+    await eventually(lambda: set(clients(serving)) == {"demo/0", "demo/2"})
+    release.set()
+    server.close()
+
+
+async def test_an_unreachable_worker_is_tried_less_and_less_often_and_told_once(start, sockets, capsys):
+    serving = await start(1)
+    attempts = []
+
+    async def hang_up(_, writer):
+        attempts.append(1)
+        writer.close()
+
+    server = await asyncio.start_unix_server(hang_up, str(sockets / "gone.sock"))
+    serving.publish([serving.worker, FakeWorker(sockets / "gone.sock", "demo/1")])
+    await eventually(lambda: len(attempts) == 3)
+    (backoff,) = serving.router._backoffs.values()
+    assert not backoff.over
+    server.close()
+    assert capsys.readouterr().out.count("worker not reachable") == 1
+    serving.publish(serving.workers)
+    await eventually(lambda: not serving.router._backoffs)

@@ -51,10 +51,12 @@ async def parse(body: ChatCompletionRequest, exchange: Exchange, services: Servi
     """Validate the body; returns the GenerationRequest."""
     grammar = await exchange.work(check, body, services.limits)
     target = services.router.resolve(body.model)
-    return await exchange.work(_request, body, target, grammar)
+    return await exchange.work(_request, body, target, grammar, exchange.header("x-session-id"))
 
 
-def _request(body: ChatCompletionRequest, target: Target, grammar: GrammarRequest | None) -> GenerationRequest:
+def _request(
+    body: ChatCompletionRequest, target: Target, grammar: GrammarRequest | None, session: str | None
+) -> GenerationRequest:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return schema.generation_request(
         body,
@@ -65,6 +67,7 @@ def _request(body: ChatCompletionRequest, target: Target, grammar: GrammarReques
         grammar=grammar,
         # Skipping special tokens would lose the tag of a tool call.
         skip_special_tokens=not (may_call(body.tools, body.tool_choice) and target.tokenizer.tool_tag_is_special),
+        session=session,
     )
 
 

@@ -68,6 +68,7 @@ async def _parse(body: CompletionRequest, exchange: Exchange, services: Services
             grammar=grammar,
             sequences=body.sequences,
             number=number,
+            session=exchange.header("x-session-id"),
         )
         for number, prompt in enumerate(prompts)
     ]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from inference.services import Limits
     from inference.workers.tokenizer import ModelTokenizer
 
+MAX_SESSION_CHARACTERS = 256
+
 
 class StreamOptions(msgspec.Struct):
     """`stream_options`."""
@@ -38,6 +40,7 @@ class CommonRequest(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    prompt_cache_key: str | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
@@ -164,8 +167,9 @@ def generation_request(
     sequences: int | None = None,
     skip_special_tokens: bool = True,
     number: int = 0,
+    session: str | None = None,
 ) -> GenerationRequest:
-    """The GenerationRequest of one prompt of this body; `number` is the prompt's index.
+    """The GenerationRequest of one prompt of this body; `number` is the prompt's index. `session` is the header's.
 
     `sequences` None means `n`; without `skip_special_tokens`, special tokens are included whatever the body says.
     """
@@ -190,6 +194,7 @@ def generation_request(
         truncate_left=None if right else keep,
         truncate_right=keep if right else None,
         cache_salt=body.cache_salt or "",
+        session=(session or body.prompt_cache_key or body.user or "")[:MAX_SESSION_CHARACTERS],
         beams=bool(body.use_beam_search),
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         number=number,

@@ -12,8 +12,9 @@ from django.db.models import QuerySet
 
 from management import ledger, watched
 from management.launchers.base import WorkerStatus
+from management.launchers.cpus import threads_of
 from management.models import Worker
-from management.services.deployments import change_deployment, start_deployment, stop_deployment
+from management.services.deployments import change_deployment, create_deployment, start_deployment, stop_deployment
 from management.services.models import register_model
 
 
@@ -360,3 +361,34 @@ def test_workers_of_an_earlier_process_are_gone(reconciler, launcher, deployment
     reconciler.reconcile_once()
     assert launcher.workers[0].config.epoch == 8
     assert Worker.objects.get(epoch=7).state == "exited"
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus", "threads"), [(0, 8, 0), (1, 8, 0), (2, 8, 4), (3, 8, 2), (9, 8, 1), (2, 1, 1), (2, 4096, 1024)]
+)
+def test_workers_on_one_host_share_its_cpus(workers, cpus, threads):
+    assert threads_of(workers, cpus) == threads
+
+
+def test_a_launch_divides_the_cpus_among_all_workers(reconciler, launcher, deployment, monkeypatch):
+    monkeypatch.setattr(reconcile, "usable_cpus", lambda: 12)
+    other = create_deployment("other", register_model("other", "/models/other", "tester"), "tester")
+    start_deployment(deployment, "tester", replicas=2)
+    reconciler.reconcile_once()
+    assert [w.config.threads for w in launcher.workers] == [6, 6]
+    start_deployment(other, "tester")
+    reconciler.reconcile_once()
+    assert [w.config.threads for w in launcher.workers] == [6, 6, 4]
+
+
+def test_the_only_worker_counts_the_cpus_itself(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    assert launcher.workers[0].config.threads == 0
+
+
+def test_a_deployments_own_number_of_threads_stays(reconciler, launcher):
+    version = register_model("demo", "/models/demo", "tester")
+    start_deployment(create_deployment("demo", version, "tester", {"threads": 3}), "tester", replicas=2)
+    reconciler.reconcile_once()
+    assert [w.config.threads for w in launcher.workers] == [3, 3]
