@@ -329,7 +329,11 @@ class Reconciler:
         taken = {w.worker.index for w in self._of(deployment) if w.draining_since is None}
         index = next(index for index in range(len(taken) + 1) if index not in taken)
         price, wanted = self._unit_price(deployment), sum(scaler.memory.target for scaler in self.scalers.values())
-        expected = max(wanted, len(self.watched) + 1)
+        staying = [
+            w for w in self.watched.values() if w.draining_since is None and w.worker.deployment_id != deployment.pk
+        ]
+        mine = [w for w in self._of(deployment) if w.draining_since is None and w.is_current(deployment)]
+        expected = max(wanted, len(staying) + len(mine) + 1)
         watched = self.placement.launch(deployment, index, crashes, price, expected)
         if watched is not None:
             self.watched[watched.key] = watched

@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError
 from django.db.models import QuerySet
 
-from management import ledger, watched
+from management import ledger, placement, watched
 from management.launchers.base import WorkerStatus
 from management.launchers.cpus import threads_of
 from management.models import Worker
@@ -371,7 +371,7 @@ def test_workers_on_one_host_share_its_cpus(workers, cpus, threads):
 
 
 def test_a_launch_divides_the_cpus_among_all_workers(reconciler, launcher, deployment, monkeypatch):
-    monkeypatch.setattr(reconcile, "usable_cpus", lambda: 12)
+    monkeypatch.setattr(placement, "usable_cpus", lambda: 12)
     other = create_deployment("other", register_model("other", "/models/other", "tester"), "tester")
     start_deployment(deployment, "tester", replicas=2)
     reconciler.reconcile_once()
