@@ -71,7 +71,7 @@ class Server:
         self.services = Services(
             holder=self.holder,
             router=self.router,
-            generator=Generator(self.router, [metrics], options.request_timeout_s),
+            generator=Generator(self.router, [metrics], options.request_timeout_s, options.replay_wait_s),
             embedder=Embedder(self.router, options.request_timeout_s),
             adapters=AdapterControl(registry, self.router, self.holder),
             registry=registry,

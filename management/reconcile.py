@@ -41,6 +41,9 @@ HUNG_AFTER_S = 20.0
 AWAKE_S = 1.0
 """The most seconds that one pass counts as silence: beyond that this process, or its machine, was suspended."""
 DRAIN_PATIENCE_S = 60.0
+"""Seconds that a worker may drain; then it hands its requests over."""
+HAND_OVER_PATIENCE_S = 10.0
+"""Seconds that this may take; then the worker is killed, and its requests go on elsewhere after that death."""
 MAX_CRASHES = 5
 STABLE_AFTER_S = 60.0
 FIRST_PAUSE_S = 0.5
@@ -74,6 +77,7 @@ class _Watched:
     handle: WorkerHandle
     ledger: Ledger
     draining_since: float | None = None
+    hands_over: bool = False
     reason: str = ""
     ready_since: float | None = None
     silent_s: float = 0.0
@@ -191,8 +195,8 @@ class Reconciler:
                 watched.reason = status.reason
         if code is not None:
             self._ended(watched, code)
-        elif watched.draining_since is not None and time.monotonic() - watched.draining_since > DRAIN_PATIENCE_S:
-            handle.kill()
+        elif watched.draining_since is not None:
+            _hurry(watched, time.monotonic() - watched.draining_since)
         elif worker.state == Worker.State.READY and (hang := _hang_reason(watched.silent_s, reports)):
             watched.reason = hang
             logger.error("worker hung, killing it", worker=worker.worker_id, reason=hang)
@@ -332,6 +336,16 @@ def _hang_reason(silent_s: float, reports: list[WorkerStatus]) -> str | None:
     if reports and reports[-1].hangs:
         return f"hung while {reports[-1].doing}, for {reports[-1].quiet_s:.0f} s"
     return None
+
+
+def _hurry(watched: _Watched, draining_s: float) -> None:
+    """End a worker that has been draining for too long: first it hands its requests over, then it is killed."""
+    if draining_s > DRAIN_PATIENCE_S + HAND_OVER_PATIENCE_S:
+        watched.handle.kill()
+    elif draining_s > DRAIN_PATIENCE_S and not watched.hands_over:
+        watched.hands_over = True
+        logger.info("worker hands its requests over", worker=watched.worker.worker_id)
+        watched.handle.hand_over()
 
 
 def _is_current(worker: Worker, deployment: Deployment) -> bool:

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
 
 class WorkerEntry(msgspec.Struct, frozen=True):
-    """A ready worker and the socket on which it listens."""
+    """A ready worker and the socket on which it listens. `model_version` is the registry's key of the version that it
+    serves: versions of different models have different keys.
+    """
 
     worker_id: str
     epoch: int
     address: str
+    model_version: int = 0
 
 
 class AdapterEntry(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from inference.errors import (
     PromptTooLong,
     ShuttingDown,
 )
+from inference.generation.placement import interruption
 from inference.generation.requests import Prompt, TextPrompt
 from inference.http.offload import in_thread
 from inference.http.validation import in_range
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from inference.workers.router import EngineRouter, Target
 
 logger = structlog.get_logger(__name__)
+
+ATTEMPTS = 3
+"""Submissions of one request, if workers die or drain."""
 
 
 @dataclass(slots=True)
@@ -94,20 +98,19 @@ class Embedder:
     async def _run(
         self, target: Target, inputs: list[list[int]], dimensions: int | None, normalise: bool
     ) -> RequestOutput:
-        """Run, and retry once if the worker dies or drains (nothing has been sent yet)."""
+        """Run, and retry at another worker if this one dies or drains (nothing has been sent yet)."""
         timeout_s = self.request_timeout_s
-        for attempt in (1, 2):
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 client = target.pick()
                 output = await client.embed(inputs, dimensions=dimensions, normalise=normalise, timeout_s=timeout_s)
             except EngineDead as error:
                 if self.router.stopping:
                     raise ShuttingDown("The server is shutting down.") from error
-                if attempt == 2:
+                if attempt == ATTEMPTS:
                     raise GenerationFailed("The worker that served this request died.") from error
             else:
-                drained = output.error is not None and output.error.code is FailureCode.DRAINING
-                if not drained or attempt == 2 or not target.responsive:
+                if interruption(client, output) is None or attempt == ATTEMPTS or not target.responsive:
                     break
         return output
 
@@ -184,6 +187,6 @@ def _failure(output: RequestOutput) -> Exception:
     code = None if output.error is None else output.error.code
     if code is FailureCode.OVERLOADED:
         return Overloaded("Model is overloaded")
-    if code is FailureCode.DRAINING:
+    if code is FailureCode.DRAINING or output.finish_reason is FinishReason.MOVED:
         return ShuttingDown("The server is shutting down.")
     return GenerationFailed(f"Request failed: {None if output.error is None else words(output.error)}", output.error)

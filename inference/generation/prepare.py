@@ -31,8 +31,12 @@ if TYPE_CHECKING:
 class Generator:
     """Prepares requests for the running deployments."""
 
-    def __init__(self, router: EngineRouter, observers: list[Observer], request_timeout_s: float) -> None:
-        self.router, self.observers, self.request_timeout_s = router, observers, request_timeout_s
+    def __init__(
+        self, router: EngineRouter, observers: list[Observer], request_timeout_s: float, replay_wait_s: float
+    ) -> None:
+        """`replay_wait_s`: seconds that a sequence waits for another worker after its own has ended."""
+        self.router, self.observers = router, observers
+        self.request_timeout_s, self.replay_wait_s = request_timeout_s, replay_wait_s
 
     async def prepare(self, request: GenerationRequest, caller: Caller, dialect: str) -> Generation:
         """Resolve, tokenise, check and fill in defaults; raises a ServingError and changes nothing."""
@@ -57,6 +61,7 @@ class Generator:
             router=self.router,
             observers=self.observers,
             timeout_s=request.longest_s or self.request_timeout_s,
+            replay_wait_s=self.replay_wait_s,
         )
 
 

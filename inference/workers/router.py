@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -43,12 +44,12 @@ class Target:
         """The adapter as the engine's AdapterRef."""
         return None if self.adapter is None else AdapterRef(self.adapter.digest, self.adapter.directory)
 
-    def pick(self) -> EngineClient:
-        """The usable worker with the fewest requests of this process.
+    def pick(self, version: int | None = None) -> EngineClient:
+        """The usable worker with the fewest requests of this process, of this model version if one is given.
 
         Workers without recent heartbeats are skipped. Raises Unavailable if none is left.
         """
-        responsive = self.responsive
+        responsive = [client for client in self.responsive if version is None or self.version_of(client) == version]
         if not responsive:
             raise Unavailable("The model is not available at the moment; its workers are starting or restarting.")
         return min(responsive, key=lambda client: client.inflight)
@@ -57,6 +58,10 @@ class Target:
     def responsive(self) -> list[EngineClient]:
         """Usable workers with recent heartbeats."""
         return [client for client in self.clients.values() if client.usable and not client.suspect]
+
+    def version_of(self, client: EngineClient) -> int:
+        """The model version that this worker serves (`WorkerEntry.model_version`)."""
+        return next(worker.model_version for worker, known in self.clients.items() if known is client)
 
     def relieve(self) -> None:
         """Move requests without a first token from silent workers to others, if there are any."""
@@ -80,6 +85,8 @@ class EngineRouter:
         self._retry_at: dict[WorkerEntry, float] = {}
         self._syncs: dict[WorkerEntry, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
+        self._arrived = asyncio.Event()
+        """Set, and replaced by another one, when a worker connects and when the router stops."""
         self._task: asyncio.Task[None] | None = None
         self.stopping = False
         """Set during shutdown, so that closed connections are not logged as failures."""
@@ -93,6 +100,7 @@ class EngineRouter:
     async def stop(self) -> None:
         """Close all connections; requests in flight fail with ShuttingDown."""
         self.stopping = True
+        self._announce()
         tasks = [*self._syncs.values(), *([self._task] if self._task is not None else [])]
         for task in tasks:
             task.cancel()
@@ -122,6 +130,23 @@ class EngineRouter:
         if target is None:
             raise Unavailable("The model is still loading.")
         return target if resolved.adapter is None else replace(target, adapter=resolved.adapter)
+
+    def available(self, target: Target, version: int) -> EngineClient | None:
+        """The worker of the target's deployment that a request for this model version should go to now, or None."""
+        current = self._targets.get(target.entry.name)
+        try:
+            return None if current is None else current.pick(version)
+        except Unavailable:
+            return None
+
+    async def arrival(self, timeout_s: float) -> None:
+        """Wait until a worker has connected or the router stops, at most `timeout_s` seconds."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._arrived.wait(), timeout_s)
+
+    def _announce(self) -> None:
+        self._arrived.set()
+        self._arrived = asyncio.Event()
 
     async def _follow(self) -> None:
         while True:
@@ -231,6 +256,7 @@ class EngineRouter:
             # A restarted worker may have other limits than the one before it.
             self._targets[deployment.name] = Target(deployment, info, tokenizer, clients)
             clients[worker] = client
+            self._announce()
             logger.info("worker connected", worker=worker.worker_id, deployment=deployment.name)
         except EngineDead as error:
             logger.info("worker not reachable", worker=worker.worker_id, reason=str(error))

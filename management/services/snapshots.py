@@ -66,7 +66,7 @@ def build_snapshot(registries: Registries, ready: Iterable[Worker] = ()) -> Snap
                 version=version.number,
                 created=int(row.created_at.timestamp()),
                 is_default=row.is_default,
-                workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.address) for w in current),
+                workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.address, version.pk) for w in current),
                 adapters=tuple(adapters.get(version.model_id, ())),
             )
         )

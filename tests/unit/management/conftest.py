@@ -21,6 +21,7 @@ class FakeWorker:
     reports: list[WorkerStatus] = field(default_factory=list)
     code: int | None = None
     drained: bool = False
+    handed_over: int = 0
     killed: bool = False
 
     def statuses(self):
@@ -32,6 +33,9 @@ class FakeWorker:
 
     def drain(self):
         self.drained = True
+
+    def hand_over(self):
+        self.handed_over += 1
 
     def kill(self):
         self.killed, self.code = True, -9
