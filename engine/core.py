@@ -258,7 +258,7 @@ class EngineCore:
         if not request.num_prompt_tokens:
             return Failure(FailureCode.EMPTY_PROMPT)
         if request.num_output_tokens and request.num_output_tokens >= limit:
-            return Failure(FailureCode.NOTHING_LEFT, {"generated": request.num_output_tokens, "limit": limit})
+            return Failure(FailureCode.NOTHING_LEFT, {"tokens": request.num_output_tokens, "limit": limit})
         if min(ids) < 0 or max(ids) >= self.info.vocab_size:
             return Failure(FailureCode.OUT_OF_VOCABULARY, {"highest": self.info.vocab_size - 1})
         return self.scheduler.add(request)

@@ -57,7 +57,7 @@ TEMPLATES = {
     FailureCode.EMPTY_INPUT: "an input is empty",
     FailureCode.OUT_OF_VOCABULARY: "token ids must be between 0 and {highest}",
     FailureCode.TOO_LONG: "prompt and max_tokens need {tokens} tokens, over the limit of {limit}",
-    FailureCode.NOTHING_LEFT: "there are {generated} generated tokens, and max_tokens is {limit}",
+    FailureCode.NOTHING_LEFT: "there are {tokens} generated tokens, and max_tokens is {limit}",
     FailureCode.TOO_LONG_FOR_CACHE: "prompt and max_tokens need {tokens} tokens, more than the KV cache holds",
     FailureCode.INPUT_TOO_LONG: "an input has more than {limit} tokens",
     FailureCode.MAKES_NO_EMBEDDINGS: "this worker generates text and makes no embeddings",

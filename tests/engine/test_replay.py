@@ -152,8 +152,8 @@ def test_a_full_queue_takes_replays():
     [
         ([1, 99999], Failure(FailureCode.OUT_OF_VOCABULARY, {"highest": 1735})),
         ([-1], Failure(FailureCode.OUT_OF_VOCABULARY, {"highest": 1735})),
-        ([5] * 16, Failure(FailureCode.NOTHING_LEFT, {"generated": 16, "limit": 16})),
-        ([5] * 17, Failure(FailureCode.NOTHING_LEFT, {"generated": 17, "limit": 16})),
+        ([5] * 16, Failure(FailureCode.NOTHING_LEFT, {"tokens": 16, "limit": 16})),
+        ([5] * 17, Failure(FailureCode.NOTHING_LEFT, {"tokens": 17, "limit": 16})),
     ],
 )
 def test_impossible_tokens_are_refused(first, generated, failure):

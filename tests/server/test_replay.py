@@ -28,10 +28,10 @@ STREAMS = [
     ("front", "/v1/completions", {"prompt": PROMPT, **LONG, "n": 2, "frequency_penalty": 0.5, "stop": ["never said"]}),
     ("front", "/v1/chat/completions", {**CHAT, **LONG, "logprobs": True, "top_logprobs": 2}),
     ("front", "/v1/chat/completions", {**CHAT, **LONG, "ignore_eos": False, "response_format": FORM}),
-    ("front", "/generate_stream", {"inputs": PROMPT, "parameters": {**HOT, "top_n_tokens": 2}}),
+    ("front", "/generate_stream", {"inputs": "a", "parameters": {**HOT, "top_n_tokens": 2}}),
     ("front", "/v2/models/demo/generate_stream", {"text_input": PROMPT, **LONG, "seed": 3}),
-    ("mindie", "/v2/models/demo/generate_stream", {"text_input": PROMPT, "parameters": HOT}),
-    ("mindie", "/infer", {"inputs": PROMPT, "stream": True, "parameters": {**HOT, "details": False}}),
+    ("mindie", "/v2/models/demo/generate_stream", {"text_input": "a", "parameters": HOT}),
+    ("mindie", "/infer", {"inputs": "a", "stream": True, "parameters": {**HOT, "details": False}}),
     ("front", "/v1/completions", {"prompt": PROMPT, **LONG, "stream": False, "logprobs": 1, "prompt_logprobs": 1}),
 ]
 TWO_REPLICAS = """
@@ -72,7 +72,10 @@ class Reader(threading.Thread):
             return joined([json.loads(self.received)])
         lines = [line.removeprefix("data:").strip() for line in self.received.splitlines() if line.startswith("data:")]
         assert lines, self.received
-        return joined([json.loads(line) for line in lines if line != "[DONE]"])
+        content = joined([json.loads(line) for line in lines if line != "[DONE]"])
+        if self.path == "/infer":  # the last event's token has no text, however many tokens it stands for
+            del content["/token/text"]
+        return content
 
 
 def joined(events: list[object]) -> dict[str, object]:
@@ -137,15 +140,16 @@ def kill(worker: psutil.Process) -> None:
 
 
 def hand_over(worker: psutil.Process) -> None:
-    worker.send_signal(signal.SIGTERM)
-    with contextlib.suppress(psutil.NoSuchProcess):  # signals that wait are one
-        wait_until(lambda: "SigPnd:\t0000000000000000" in pending(worker), 10)
-        worker.send_signal(signal.SIGTERM)
+    """Signals that arrive together are one, so more than two are sent."""
 
+    def ended() -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if worker.status() != psutil.STATUS_ZOMBIE:
+                worker.send_signal(signal.SIGTERM)
+                return False
+        return True
 
-def pending(worker: psutil.Process) -> str:
-    with open(f"/proc/{worker.pid}/status") as file:
-        return file.read()
+    wait_until(ended, 20, every_s=0.02)
 
 
 @pytest.mark.parametrize(("end", "cause"), [(kill, "worker_died"), (hand_over, "moved")])
