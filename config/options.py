@@ -90,6 +90,9 @@ class Options(EngineSettings):
         True, description="Whether names of special tokens (<|im_end|>) in a client's text become these tokens."
     )
     request_timeout_s: float = Field(600, gt=0, description="Seconds that a request may take.")
+    replay_wait_s: float = Field(
+        30, ge=0, description="Seconds that a running request waits for another worker after its own has ended."
+    )
     headers_timeout_s: float = Field(
         10, gt=0, description="Seconds that a client may take to send a request's headers."
     )

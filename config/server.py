@@ -66,7 +66,7 @@ class Server:
         self.options, self.dialects, self.control = options, dialects, control
         self.holder = control.holder
         self.holding = HoldQueue(options.max_held_requests_per_deployment, options.max_held_requests)
-        self.router = EngineRouter(self.holder, self.holding, options.parse_special_tokens)
+        self.router = EngineRouter(self.holder, self.holding, options.parse_special_tokens, hold_s=options.hold_s)
         self.load = LoadRecorder(control.process, self.router, self.holding)
         metrics = Metrics(self.router, logs.dropped_lines)
         hosts = [options.host, *(host for setup in setups for host in setup.hosts)]
@@ -75,8 +75,8 @@ class Server:
         self.services = Services(
             holder=self.holder,
             router=self.router,
-            generator=Generator(self.router, [metrics, self.load], options.request_timeout_s),
-            embedder=Embedder(self.router, options.request_timeout_s),
+            generator=Generator(self.router, [metrics, self.load], options.request_timeout_s, options.replay_wait_s),
+            embedder=Embedder(self.router, options.request_timeout_s, options.replay_wait_s, self.load.tracked),
             adapters=AdapterControl(registry, self.router, self.holder),
             registry=registry,
             admission=Admission(limit, options.max_requests_per_tenant),

@@ -8,6 +8,10 @@ where "model" is the ModelInfo of a ready worker, and a
 progress report every second: {"state": "loading" | "alive", "doing", "quiet_s", "patience_s"}
 (`engine.process.progress`), by which a launcher distinguishes a hung worker from a busy one.
 stderr: the log. Exit status: `engine.failures.ExitStatus`.
+
+Signals: the first SIGTERM drains. The worker refuses new requests, finishes all others and exits with STOPPED. A second
+SIGTERM hands over: each unfinished request ends with the finish reason MOVED, so that its client can continue it at another
+worker, and the worker exits with STOPPED as soon as its clients have read that.
 """
 
 from __future__ import annotations
@@ -98,7 +102,7 @@ def main() -> ExitStatus:
     server = EngineServer(core, config)
     if control is None:
         server.watch(sys.stdin.buffer)
-    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "draining", True))
+    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     report("ready", model=msgspec.to_builtins(core.info))
     try:
         server.run()

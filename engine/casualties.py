@@ -1,7 +1,7 @@
 """Counts worker deaths per request. A request that was in flight at two deaths is refused, because it may cause them.
 
-Requests are identified by their content without seed and deadline, so a client's retry counts as the same request. A
-request that ends normally is forgotten. The cause of a death is not examined.
+Requests are identified by their content without seed, deadline and generated tokens, so a client's retry and a replay count
+as the same request. A request that ends normally is forgotten. The cause of a death is not examined.
 """
 
 from __future__ import annotations
@@ -53,5 +53,5 @@ class Casualties:
 def _fingerprint(message: Submit | Embed) -> bytes:
     same = msgspec.structs.replace(message, request_id=0, timeout_s=None)
     if isinstance(same, Submit):
-        same = msgspec.structs.replace(same, params=msgspec.structs.replace(same.params, seed=0))
+        same = msgspec.structs.replace(same, params=msgspec.structs.replace(same.params, seed=0), generated=[])
     return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=16).digest()

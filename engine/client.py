@@ -116,6 +116,12 @@ class _Collector:
         return output
 
 
+def _goes_on(output: RequestOutput) -> bool:
+    """Whether the worker drains, and the request may go on at another one."""
+    refused = output.error is not None and output.error.code is FailureCode.DRAINING
+    return refused or output.finish_reason is FinishReason.MOVED
+
+
 def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
     """Merge two outputs of one request."""
     second.token_ids = first.token_ids + second.token_ids
@@ -219,21 +225,27 @@ class EngineClient:
         prompt_token_ids: list[int],
         params: SamplingParams,
         *,
+        generated: list[int] | None = None,
         request_id: int | None = None,
         priority: int = 0,
         cache_salt: str = "",
         timeout_s: float | None = None,
         adapter: AdapterRef | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of one request until it ends. Closing the iterator early aborts the request in the engine."""
+        """The outputs of one request until it ends. Closing the iterator early aborts the request in the engine.
+        `generated`: the tokens that the sequence got from another worker; the outputs are those after them.
+        """
         if request_id is None:
             request_id = self.next_request_id()
-        return self._outputs(Submit(request_id, prompt_token_ids, params, priority, cache_salt, timeout_s, adapter))
+        tokens = list(generated or ())
+        return self._outputs(
+            Submit(request_id, prompt_token_ids, params, priority, cache_salt, timeout_s, adapter, tokens)
+        )
 
     def stop(self, request_id: int) -> None:
         """Stop a request of `generate`: its reader gets the outputs so far and then the finish reason "abort"."""
         collector = self._collectors.get(request_id)
-        if collector is not None:
+        if collector is not None and self._failure is None:
             collector.put(RequestOutput(request_id, finish_reason=FinishReason.ABORT))
             self._send(Abort([request_id]))
 
@@ -270,7 +282,7 @@ class EngineClient:
             while not finished:
                 output = await collector.get()
                 finished = output.finish_reason is not None
-                if finished:
+                if finished and not _goes_on(output):
                     self._casualties.survived(message)
                 yield output
         except EngineDead:
@@ -319,7 +331,7 @@ class EngineClient:
             self.histograms = message.histograms or self.histograms
             self._note_stats(message.stats, sum(output.finish_reason is not None for output in message.outputs))
             for output in message.outputs:
-                if output.error is not None and output.error.code is FailureCode.DRAINING:
+                if _goes_on(output):
                     self.draining = True  # as its next heartbeat will report
                 collector = self._collectors.get(output.request_id)
                 if collector is not None:  # else it was aborted meanwhile

@@ -138,12 +138,17 @@ class EngineCore:
             adapter=message.adapter,
             deadline=None if message.timeout_s is None else now + message.timeout_s,
         )
+        request.token_ids += message.generated
+        if message.generated:  # the first of them came after the last of these
+            request.num_prompt_logprobs = request.num_prompt_tokens - 1
         known = request.key in self.requests
         failure = Failure(FailureCode.REQUEST_ID_IN_USE) if known else self._refusal(request)
         if failure is not None:
             return refused(message, failure)
         if message.params.grammar is not None:
             request.matcher = self.grammars.open(message.params.grammar)
+            if message.generated:
+                request.matcher.replay(message.generated)
         self.requests[request.key] = request
         return None
 
@@ -178,11 +183,16 @@ class EngineCore:
         for request_id in request_ids:
             request = self.requests.get((client, request_id))
             if request is not None:
-                request.aborted = True
+                request.dropped = FinishReason.ABORT
 
     def abort_client(self, client: int) -> None:
         """Mark all requests of a disconnected client for removal at the next step."""
         self.abort(client, [request_id for owner, request_id in self.requests if owner == client])
+
+    def hand_over(self) -> None:
+        """Mark all requests as moved; the next step ends them."""
+        for request in self.requests.values():
+            request.dropped = request.dropped or FinishReason.MOVED
 
     @property
     def has_work(self) -> bool:
@@ -244,9 +254,11 @@ class EngineCore:
         return stats
 
     def _refusal(self, request: Request) -> Failure | None:
-        ids = request.token_ids
-        if not ids:
+        ids, limit = request.token_ids, request.params.max_tokens
+        if not request.num_prompt_tokens:
             return Failure(FailureCode.EMPTY_PROMPT)
+        if request.num_output_tokens and request.num_output_tokens >= limit:
+            return Failure(FailureCode.NOTHING_LEFT, {"tokens": request.num_output_tokens, "limit": limit})
         if min(ids) < 0 or max(ids) >= self.info.vocab_size:
             return Failure(FailureCode.OUT_OF_VOCABULARY, {"highest": self.info.vocab_size - 1})
         return self.scheduler.add(request)
@@ -318,7 +330,7 @@ class EngineCore:
     def _publish_dropped(self, dropped: list[tuple[Request, FinishReason]], outputs: ClientOutputs) -> None:
         """Publish the final output of requests that were dropped between steps."""
         for request, reason in dropped:
-            output = RequestOutput(request.key[1], finish_reason=reason)
+            output = RequestOutput(request.key[1], finish_reason=reason, preemptions=request.num_preemptions)
             output.error = request.failure
             outputs.setdefault(request.key[0], []).append(output)
             del self.requests[request.key]

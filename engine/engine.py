@@ -73,6 +73,10 @@ class Engine(Protocol):
         """Mark all requests of a disconnected client for removal at the next step."""
         ...
 
+    def hand_over(self) -> None:
+        """Mark all requests to be ended as MOVED at the next step."""
+        ...
+
     def step(self) -> ClientOutputs:
         """One iteration. A step that fails ends its requests and is counted in `failed_steps`."""
         ...

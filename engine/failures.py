@@ -21,6 +21,8 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     TIMEOUT = "timeout"
     ERROR = "error"
+    MOVED = "moved"
+    """The worker stops before the end of the sequence, which another worker may continue (`Submit.generated`)."""
 
 
 class FailureCode(StrEnum):
@@ -31,6 +33,8 @@ class FailureCode(StrEnum):
     EMPTY_INPUT = "empty_input"
     OUT_OF_VOCABULARY = "out_of_vocabulary"
     TOO_LONG = "too_long"
+    NOTHING_LEFT = "nothing_left"
+    """The tokens that the sequence has already leave none to generate."""
     TOO_LONG_FOR_CACHE = "too_long_for_cache"
     INPUT_TOO_LONG = "input_too_long"
     MAKES_NO_EMBEDDINGS = "makes_no_embeddings"
@@ -53,6 +57,7 @@ TEMPLATES = {
     FailureCode.EMPTY_INPUT: "an input is empty",
     FailureCode.OUT_OF_VOCABULARY: "token ids must be between 0 and {highest}",
     FailureCode.TOO_LONG: "prompt and max_tokens need {tokens} tokens, over the limit of {limit}",
+    FailureCode.NOTHING_LEFT: "there are {tokens} generated tokens, and max_tokens is {limit}",
     FailureCode.TOO_LONG_FOR_CACHE: "prompt and max_tokens need {tokens} tokens, more than the KV cache holds",
     FailureCode.INPUT_TOO_LONG: "an input has more than {limit} tokens",
     FailureCode.MAKES_NO_EMBEDDINGS: "this worker generates text and makes no embeddings",

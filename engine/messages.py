@@ -16,7 +16,7 @@ from engine.adapters.failures import AdapterFailure
 from engine.failures import Failure, FinishReason
 from engine.sampling.params import SamplingParams
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
 
@@ -92,6 +92,8 @@ class Submit(msgspec.Struct, array_like=True, tag=True):
     """One sequence to generate. `request_id` is unique within the connection; `timeout_s` counts from arrival.
 
     `cache_salt` separates tenants in the prefix cache: equal prompts share blocks only under equal salts.
+    `generated` are the output tokens that the sequence got from another worker. It goes on as if this worker had made
+    them: only later tokens are sent, no log-probabilities of the prompt, and neither `cached_tokens` nor `queue_s`.
     """
 
     request_id: int
@@ -101,6 +103,7 @@ class Submit(msgspec.Struct, array_like=True, tag=True):
     cache_salt: str = ""
     timeout_s: float | None = None
     adapter: AdapterRef | None = None
+    generated: list[int] = []
 
 
 class Embed(msgspec.Struct, array_like=True, tag=True):

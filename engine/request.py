@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from engine.block_hashes import cache_key
 
 if TYPE_CHECKING:
-    from engine.failures import Failure
+    from engine.failures import Failure, FinishReason
     from engine.grammar.matcher import Matcher
     from engine.messages import AdapterRef
     from engine.sampling.params import SamplingParams
@@ -32,7 +32,7 @@ class RequestStatus(Enum):
 class Request:
     """One sequence: its prompt and output tokens, and the progress of its KV cache.
 
-    `token_ids` is prompt and output and never shrinks. `num_computed_tokens` counts its tokens whose keys and values
+    `token_ids` is prompt and output and never shrinks; the request is created with its prompt alone. `num_computed_tokens` counts its tokens whose keys and values
     are in the cache, or will be when the launched step ends. `block_hashes` has one entry per full block, extended
     lazily. Times are monotonic seconds.
     """
@@ -57,7 +57,8 @@ class Request:
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0
     first_scheduled: float | None = None
-    aborted: bool = False
+    dropped: FinishReason | None = None
+    """ABORT or MOVED: the next step drops the request with this reason."""
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     matcher: Matcher | None = None

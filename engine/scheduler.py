@@ -74,12 +74,13 @@ class Scheduler:
 
     def add(self, request: Request) -> Failure | None:
         """Queue a request. Returns the reason if it is refused: it can never be served, or not now."""
-        total = len(request.token_ids) + request.params.max_tokens
+        total = request.num_prompt_tokens + request.params.max_tokens
         if total > self.max_model_len:
             return Failure(FailureCode.TOO_LONG, {"tokens": total, "limit": self.max_model_len})
         if -(-total // self.config.block_size) > self.pool.num_usable:
             return Failure(FailureCode.TOO_LONG_FOR_CACHE, {"tokens": total})
-        if len(self.waiting) >= self.config.max_waiting_requests:
+        # The limit is for new requests; a sequence that goes on here has been admitted once.
+        if not request.num_output_tokens and len(self.waiting) >= self.config.max_waiting_requests:
             return Failure(FailureCode.OVERLOADED)
         for gate in self._gates:
             refusal = gate.refusal(request)
@@ -95,19 +96,17 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def expire(self, now: float) -> list[tuple[Request, FinishReason]]:
-        """Drop the requests that were aborted, are past their deadline, or failed at a gate; `now` in monotonic
-        seconds.
+        """Drop the requests that were aborted or moved, are past their deadline, or failed at a gate; `now` in
+        monotonic seconds.
         """
         for gate in self._gates:
             gate.poll(busy=bool(self.running))
         dropped = []
         for request in [*self.running, *self.waiting]:
-            reason = None
-            if request.aborted:
-                reason = FinishReason.ABORT
-            elif request.deadline is not None and request.deadline <= now:
+            reason = request.dropped
+            if reason is None and request.deadline is not None and request.deadline <= now:
                 reason = FinishReason.TIMEOUT
-            elif self._fails(request):
+            elif reason is None and self._fails(request):
                 reason = FinishReason.ERROR
             if reason is not None:
                 self.finish(request)
@@ -297,7 +296,7 @@ class Scheduler:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = request.num_computed_tokens
             request.first_scheduled = time.monotonic()
-            self.prefix_queries += request.num_prompt_tokens
+            self.prefix_queries += len(request.token_ids)
             self.prefix_hits += request.num_computed_tokens
         request.status = RequestStatus.RUNNING
         self._policy.insert(request, self.running)

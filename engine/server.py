@@ -74,7 +74,7 @@ class EngineServer:
         self.core, self.config = core, config
         self.connections: dict[int, Connection] = {}
         self.selector = selectors.DefaultSelector()
-        self.draining = self.stopping = False
+        self.draining = self.handing_over = self.stopping = False
         self._loads: list[tuple[Connection, AdapterCommand]] = []
         """Adapter loads in progress, with the connection to answer."""
         self._next_client = 1
@@ -98,6 +98,9 @@ class EngineServer:
                 while not self.stopping and not (self.draining and not self.core.has_work and not self._unsent()):
                     progress.begin("waiting for requests")
                     self._exchange()
+                    if self.handing_over and self.core.has_work:
+                        logger.info("handing over the unfinished requests")
+                        self.core.hand_over()
                     if self.core.has_work:
                         self._step()
                     if self._loads:
@@ -108,6 +111,12 @@ class EngineServer:
                 raise
             finally:
                 self._close()
+
+    def terminate(self) -> None:
+        """Drain: take no new requests and end when the running ones have. Called again: hand the running ones over, so
+        that other workers continue them. Only sets flags, so a signal handler may call it.
+        """
+        self.handing_over, self.draining = self.draining, True
 
     def beat(self) -> None:
         """Send a heartbeat to all clients if a step is being computed. Called by the reporter thread. Slow and vanished

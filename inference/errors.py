@@ -166,6 +166,14 @@ class Unavailable(ServingError):
     retry_after_s = 2
 
 
+class Starting(Unavailable):
+    """The deployment of this name has never been ready: its model is not known yet, but it is coming."""
+
+    def __init__(self, deployment: str) -> None:
+        super().__init__("The model is still loading.")
+        self.deployment = deployment
+
+
 class GenerationFailed(ServingError):
     """The engine failed the request after accepting it, with a `failure` of its own or because its worker is lost."""
 

@@ -112,8 +112,7 @@ class Placement:
             if worker.state == Worker.State.READY:
                 watched.ready_since = now
             elif worker.state == Worker.State.DRAINING:
-                watched.draining_since = now
-                handle.drain()  # the first order may not have been given
+                watched.draining_since = now  # it was told before that was written, and a second time means more
             adopted.append(watched)
             logger.info("worker taken over", worker=worker.worker_id, epoch=worker.epoch, state=worker.state)
         return adopted

@@ -127,7 +127,12 @@ class Reconciler:
     def snapshot(self) -> Snapshot:
         """A snapshot of the registries as last read and of the workers that are ready now."""
         ready = [watched.worker for watched in list(self.watched.values()) if watched.ready and not watched.spare]
-        return build_snapshot(self.ledger.registries or Registries(), ready, lambda row: self.observed(row).state)
+
+        def observed(row: Deployment) -> tuple[int, str]:
+            seen = self.observed(row)
+            return seen.generation, seen.state
+
+        return build_snapshot(self.ledger.registries or Registries(), ready, observed)
 
     def refresh(self) -> None:
         """Read the registries and publish a snapshot. Thread-safe; raises `django.db.Error`."""

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 
 class WorkerEntry(msgspec.Struct, frozen=True):
-    """A ready worker and the socket on which it listens."""
+    """A ready worker and the socket on which it listens. `model_version` is the registry's key of the version that it
+    serves: versions of different models have different keys.
+    """
 
     worker_id: str
     epoch: int
     address: str
+    model_version: int = 0
 
 
 class AdapterEntry(msgspec.Struct, frozen=True):
@@ -40,7 +43,9 @@ class Availability(StrEnum):
     """What a request may expect of a deployment without a ready worker."""
 
     COMING = "coming"
-    """Workers are starting, or a request makes them start: the request may wait."""
+    """Workers are ready or will be: a request may wait for them."""
+    ASLEEP = "asleep"
+    """It has no workers until a request wakes it."""
     FAILED = "failed"
     """No worker will come until a person acts."""
 
@@ -61,6 +66,7 @@ class DeploymentEntry(msgspec.Struct, frozen=True):
     workers: tuple[WorkerEntry, ...]
     adapters: tuple[AdapterEntry, ...] = ()
     public_id: str = ""
+    title: str = ""
     availability: Availability = Availability.COMING
     info: bytes | None = None
     start_timeout_s: float = 1200.0
@@ -113,13 +119,16 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     def resolve(self, name: str | None) -> Resolved | None:
         """Resolve a client's model name, or return None. "tgi", "dummy" and "" mean the default deployment; otherwise the
-        name of a deployment, of a model, of an adapter that only one deployment has, or `deployment:adapter`, in this
-        order.
+        name of a deployment, of a model, the title of a single deployment, an adapter that only one deployment has, or
+        `deployment:adapter`, in this order.
         """
         if not name or name in ("tgi", "dummy"):
             defaults = [d for d in self.deployments if d.is_default] or list(self.deployments)
             return Resolved(defaults[0]) if defaults else None
         found = [d for d in self.deployments if d.name == name] or [d for d in self.deployments if d.model == name]
+        if not found:
+            titled = [d for d in self.deployments if d.title == name]
+            found = titled if len(titled) == 1 else []
         if found:
             return Resolved(found[0])
         matches = [(d, adapter) for d in self.deployments if (adapter := d.adapter(name)) is not None]

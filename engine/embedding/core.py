@@ -45,7 +45,8 @@ class _Job:
     message: Embed
     deadline: float | None
     next_input: int = 0
-    aborted: bool = False
+    dropped: FinishReason | None = None
+    """ABORT or MOVED: the next step drops the request with this reason."""
     vectors: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -120,11 +121,16 @@ class EmbeddingCore:
         for request_id in request_ids:
             job = self.jobs.get((client, request_id))
             if job is not None:
-                job.aborted = True
+                job.dropped = FinishReason.ABORT
 
     def abort_client(self, client: int) -> None:
         """Mark all requests of a disconnected client for removal at the next step."""
         self.abort(client, [request_id for owner, request_id in self.jobs if owner == client])
+
+    def hand_over(self) -> None:
+        """Mark all requests as moved; the next step ends them."""
+        for job in self.jobs.values():
+            job.dropped = job.dropped or FinishReason.MOVED
 
     @property
     def has_work(self) -> bool:
@@ -136,8 +142,8 @@ class EmbeddingCore:
         outputs: ClientOutputs = {}
         now = time.monotonic()
         for job in list(self.jobs.values()):
-            if job.aborted:
-                self._end(job, outputs, RequestOutput(job.key[1], finish_reason=FinishReason.ABORT))
+            if job.dropped is not None:
+                self._end(job, outputs, RequestOutput(job.key[1], finish_reason=job.dropped))
             elif job.deadline is not None and job.deadline <= now:
                 self._end(job, outputs, RequestOutput(job.key[1], finish_reason=FinishReason.TIMEOUT))
         batch = self._next_batch()

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from engine.sampling.params import Grammar
 
 
+NOTHING_FOLLOWS = "the text is complete already"
+
+
 def grammar_failure(reason: str) -> Failure:
     """The failure of a request whose grammar failed; its client reads `reason`."""
     return Failure(FailureCode.GRAMMAR, {"reason": reason})
@@ -46,7 +49,7 @@ class GrammarProcess:
         self.table = -1
         self._unsent = bytearray(frame(Compile(grammar.kind, grammar.text)))
         self.received = FrameBuffer()
-        self._tokens: list[tuple[int, int]] = []
+        self._tokens: list[tuple[int, list[int]]] = []
         self._freed: list[int] = []
         self._free_rows: list[int] = []
         self._next_row = FIRST + 1
@@ -61,6 +64,7 @@ class GrammarProcess:
     def map(self, row_bytes: int) -> None:
         """Called when the grammar is compiled; `row_bytes` is the width of the mask table."""
         self.compiled, self._row_bytes = True, row_bytes
+        self.waiting_since = time.monotonic()  # replayed tokens have been waiting for the compilation
 
     def mask(self, row: int) -> np.ndarray:
         """One row of the mask table: [row_bytes] uint8."""
@@ -70,8 +74,8 @@ class GrammarProcess:
         found: np.ndarray = self._masks[row]
         return found
 
-    def follow(self, matcher: Matcher, row: int, token: int) -> int:
-        """Queue a sampled token for `flush`; returns the row that its mask will be in."""
+    def follow(self, matcher: Matcher, row: int, tokens: list[int]) -> int:
+        """Queue a matcher's next tokens for `flush`; returns the row that the mask after them will be in."""
         if row == FIRST:
             if not self._free_rows:
                 self._free_rows.append(self._next_row)
@@ -80,7 +84,7 @@ class GrammarProcess:
         if not self.waiting:
             self.waiting_since = time.monotonic()
         self.waiting[row] = matcher
-        self._tokens.append((row, token))
+        self._tokens.append((row, tokens))
         return row
 
     def free(self, row: int) -> None:
@@ -98,7 +102,7 @@ class GrammarProcess:
             if matcher is None:
                 self.free(row)
             else:
-                matcher.complete, matcher.error = complete, None if error is None else grammar_failure(error)
+                matcher.answered(complete, error)
         self.waiting_since = now
 
     def flush(self) -> None:
@@ -134,6 +138,7 @@ class Matcher:
         self._reasoning = grammar.reasoning
         self._process, self._vocab_size = process, vocab_size
         self._row = FIRST
+        self._replaying = False
         process.users += 1
 
     @property
@@ -158,13 +163,31 @@ class Matcher:
 
     def advance(self, token: int) -> None:
         """Record a sampled token."""
-        if self._reasoning:
+        if self._constrains(token):
+            self._row = self._process.follow(self, self._row, [token])
+
+    def replay(self, tokens: list[int]) -> None:
+        """Record the tokens that the sequence has already; called once, before the first `advance`. The matcher fails
+        if the grammar does not accept them, or accepts nothing after them.
+        """
+        constrained = [token for token in tokens if self._constrains(token)]
+        if constrained:
+            self._replaying = True
+            self._row = self._process.follow(self, self._row, constrained)
+
+    def answered(self, complete: bool, error: str | None) -> None:
+        """Record the process's answer: whether the grammar allows no further token, and why it failed, if it did."""
+        if complete and self._replaying:
+            error = NOTHING_FOLLOWS
+        self.complete, self.error, self._replaying = complete, None if error is None else grammar_failure(error), False
+
+    def _constrains(self, token: int) -> bool:
+        """Whether the next token is in the grammar's part of the output, not in the reasoning before it."""
+        begins, self._reasoning_begin = token == self._reasoning_begin, None  # reasoning comes first or not at all
+        if begins or self._reasoning:
             self._reasoning = token != self._reasoning_end
-        elif token == self._reasoning_begin:
-            self._reasoning = True
-        else:
-            self._row = self._process.follow(self, self._row, token)
-        self._reasoning_begin = None  # reasoning comes first or not at all
+            return False
+        return True
 
     def close(self) -> None:
         """Release the row and the process; called when the request ends."""

@@ -144,7 +144,7 @@ class GrammarProcesses:
     def settle(self, patience_s: float) -> None:
         """Send this step's tokens, and wait up to `patience_s` for the next masks of processes that have been fast."""
         self._patience_s = patience_s
-        busy = [process for process in self._live.values() if process.waiting]
+        busy = [process for process in self._live.values() if process.waiting and process.compiled]
         for process in busy:
             with suppress(OSError):
                 process.flush()

@@ -158,17 +158,19 @@ def _follow(
         followers.pop(row, None)
     begin = time.perf_counter()
     answer = wire.Followed([], 0.0)
-    for row, token in message.tokens:
+    for row, tokens in message.tokens:
         if answer.rows and time.perf_counter() - begin > TOGETHER_S:
             answer.seconds = time.perf_counter() - begin
             yield answer
             begin, answer = time.perf_counter(), wire.Followed([], 0.0)
-        signal.setitimer(signal.ITIMER_PROF, MASK_CPU_S)  # SIGPROF has no handler, so it ends the process
         follower = followers.get(row)
         if follower is None:
             follower = followers[row] = _Follower(compiled.deep_copy())
         matcher, started = follower.matcher, time.thread_time()
-        matcher.consume_token(token)
+        for token in tokens:
+            signal.setitimer(signal.ITIMER_PROF, MASK_CPU_S)  # SIGPROF has no handler, so it ends the process
+            if not matcher.consume_token(token):
+                break
         if not matcher.is_stopped():  # as it also is in error
             masks.fill(row, matcher)
         follower.cpu_s += time.thread_time() - started

@@ -1,8 +1,8 @@
 """Beam search on top of the engine: each step is a one-token request per beam.
 
 As in vLLM: each beam is extended by its best 2 x width tokens, the `width` likeliest continue, and beams that end in
-an end token are set aside; the best by length-normalised likelihood are returned. Beams share their common prefix
-through the prefix cache. The result is only known after the last step, so every sequence is one delta at the end.
+an end token are set aside; the best by length-normalised likelihood are returned. A step whose worker dies is repeated
+at another one. Beams share their common prefix through the prefix cache. The result is only known after the last step, so every sequence is one delta at the end.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.client import EngineDead
 from engine.failures import FinishReason
-from inference.errors import GenerationFailed, InvalidRequest, ShuttingDown
+from inference.errors import GenerationFailed, InvalidRequest
 from inference.generation.deltas import Delta
 from inference.generation.ending import EndCause
 from inference.generation.generation import Generation
+from inference.generation.placement import Interrupted
 from inference.generation.text import IncrementalDecoder
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
     from engine.messages import TokenLogprob
     from engine.sampling.params import SamplingParams
+    from inference.generation.placement import Placement
     from inference.generation.requests import GenerationRequest
+    from inference.workers.routing.assignment import Assignment
 
 MAX_WIDTH = 64
 
@@ -80,10 +82,10 @@ class BeamSearch(Generation):
         params = msgspec.structs.replace(
             self.params, max_tokens=1, logprobs=2 * width, logprobs_mode="processed", ignore_eos=True, temperature=0.0
         )
-        beams = [_Beam()]
+        beams, placement = [_Beam()], self._placement()
         ended: list[_Beam] = []
         for _ in range(self.params.max_tokens):
-            steps = await self._steps(beams, params)
+            steps = await self._steps(beams, params, placement)
             if self.cancelled:
                 break  # with the beams as they were
             self._submitted.clear()
@@ -96,25 +98,33 @@ class BeamSearch(Generation):
         for index, beam in enumerate(best):
             yield self._delta(index, beam)
 
-    async def _steps(self, beams: list[_Beam], params: SamplingParams) -> list[list[_Beam]]:
+    async def _steps(self, beams: list[_Beam], params: SamplingParams, placement: Placement) -> list[list[_Beam]]:
         """Extend all beams concurrently; the first failure cancels the others."""
-        tasks = [asyncio.ensure_future(self._step(beam, params)) for beam in beams]
+        tasks = [asyncio.ensure_future(self._step(beam, params, placement)) for beam in beams]
         try:
             return await asyncio.gather(*tasks)
-        except EngineDead as error:
-            if self._router.stopping:
-                raise ShuttingDown("The server is shutting down.") from error
-            raise GenerationFailed("The worker that served this request died.", worker_lost=True) from error
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _step(self, beam: _Beam, params: SamplingParams) -> list[_Beam]:
-        """The beam's extensions by its likeliest tokens."""
-        eos = () if self.params.ignore_eos else self.target.info.eos_token_ids
+    async def _step(self, beam: _Beam, params: SamplingParams, placement: Placement) -> list[_Beam]:
+        """The beam's extensions by its likeliest tokens; none if the request was cancelled."""
+        interrupted = None
         token_ids = [*self.prompt_token_ids, *beam.token_ids]
-        async with aclosing(self._outputs(token_ids, params)) as outputs:
+        demand = self._demand.longer(token_ids, params.max_tokens)
+        while (assignment := await placement.worker(interrupted, demand, begun=bool(beam.token_ids))) is not None:
+            try:
+                return await self._extensions(assignment, token_ids, beam, params)
+            except Interrupted as error:
+                interrupted = error
+        return []
+
+    async def _extensions(
+        self, assignment: Assignment, token_ids: list[int], beam: _Beam, params: SamplingParams
+    ) -> list[_Beam]:
+        eos = () if self.params.ignore_eos else self.target.info.eos_token_ids
+        async with aclosing(self._outputs(assignment, token_ids, params, [])) as outputs:
             async for output in outputs:
                 self.note(0 if not beam.token_ids else 1, output)
                 if output.logprobs:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,24 +21,24 @@ from inference.errors import (
     Overloaded,
     PromptTooLong,
     ShuttingDown,
-    Unavailable,
 )
+from inference.generation.placement import Interrupted, Placement, ReplayCause, interruption
 from inference.generation.requests import Prompt, TextPrompt
 from inference.http.offload import in_thread
 from inference.http.validation import in_range
-from inference.workers.router import NO_WORKER
 from inference.workers.routing.demand import Demand
-from inference.workers.routing.outputs import MAX_RETRIES, NOT_TAKEN
 from inference.workers.tokenizer import CHARACTERS_PER_TOKEN, Beginning
 
 if TYPE_CHECKING:
-    from engine.client import EngineClient
     from engine.messages import EmbeddingInfo, RequestOutput
     from inference.generation.caller import Caller
-    from inference.workers.router import EngineRouter, Target
-    from inference.workers.routing.assignment import Assignment
+    from inference.workers.router import EngineRouter
+    from inference.workers.target import Target
 
 logger = structlog.get_logger(__name__)
+
+
+Tracker = Callable[["Target", float], AbstractContextManager[None]]
 
 
 @dataclass(slots=True)
@@ -67,8 +70,16 @@ class Embeddings:
 class Embedder:
     """Computes embeddings on the running deployments."""
 
-    def __init__(self, router: EngineRouter, request_timeout_s: float) -> None:
-        self.router, self.request_timeout_s = router, request_timeout_s
+    def __init__(
+        self,
+        router: EngineRouter,
+        request_timeout_s: float,
+        replay_wait_s: float = 0.0,
+        tracked: Tracker = lambda target, arrived: nullcontext(),
+    ) -> None:
+        """`tracked` is entered while a request is computed, with its target and its arrival (monotonic seconds)."""
+        self.router, self.request_timeout_s, self.replay_wait_s = router, request_timeout_s, replay_wait_s
+        self._tracked = tracked
 
     async def embed(self, request: EmbeddingRequest, exchange: Caller, dialect: str) -> Embeddings:
         """Resolve, tokenise, check, compute; raises a ServingError."""
@@ -81,7 +92,10 @@ class Embedder:
         rows = await _token_ids(request, target, info)
         inputs = await in_thread(lambda: [_checked(ids, target, i) for i, ids in enumerate(rows)])
         normalise = info.normalise if request.normalise is None else request.normalise
-        output = await self._run(target, inputs, request.dimensions, normalise)
+        if await self.router.hold(target, exchange.tenant, self.request_timeout_s):
+            target = self.router.resolve(request.model)
+        with self._tracked(target, arrived):
+            output = await self._run(target, inputs, request.dimensions, normalise)
         if output.embeddings is None:
             raise _failure(output)
         vectors = np.frombuffer(output.embeddings, dtype="<f4").reshape(len(inputs), -1)
@@ -101,32 +115,33 @@ class Embedder:
         self, target: Target, inputs: list[list[int]], dimensions: int | None, normalise: bool
     ) -> RequestOutput:
         """Run, and retry at other workers if one dies or does not take it (nothing has been sent yet)."""
-        timeout_s = self.request_timeout_s
         demand = Demand(range(sum(map(len, inputs))), max_tokens=0, reads_cache=False)
-        assignment: Assignment | None = target.assign(demand)
-        tried: set[EngineClient] = set()
-        while assignment is not None:
+        deadline = time.monotonic() + self.request_timeout_s
+        placement = Placement(
+            target,
+            self.router,
+            deadline=deadline,
+            wait_s=self.replay_wait_s,
+            cancelled=lambda: False,
+            replays=Counter(),
+        )
+        ended: Interrupted | None = None
+        while (assignment := await placement.worker(ended, demand, begun=False)) is not None:
             client = assignment.client
-            tried.add(client)
-            lost: EngineDead | None = None
             try:
-                output = await client.embed(inputs, dimensions=dimensions, normalise=normalise, timeout_s=timeout_s)
+                output = await client.embed(
+                    inputs, dimensions=dimensions, normalise=normalise, timeout_s=deadline - time.monotonic()
+                )
                 assignment.note(output)
-            except EngineDead as error:
-                lost = error
+                ended = interruption(client, output)
+                if ended is None:
+                    return output
+            except EngineDead:
                 assignment.fail()
+                ended = Interrupted(client, ReplayCause.WORKER_DIED)
             finally:
                 assignment.leave()
-            if lost is None and (output.error is None or output.error.code not in NOT_TAKEN):
-                return output
-            if self.router.stopping:
-                raise ShuttingDown("The server is shutting down.") from lost
-            assignment = target.assign_again(demand, tried) if len(tried) <= MAX_RETRIES else None
-        if lost is not None and not target.responsive:
-            raise Unavailable(NO_WORKER) from lost
-        if lost is not None:
-            raise GenerationFailed("The worker that served this request died.") from lost
-        return output
+        raise GenerationFailed("The request ended early.")
 
 
 async def _token_ids(request: EmbeddingRequest, target: Target, info: EmbeddingInfo) -> list[list[int]]:
@@ -201,6 +216,6 @@ def _failure(output: RequestOutput) -> Exception:
     code = None if output.error is None else output.error.code
     if code is FailureCode.OVERLOADED:
         return Overloaded("Model is overloaded")
-    if code is FailureCode.DRAINING:
+    if code is FailureCode.DRAINING or output.finish_reason is FinishReason.MOVED:
         return ShuttingDown("The server is shutting down.")
     return GenerationFailed(f"Request failed: {None if output.error is None else words(output.error)}", output.error)

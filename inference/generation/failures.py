@@ -45,8 +45,6 @@ def failure_of(
         return InvalidRequest(f"{field}: {failure.facts['reason']}", field, failure)
     if failure.code == FailureCode.OVERLOADED:
         return Overloaded("Model is overloaded")
-    if failure.code == FailureCode.DRAINING:
-        return ShuttingDown("The server is shutting down.")
     return GenerationFailed(f"Request failed during generation: {words(failure)}", failure)
 
 

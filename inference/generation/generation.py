@@ -1,7 +1,8 @@
 """A prepared request that runs on the engine: yields deltas until every sequence has ended.
 
-`Generation.deltas` (1) submits the sequences to the workers that the router chooses, (2) decodes token ids and searches for stop
-strings, (3) yields until every sequence has ended. (4) Closing the iterator early, by disconnect, deadline or error,
+`Generation.deltas` (1) submits the sequences to the workers that the router chooses, and again with their tokens so far to another
+one if that worker dies or hands them over, (2) decodes token ids and searches for stop strings, (3) yields until every
+sequence has ended. (4) Closing the iterator early, by disconnect, deadline or error,
 aborts the sequences in the engine; (5) `finally` notifies the observers and writes one log line.
 """
 
@@ -10,32 +11,37 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
 from engine.client import EngineDead
 from engine.failures import FinishReason
-from inference.errors import GenerationFailed, ServingError, ShuttingDown
+from engine.messages import RequestOutput
+from inference.errors import GenerationFailed, ServingError
 from inference.generation.deltas import Delta, Timings, Usage
 from inference.generation.ending import EndCause, Ending
 from inference.generation.failures import failure_of, log_failure
 from inference.generation.merging import merge
+from inference.generation.placement import Interrupted, Placement, ReplayCause, interruption
 from inference.generation.sequence_text import SequenceText
 from inference.workers.routing.demand import Demand
+from inference.workers.routing.outputs import AssignedOutputs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from engine.client import EngineClient
-    from engine.messages import RequestOutput, TokenLogprob
+    from engine.messages import TokenLogprob
     from engine.sampling.params import SamplingParams
     from inference.generation.caller import Caller
     from inference.generation.requests import GenerationRequest
-    from inference.workers.router import EngineRouter, Target
-    from inference.workers.routing.outputs import RoutedOutputs
+    from inference.workers.router import EngineRouter
+    from inference.workers.routing.assignment import Assignment
+    from inference.workers.target import Target
 
 logger = structlog.get_logger(__name__)
 
@@ -44,11 +50,14 @@ INLINE_ENTRIES = 2000
 """Tokens and top log-probabilities above which a response is encoded in a thread."""
 
 
-class Observer(Protocol):
-    """Receives the start and end of every generation; implemented by metrics."""
+class Observer:
+    """Receives the start and end of every generation. Subclasses implement what they need."""
 
     def started(self, generation: Generation) -> None:
         """The generation is submitted to an engine."""
+
+    def first_token(self, generation: Generation) -> None:
+        """The first token of any of its sequences arrived."""
 
     def finished(
         self, generation: Generation, finish: FinishReason, token_times: list[float], preemptions: int
@@ -74,8 +83,11 @@ class Generation:
         router: EngineRouter,
         observers: Sequence[Observer],
         timeout_s: float,
+        replay_wait_s: float,
     ) -> None:
-        """`arrived` is in monotonic seconds; `timeout_s` counts from the start of `deltas`."""
+        """`arrived` is in monotonic seconds; `timeout_s` counts from the start of `deltas`. A sequence whose worker ended
+        waits at most `replay_wait_s` seconds for another one.
+        """
         self.request, self.target, self.params = request, target, params
         self.prompt_token_ids, self.request_id, self.dialect = prompt_token_ids, caller.request_id, dialect
         # Equal prompts share cached blocks only within one API key.
@@ -93,7 +105,12 @@ class Generation:
         self.usage = Usage(prompt_tokens=len(prompt_token_ids))
         self.prompt_logprobs: list[TokenLogprob] = []
         self.sequence_tokens = [0] * request.n
-        self._router, self._observers, self._timeout_s = router, observers, timeout_s
+        self.cold = False
+        """Whether it waited for its deployment's first worker."""
+        self.replays: Counter[ReplayCause] = Counter()
+        """How often a sequence went on at another worker, by cause."""
+        self._router, self._observers = router, observers
+        self._timeout_s, self._replay_wait_s = timeout_s, replay_wait_s
         self._token_times: list[float] = []
         self._preemptions = 0
         self._unfinished = request.n
@@ -119,6 +136,11 @@ class Generation:
     def ended(self) -> bool:
         """Whether every sequence has ended, even if its last delta is not sent yet."""
         return not self._unfinished
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether its deadline has passed."""
+        return time.monotonic() >= self._deadline
 
     @property
     def cancelled(self) -> bool:
@@ -164,21 +186,18 @@ class Generation:
                 yield delta
 
     async def _sequence(self, index: int) -> AsyncGenerator[Delta, None]:
-        """The deltas of one sequence; it is resubmitted if its worker dies before the first token."""
+        """The deltas of one sequence, wherever it runs."""
         params = self.params
         if index:
             params = msgspec.structs.replace(params, seed=(params.seed + index) & SEED_MASK, prompt_logprobs=None)
-        for attempt in (1, 2):
-            if self._cancelled is not None:  # before it began
-                yield Delta(
-                    index, "", [], finish_reason=FinishReason.STOP, cause=self._cancelled, prompt=self.request.number
-                )
-                return
-            text = SequenceText(self.request, self.target, self.prompt_token_ids, params.min_tokens, index)
-            if index == 0:
+        text = SequenceText(self.request, self.target, self.prompt_token_ids, params.min_tokens, index)
+        placement, ended = self._placement(), None
+        while (assignment := await placement.worker(ended, self._demand, begun=bool(text.token_ids))) is not None:
+            if index == 0 and not text.token_ids:
                 self.prompt_logprobs = []
             try:
-                async with aclosing(self._outputs(self.prompt_token_ids, params)) as outputs:
+                running = self._outputs(assignment, self.prompt_token_ids, params, text.token_ids)
+                async with aclosing(running) as outputs:
                     async for output in outputs:
                         self.note(index, output)
                         delta = text.render(output, self._cancelled)
@@ -187,34 +206,52 @@ class Generation:
                         if delta.finish_reason is not None:
                             return
                 raise GenerationFailed("The generation ended early.")
-            except EngineDead as error:
-                if self._router.stopping:
-                    raise ShuttingDown("The server is shutting down.") from error
-                if text.count or attempt == 2:
-                    raise GenerationFailed("The worker that served this request died.", worker_lost=True) from error
-            except ShuttingDown:  # this worker drains; another may not
-                if text.count or attempt == 2 or not self.target.responsive:
-                    raise
+            except Interrupted as error:
+                ended = error
+        yield text.render(RequestOutput(0, finish_reason=FinishReason.ABORT), self._cancelled)
 
-    def _outputs(self, token_ids: list[int], params: SamplingParams) -> RoutedOutputs:
-        """The engine's outputs for these tokens, from the worker that the router chooses."""
-        demand = (
-            self._demand if token_ids is self.prompt_token_ids else self._demand.longer(token_ids, params.max_tokens)
+    def _placement(self) -> Placement:
+        """The choice of workers for one sequence."""
+        return Placement(
+            self.target,
+            self._router,
+            deadline=self._deadline,
+            wait_s=self._replay_wait_s,
+            cancelled=lambda: self.cancelled,
+            replays=self.replays,
         )
 
-        def submit(client: EngineClient) -> AsyncGenerator[RequestOutput, None]:
-            self._submitted.append((client, client.next_request_id()))
-            return client.generate(
-                token_ids,
-                params,
-                request_id=self._submitted[-1][1],
-                priority=self.request.priority,
-                cache_salt=self._cache_salt,
-                timeout_s=self._deadline - time.monotonic(),
-                adapter=self.target.adapter_ref,
-            )
-
-        return self.target.route(demand, submit)
+    async def _outputs(
+        self, assignment: Assignment, token_ids: list[int], params: SamplingParams, generated: list[int]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of a sequence at the assigned worker, after its `generated` tokens. Raises Interrupted if it may go on
+        at another worker.
+        """
+        client = assignment.client
+        request_id = client.next_request_id()
+        self._submitted.append((client, request_id))
+        outputs = client.generate(
+            token_ids,
+            params,
+            generated=generated,
+            request_id=request_id,
+            priority=self.request.priority,
+            cache_salt=self._cache_salt,
+            timeout_s=self._deadline - time.monotonic(),
+            adapter=self.target.adapter_ref,
+        )
+        try:
+            async with aclosing(AssignedOutputs(assignment, outputs)) as assigned:
+                async for output in assigned:
+                    end = interruption(client, output)
+                    if end is None:
+                        yield output
+                        continue
+                    if output.token_ids:  # a reader that lags gets its last tokens and the end in one output
+                        yield msgspec.structs.replace(output, finish_reason=None)
+                    raise end
+        except EngineDead as error:
+            raise Interrupted(client, ReplayCause.WORKER_DIED) from error
 
     def note(self, index: int, output: RequestOutput) -> None:
         """Record usage and timings of an output of sequence `index`; raises its error."""
@@ -233,6 +270,8 @@ class Generation:
         now = time.monotonic()
         if delta.token_ids and not self.timings.first_token:
             self.timings.first_token = now
+            for observer in self._observers:
+                observer.first_token(self)
         self.timings.last_token = now
         self._token_times.extend([now] * len(delta.token_ids))
         self.usage.completion_tokens += len(delta.token_ids)
@@ -257,4 +296,5 @@ class Generation:
             "queue_ms": round(timings.queue_s * 1e3, 1),
             "ttft_ms": round((timings.first_token - timings.arrived) * 1e3, 1) if timings.first_token else None,
             "total_ms": round((timings.finished - timings.arrived) * 1e3, 1),
+            **({"replays": self.replays.total()} if self.replays else {}),
         }

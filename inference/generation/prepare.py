@@ -1,11 +1,13 @@
 """From a GenerationRequest to a Generation: resolved, tokenised, checked. Nothing is sent to an engine here.
 
 `Generator.prepare` (1) resolves the model in the snapshot, (2) tokenises, (3) checks lengths and token ids against
-the model, and fills in defaults; so every error is an ordinary response.
+the model, and fills in defaults, (4) waits for the deployment's first worker if it sleeps or starts; so every error is an
+ordinary response.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from dataclasses import replace
@@ -25,14 +27,19 @@ if TYPE_CHECKING:
     from inference.generation.caller import Caller
     from inference.generation.generation import Observer
     from inference.generation.requests import GenerationRequest, SamplingOverrides
-    from inference.workers.router import EngineRouter, Target
+    from inference.workers.router import EngineRouter
+    from inference.workers.target import Target
 
 
 class Generator:
     """Prepares requests for the running deployments."""
 
-    def __init__(self, router: EngineRouter, observers: list[Observer], request_timeout_s: float) -> None:
-        self.router, self.observers, self.request_timeout_s = router, observers, request_timeout_s
+    def __init__(
+        self, router: EngineRouter, observers: list[Observer], request_timeout_s: float, replay_wait_s: float
+    ) -> None:
+        """`replay_wait_s`: seconds that a sequence waits for another worker after its own has ended."""
+        self.router, self.observers = router, observers
+        self.request_timeout_s, self.replay_wait_s = request_timeout_s, replay_wait_s
 
     async def prepare(self, request: GenerationRequest, caller: Caller, dialect: str) -> Generation:
         """Resolve, tokenise, check and fill in defaults; raises a ServingError and changes nothing."""
@@ -45,19 +52,28 @@ class Generator:
         )
         if request.truncate_right is not None:
             prompt = prompt[: request.truncate_right]
+        params = _params(request, target, prompt)
+        timeout_s = request.longest_s or self.request_timeout_s
+        # A request that would be refused wakes nobody, so this comes last.
+        cold = await self.router.hold(target, caller.tenant, min(request.timeout_s or math.inf, timeout_s))
+        if cold:
+            target = self.router.resolve(request.model)
         make = BeamSearch if request.beams else Generation
-        return make(
+        generation = make(
             request,
             target,
             prompt,
-            _params(request, target, prompt),
+            params,
             caller=caller,
             dialect=dialect,
             arrived=arrived,
             router=self.router,
             observers=self.observers,
-            timeout_s=request.longest_s or self.request_timeout_s,
+            timeout_s=timeout_s,
+            replay_wait_s=self.replay_wait_s,
         )
+        generation.cold = cold
+        return generation
 
 
 def _params(request: GenerationRequest, target: Target, prompt: list[int]) -> SamplingParams:

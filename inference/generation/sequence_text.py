@@ -12,11 +12,11 @@ from inference.generation.text import IncrementalDecoder, StopStrings
 if TYPE_CHECKING:
     from engine.messages import RequestOutput
     from inference.generation.requests import GenerationRequest
-    from inference.workers.router import Target
+    from inference.workers.target import Target
 
 
 class SequenceText:
-    """The text of one sequence. Counts tokens and holds back text that may still change."""
+    """The text of one sequence. Keeps its tokens and holds back text that may still change."""
 
     def __init__(
         self, request: GenerationRequest, target: Target, prompt_token_ids: list[int], min_tokens: int, index: int
@@ -28,8 +28,8 @@ class SequenceText:
         self._decoder = IncrementalDecoder(tokenizer.fast, prompt_token_ids, skip)
         self._stops = StopStrings(request.stop, request.include_stop)
         self._eos = target.info.eos_token_ids
-        self.count = 0
-        """Tokens so far."""
+        self.token_ids: list[int] = []
+        """The tokens so far."""
 
     def render(self, output: RequestOutput, cancelled: EndCause | None) -> Delta:
         """The Delta of one engine output, which may hold several tokens if the reader lagged.
@@ -39,14 +39,14 @@ class SequenceText:
         delta = Delta(self._index, "", [], prompt=self._request.number)
         shown: list[str] = []
         for position, token in enumerate(output.token_ids):
-            self.count += 1
+            self.token_ids.append(token)
             delta.token_ids.append(token)
             last = position == len(output.token_ids) - 1
             if last and output.stop_token_id is not None and not self._request.include_stop:
                 break  # the token that ends the text is not part of it
             text = self._decoder.step(token)
             delta.token_texts.append(text)
-            if self.count < self._min_tokens:
+            if len(self.token_ids) < self._min_tokens:
                 shown.append(text)
                 continue
             text, found = self._stops.feed(text)

@@ -121,6 +121,7 @@ class Exchange:
         """Sent with every response, including errors and streams."""
         self.status = 0
         self._json: dict[str, Any] | None = None
+        self._body: bytes | None = None
         self.body_bytes = 0
         """Size of the body once read; decides whether work goes to a thread."""
         self._chunks, self._ended = 0, False
@@ -131,7 +132,9 @@ class Exchange:
         return None if value is None else value.decode("latin-1")
 
     async def body(self) -> bytes:
-        """The whole body; its size is limited by the server."""
+        """The whole body; its size is limited by the server. Cached."""
+        if self._body is not None:
+            return self._body
         parts = []
         while True:
             message = await self._receive()
@@ -140,7 +143,7 @@ class Exchange:
             parts.append(message.get("body", b""))
             if not message.get("more_body"):
                 whole = b"".join(parts)
-                self.body_bytes = len(whole)
+                self.body_bytes, self._body = len(whole), whole
                 return whole
 
     async def json(self) -> dict[str, Any]:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from engine.messages import Stats
-    from inference.workers.router import EngineRouter, Target
+    from inference.workers.router import EngineRouter
+    from inference.workers.target import Target
 
 LABELS = ("model_name", "engine")
 

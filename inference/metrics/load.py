@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 from engine.failures import FinishReason
+from inference.generation.generation import Observer
 from management.autoscale.signals import LoadGauges, LoadSlice
 from management.load import DeploymentLoad, LoadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from inference.generation.generation import Generation
     from inference.workers.holding import HoldQueue
     from inference.workers.router import EngineRouter
+    from inference.workers.target import Target
 
 KEPT_SLICES = 30
 """Seconds that a report repeats; a reader that reads more often misses none."""
@@ -58,7 +62,7 @@ class _Load:
     last_activity_at: float | None = None
 
 
-class LoadRecorder:
+class LoadRecorder(Observer):
     """Records generations as an observer, and reports. Thread-safe enough: one thread writes, another reads reports."""
 
     def __init__(self, process: str, router: EngineRouter, holding: HoldQueue) -> None:
@@ -66,6 +70,8 @@ class LoadRecorder:
         self._process, self._router, self._holding = process, router, holding
         self._loads: dict[str, _Load] = {}
         self._requests: dict[int, _Request] = {}
+        """By id of the generation, or a negative number."""
+        self._keys = count(-1, -1)
         self._report = LoadReport(process, time.monotonic(), {})
 
     def started(self, generation: Generation) -> None:
@@ -99,6 +105,21 @@ class LoadRecorder:
         elif finish is FinishReason.ERROR and generation.timed_out and not request.has_token and not request.cold:
             second.first_tokens += 1
             second.ttft_total_s += age_s
+
+    @contextmanager
+    def tracked(self, target: Target, arrived: float) -> Iterator[None]:
+        """Count a request for embeddings, which has no tokens."""
+        second = self._second(target.entry.public_id)
+        second.arrivals += 1
+        key = next(self._keys)
+        self._requests[key] = _Request(target.entry.public_id, arrived, cold=True, has_token=True)
+        try:
+            yield
+        finally:
+            del self._requests[key]
+        second = self._second(target.entry.public_id)
+        second.completions += 1
+        second.e2e_total_s += time.monotonic() - arrived
 
     def rejected(self, deployment: str) -> None:
         """A request of the deployment was refused because there is no room."""

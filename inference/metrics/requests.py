@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from inference.generation.generation import Observer
+from inference.generation.placement import ReplayCause
 from inference.metrics.engine import LABELS, BatchCollector, EngineCollector, histograms_of
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ TGI_DURATIONS = ("duration", "validation_duration", "queue_duration", "inference
 TGI_COUNTS = ("generated_tokens", "input_length", "max_new_tokens")
 
 
-class Metrics:
+class Metrics(Observer):
     """Counts requests of all dialects and renders the metrics page."""
 
     def __init__(self, router: EngineRouter, dropped_log_lines: Callable[[], int]) -> None:
@@ -62,6 +64,14 @@ class Metrics:
             [*LABELS, "finished_reason"],
             registry=self._vllm_registry,
         )
+        self._replays = Counter(
+            "dragoman_replays",
+            "Sequences that went on at another worker, by cause.",
+            ["cause"],
+            registry=self._vllm_registry,
+        )
+        for cause in ReplayCause:
+            self._replays.labels(cause)
         self._tgi = {
             **{n: self._tgi_histogram(n, TGI_DURATION_S) for n in TGI_DURATIONS},
             **{n: self._tgi_histogram(n, TOKENS) for n in TGI_COUNTS},
@@ -94,6 +104,8 @@ class Metrics:
         """Count a finished request: "stop", "length", "error", or "abort" when the client disconnected."""
         labels = (generation.target.entry.name, "0")
         self._success.labels(*labels, finish).inc()
+        for cause, count in generation.replays.items():
+            self._replays.labels(cause).inc(count)
         timings, usage = generation.timings, generation.usage
         if finish not in ("stop", "length"):
             self._count_failure("dropped" if finish == "abort" else "generation")

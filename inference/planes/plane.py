@@ -78,7 +78,14 @@ class Plane:
             if len(routes) > 1:
                 route = route_for(routes, await exchange.json())
                 render = route.render
-            await route.handler(exchange, self.services)
+            if route.needs_permit:
+                # A handler that finds a deployment before its first start has sent nothing: it is run again later.
+                waiting = self.services.router.when_known(
+                    exchange.tenant, lambda: route.handler(exchange, self.services)
+                )
+                await waiting
+            else:
+                await route.handler(exchange, self.services)
         except ServingError as error:
             if exchange.status:  # a handler that has begun a response must end it itself
                 raise

@@ -19,7 +19,8 @@ from inference.errors import (
 
 if TYPE_CHECKING:
     from inference.workers.registry import Registry
-    from inference.workers.router import EngineRouter, Target
+    from inference.workers.router import EngineRouter
+    from inference.workers.target import Target
     from management.snapshot import SnapshotHolder
 
 LOAD_TIMEOUT_S = 300.0

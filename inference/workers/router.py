@@ -4,94 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import structlog
 
 from engine.casualties import Casualties
 from engine.client import EngineClient, EngineDead
-from engine.messages import AdapterRef
-from inference.errors import ModelNotFound, Unavailable
+from engine.messages import ModelInfo
+from inference.errors import ModelNotFound, Starting, Unavailable
+from inference.workers.adapter_sync import AdapterSync
+from inference.workers.holding import HoldQueue, unavailable
 from inference.workers.routing.backoff import Backoff
 from inference.workers.routing.balancer import Balancer
-from inference.workers.routing.outputs import RoutedOutputs
 from inference.workers.routing.retry_budget import RetryBudget
+from inference.workers.scope import is_scoped, scoped
+from inference.workers.target import Target
 from inference.workers.tokenizer import ModelTokenizer
+from management.snapshot import Availability
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection
 
-    from engine.messages import ModelInfo, RequestOutput
     from inference.workers.routing.assignment import Assignment
     from inference.workers.routing.demand import Demand
-    from management.snapshot import AdapterEntry, DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
+    from management.snapshot import DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
 
 logger = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 CHECK_EVERY_S = 0.25
 NO_WORKER = "The model is not available at the moment; its workers are starting or restarting."
-RESEND_AFTER_S = 2.0
-"""Seconds before a failed adapter command is retried."""
-
-
-@dataclass(slots=True)
-class Target:
-    """A deployment that can serve requests: model info, tokenizer, connected workers."""
-
-    entry: DeploymentEntry
-    info: ModelInfo
-    tokenizer: ModelTokenizer
-    balancer: Balancer
-    retries: RetryBudget
-    clients: dict[WorkerEntry, EngineClient] = field(default_factory=dict)
-    adapter: AdapterEntry | None = None
-    """The requested adapter; set only in the result of `resolve`."""
-
-    @property
-    def adapter_ref(self) -> AdapterRef | None:
-        """The adapter as the engine's AdapterRef."""
-        return None if self.adapter is None else AdapterRef(self.adapter.digest, self.adapter.directory)
-
-    def assign(self, demand: Demand) -> Assignment:
-        """The worker for a new request (`inference.workers.routing`); raises Unavailable if there is none.
-
-        Workers that drain or are without recent heartbeats get nothing.
-        """
-        self.retries.note_request()
-        assignment = self.balancer.assign(self.clients, demand)
-        if assignment is None:
-            raise Unavailable(NO_WORKER)
-        return assignment
-
-    def assign_again(self, demand: Demand, tried: Collection[EngineClient]) -> Assignment | None:
-        """Another worker for a request that those of `tried` did not take; None if there is none, or if too many requests
-        were sent again lately.
-        """
-        if not any(client not in tried for client in self.responsive) or not self.retries.withdraw():
-            return None
-        return self.balancer.assign(self.clients, demand, avoid=tried)
-
-    def route(
-        self, demand: Demand, submit: Callable[[EngineClient], AsyncGenerator[RequestOutput, None]]
-    ) -> RoutedOutputs:
-        """The outputs of a request that `submit` sends to the chosen worker; raises Unavailable if there is none."""
-        return RoutedOutputs(self.assign(demand), submit, lambda tried: self.assign_again(demand, tried))
-
-    @property
-    def responsive(self) -> list[EngineClient]:
-        """Usable workers with recent heartbeats."""
-        return [client for client in self.clients.values() if client.usable and not client.suspect]
-
-    def relieve(self) -> None:
-        """Move requests without a first token from silent workers to others, if there are any; eject slow workers."""
-        if self.responsive:
-            for client in self.clients.values():
-                if client.suspect:
-                    client.release_waiting()
-        self.balancer.eject_slow(self.clients)
+FAILED = "The model cannot be started."
 
 
 @dataclass(slots=True)
@@ -105,24 +52,36 @@ class _Shared:
 class EngineRouter:
     """Connects to workers, reconnects and disconnects as the snapshot changes."""
 
-    def __init__(self, holder: SnapshotHolder, parse_special_tokens: bool = True, random: Random | None = None) -> None:
-        """`parse_special_tokens` is passed to the models' tokenizers. `random` decides between equal workers."""
+    def __init__(
+        self,
+        holder: SnapshotHolder,
+        holding: HoldQueue | None = None,
+        parse_special_tokens: bool = True,
+        random: Random | None = None,
+        hold_s: float = 0.0,
+    ) -> None:
+        """`parse_special_tokens` is passed to the models' tokenizers. `random` decides between equal workers. `hold_s`: the
+        seconds that a request may wait in `holding` for a worker.
+        """
         self._holder, self._parse_special_tokens = holder, parse_special_tokens
+        self.holding, self._hold_s = holding or HoldQueue(), hold_s
         self._random = random or Random()
         self.retries = RetryBudget(time.monotonic)
         self._targets: dict[str, Target] = {}
         self._refused: set[WorkerEntry] = set()
         self._casualties = Casualties()
-        self._sent: dict[WorkerEntry, dict[str, AdapterEntry]] = {}
-        """Per worker: the adapters that it confirmed, by digest."""
-        self._retry_at: dict[WorkerEntry, float] = {}
-        self._syncs: dict[WorkerEntry, asyncio.Task[None]] = {}
+        self._adapters = AdapterSync()
         self._connecting: dict[WorkerEntry, asyncio.Task[None]] = {}
         self._backoffs: dict[WorkerEntry, Backoff] = {}
         """Of the workers that could not be reached."""
+        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._unusable: set[DeploymentEntry] = set()
+        """Deployments whose model's files could not be read here."""
         self._shared: dict[str, _Shared] = {}
         """By deployment."""
         self._wake = asyncio.Event()
+        self._arrived = asyncio.Event()
+        """Set, and replaced by another one, when a worker connects and when the router stops."""
         self._task: asyncio.Task[None] | None = None
         self.stopping = False
         """Set during shutdown, so that closed connections are not logged as failures."""
@@ -136,7 +95,13 @@ class EngineRouter:
     async def stop(self) -> None:
         """Close all connections; requests in flight fail with ShuttingDown."""
         self.stopping = True
-        tasks = [*self._connecting.values(), *self._syncs.values(), *([self._task] if self._task is not None else [])]
+        self._announce()
+        tasks = [
+            *self._connecting.values(),
+            *self._preparing.values(),
+            *self._adapters.tasks,
+            *([self._task] if self._task is not None else []),
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -146,25 +111,81 @@ class EngineRouter:
 
     @property
     def targets(self) -> list[Target]:
-        """Deployments with a connected worker, now or a moment ago."""
-        return list(self._targets.values())
+        """The known deployments: those with a connected worker, and those that sleep or restart."""
+        entries = scoped(self._holder.current).deployments
+        names = {entry.name for entry in entries}
+        return [
+            target for name, target in self._targets.items() if name in names or (target.clients and not is_scoped())
+        ]
 
     @property
     def ready(self) -> bool:
-        """Whether any deployment can take a request now."""
-        return any(target.responsive for target in self._targets.values())
+        """Whether any deployment can take a request: now, or asleep, after it has been woken."""
+        return any(target.responsive or target.asleep for target in self._targets.values())
 
     def resolve(self, name: str | None) -> Target:
-        """Resolve a client's model name to a deployment and an adapter; raises ModelNotFound or Unavailable."""
-        resolved = self._holder.current.resolve(name)
+        """Resolve a client's model name to a deployment and an adapter. Raises ModelNotFound; Starting if the deployment has
+        never been ready; Unavailable if it has failed before that.
+
+        In the scope of one deployment (`inference.workers.scope`) there is no other.
+        """
+        resolved = scoped(self._holder.current).resolve(name)
         if resolved is None:
             if name:
                 raise ModelNotFound(name)
             raise Unavailable("No model is deployed.")
-        target = self._targets.get(resolved.deployment.name)
+        entry = resolved.deployment
+        target = self._targets.get(entry.name)
+        if entry.shares_with and entry.shares_with in self._targets and not (target and target.responsive):
+            target = self._targets[entry.shares_with]
         if target is None:
-            raise Unavailable("The model is still loading.")
+            if entry.availability is Availability.FAILED:
+                raise unavailable(FAILED)
+            raise Starting(entry.name)
         return target if resolved.adapter is None else replace(target, adapter=resolved.adapter)
+
+    async def hold(self, target: Target, tenant: str, timeout_s: float) -> bool:
+        """Wait until the target's deployment has a worker; returns whether that took any time. Raises Overloaded or
+        Unavailable.
+        """
+        name = target.entry.name
+        current = self._targets.get(name)
+        if current is not None and current.responsive:
+            return False
+        await self._wait_for(name, tenant, timeout_s)
+        return True
+
+    async def when_known(self, tenant: str, run: Callable[[], Awaitable[T]]) -> T:
+        """The result of `run`; if it finds a deployment that has never been ready, wait for that and run it again."""
+        while True:
+            try:
+                return await run()
+            except Starting as error:
+                await self._wait_for(error.deployment, tenant, self._hold_s)
+
+    async def _wait_for(self, name: str, tenant: str, timeout_s: float) -> None:
+        entry = next((each for each in self._holder.current.deployments if each.name == name), None)
+        if entry is None or self.stopping or not self._hold_s:
+            raise Unavailable(NO_WORKER)
+        if entry.availability is Availability.FAILED:
+            raise unavailable(FAILED)
+        await self.holding.wait(entry.public_id, tenant, min(timeout_s, self._hold_s, entry.start_timeout_s))
+
+    def assign(
+        self, target: Target, demand: Demand, version: int | None, avoid: Collection[EngineClient]
+    ) -> Assignment | None:
+        """The worker of the target's deployment, as it is now, that a request should go to; None if there is none."""
+        current = self._targets.get(target.entry.name)
+        return None if current is None else current.assign(demand, version, avoid)
+
+    async def arrival(self, timeout_s: float) -> None:
+        """Wait until a worker has connected or the router stops, at most `timeout_s` seconds."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._arrived.wait(), timeout_s)
+
+    def _announce(self) -> None:
+        self._arrived.set()
+        self._arrived = asyncio.Event()
 
     async def _follow(self) -> None:
         while True:
@@ -187,19 +208,19 @@ class EngineRouter:
                 if leaving or client.failure is not None:
                     logger.info("worker disconnected", worker=worker.worker_id, reason=client.failure or "left")
                     del target.clients[worker]
-                    self._sent.pop(worker, None)
-                    self._retry_at.pop(worker, None)
-                    self._syncs.pop(worker, None)
+                    self._adapters.forget(worker)
                     await client.close()
             target.relieve()
             target.balancer.retain({*workers, *target.clients})
             if name not in wanted and not target.clients:
                 del self._targets[name]
+        self._refuse_held(wanted)
         for deployment in snapshot.deployments:
+            self._start_preparing(deployment)
             for worker in deployment.workers:
                 self._start_connecting(deployment, worker)
             if deployment.name in self._targets:
-                self._start_adapter_sync(self._targets[deployment.name], deployment)
+                self._adapters.start(self._targets[deployment.name], deployment)
         present = {worker for deployment in snapshot.deployments for worker in deployment.workers}
         self._backoffs = {worker: backoff for worker, backoff in self._backoffs.items() if worker in present}
         self._shared = {n: shared for n, shared in self._shared.items() if n in wanted or n in self._targets}
@@ -214,87 +235,77 @@ class EngineRouter:
         self._connecting[worker] = task
         task.add_done_callback(lambda _: self._connecting.pop(worker))
 
-    def _start_adapter_sync(self, target: Target, deployment: DeploymentEntry) -> None:
-        """Start a task that syncs the adapters of the deployment's workers."""
-        known = {adapter.digest for adapter in deployment.adapters}
-        gone = {a.digest: _released(a) for a in target.entry.adapters if a.digest not in known}
-        target.entry = deployment
-        for worker, client in target.clients.items():
-            if gone:
-                sent = self._sent.setdefault(worker, {})
-                sent.update({digest: adapter for digest, adapter in gone.items() if digest not in sent})
-            if self._needs_sync(worker, client, deployment):
-                self._syncs[worker] = asyncio.ensure_future(self._sync_adapters(worker, client, deployment))
+    def _refuse_held(self, wanted: dict[str, DeploymentEntry]) -> None:
+        """Refuse the requests that wait for deployments which will not start; release those that need not wait."""
+        by_id = {entry.public_id: entry for entry in wanted.values()}
+        for public_id in self.holding.deployments:
+            entry = by_id.get(public_id)
+            if entry is None:
+                self.holding.refuse(public_id, NO_WORKER)
+            elif entry.availability is Availability.FAILED:
+                self.holding.refuse(public_id, FAILED)
+            elif (target := self._targets.get(entry.name)) is not None and target.responsive:
+                self.holding.release(public_id)
 
-    def _needs_sync(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> bool:
-        """Whether the worker's adapters differ from the desired state and no sync is running."""
-        if client.failure is not None or client.model.embedding is not None:
-            return False
-        if time.monotonic() < self._retry_at.get(worker, 0.0):
-            return False
-        if worker in self._syncs and not self._syncs[worker].done():
-            return False
-        return self._sent.get(worker, {}) != _desired_adapters(deployment)
+    def _start_preparing(self, deployment: DeploymentEntry) -> None:
+        """Make the target of a deployment without workers from what its last worker said, so that it is known as it sleeps."""
+        name = deployment.name
+        if name in self._targets or deployment.info is None or name in self._preparing or deployment in self._unusable:
+            return
+        task = asyncio.ensure_future(self._prepare(deployment, msgspec.msgpack.decode(deployment.info, type=ModelInfo)))
+        self._preparing[name] = task
+        task.add_done_callback(lambda _: self._preparing.pop(name))
 
-    async def _sync_adapters(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> None:
-        """Sync a worker's adapters with the registry: preload, pin, unload.
-
-        Commands that the worker cannot carry out yet (pinning while it loads, unloading while in use) are retried
-        after RESEND_AFTER_S.
-        """
-        sent = self._sent.setdefault(worker, {})
-        wanted = _desired_adapters(deployment)
-        known = {adapter.digest for adapter in deployment.adapters}
+    async def _prepare(self, deployment: DeploymentEntry, info: ModelInfo) -> None:
+        shared = self._shared_of(deployment)
         try:
-            for digest, adapter in wanted.items():
-                if sent.get(digest) == adapter:
-                    continue
-                ref = AdapterRef(digest, adapter.directory)
-                refusal = await client.command("load", ref) if digest not in sent else None
-                was_pinned = digest in sent and sent[digest].pinned
-                if refusal is None and adapter.pinned != was_pinned:
-                    refusal = await client.command("pin" if adapter.pinned else "unpin", ref)
-                if refusal is None:
-                    sent[digest] = adapter
-                else:
-                    self._retry_at[worker] = time.monotonic() + RESEND_AFTER_S
-            for digest, adapter in list(sent.items()):
-                if digest in wanted:
-                    continue
-                ref = AdapterRef(digest, adapter.directory)
-                if adapter.pinned:
-                    await client.command("unpin", ref)
-                if digest in known or await client.command("unload", ref) is None:
-                    del sent[digest]
-                else:
-                    self._retry_at[worker] = time.monotonic() + RESEND_AFTER_S
-        except EngineDead as error:
-            logger.info("adapter sync failed", worker=worker.worker_id, reason=str(error))
+            async with shared.loading_tokenizer:
+                if deployment.name not in self._targets:
+                    await self._target(deployment, info)
+        except Exception as error:  # its files may be gone; a worker will say more
+            logger.warning("sleeping deployment not prepared", deployment=deployment.name, reason=str(error))
+            self._unusable.add(deployment)
 
-    async def _load_tokenizer(self, info: ModelInfo) -> ModelTokenizer:
-        return await asyncio.to_thread(ModelTokenizer.load, info, self._parse_special_tokens)
+    async def _target(self, deployment: DeploymentEntry, info: ModelInfo) -> Target:
+        """The deployment's target, with this description of its model; its tokenizer is loaded if it is another one."""
+        target = self._targets.get(deployment.name)
+        same = (
+            target is not None
+            and target.info.tokenizer_file == info.tokenizer_file
+            and target.entry.chat_template == deployment.chat_template
+        )
+        if target is not None and same:
+            tokenizer = target.tokenizer
+        else:
+            tokenizer = await asyncio.to_thread(
+                ModelTokenizer.load, info, self._parse_special_tokens, deployment.chat_template
+            )
+        clients = self._clients(deployment.name)
+        # A restarted worker may have other limits than the one before it.
+        made = Target(deployment, info, tokenizer, self._shared_of(deployment).balancer, self.retries, clients)
+        self._targets[deployment.name] = made
+        return made
 
-    async def _connect(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
+    def _shared_of(self, deployment: DeploymentEntry) -> _Shared:
         if deployment.name not in self._shared:
             self._shared[deployment.name] = _Shared(Balancer(time.monotonic, self._random))
-        shared = self._shared[deployment.name]
+        return self._shared[deployment.name]
+
+    async def _connect(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
+        shared = self._shared_of(deployment)
         observer = shared.balancer.record(worker)
         client = EngineClient(worker.address, worker.worker_id, worker.epoch, self._casualties, observer)
         connected = False
         try:
             info = await client.connect()
             async with shared.loading_tokenizer:  # the first of the workers that connect at once loads it
-                target = self._targets.get(deployment.name)
-                same = target is not None and target.info.tokenizer_file == info.tokenizer_file
-                tokenizer = target.tokenizer if target and same else await self._load_tokenizer(info)
-                # A restarted worker may have other limits than the one before it.
-                target = Target(deployment, info, tokenizer, shared.balancer, self.retries)
-                target.clients = self._clients(deployment.name)
+                target = await self._target(deployment, info)
                 target.clients[worker] = client
-                self._targets[deployment.name] = target
             connected = True
             self._backoffs.pop(worker, None)
             self._wake.set()  # its adapters
+            self._announce()
+            self.holding.release(deployment.public_id)
             logger.info("worker connected", worker=worker.worker_id, deployment=deployment.name)
         except EngineDead as error:
             backoff = self._backoffs.setdefault(worker, Backoff(time.monotonic))
@@ -311,13 +322,3 @@ class EngineRouter:
         """The connections to the deployment's workers now."""
         target = self._targets.get(deployment)
         return {} if target is None else target.clients
-
-
-def _desired_adapters(deployment: DeploymentEntry) -> dict[str, AdapterEntry]:
-    """The desired adapters (preload or pinned), by digest."""
-    return {adapter.digest: adapter for adapter in deployment.adapters if adapter.preload or adapter.pinned}
-
-
-def _released(adapter: AdapterEntry) -> AdapterEntry:
-    """The same adapter without preload and pin."""
-    return msgspec.structs.replace(adapter, preload=False, pinned=False)

@@ -67,10 +67,11 @@ class ModelTokenizer:
     _texts: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, info: ModelInfo, parse_special_tokens: bool = True) -> ModelTokenizer:
+    def load(cls, info: ModelInfo, parse_special_tokens: bool = True, chat_template: str = "") -> ModelTokenizer:
         """Load the files that the worker named; raises OSError or ValueError if they are unusable.
 
-        Without `parse_special_tokens`, names of special tokens in client text are plain text.
+        Without `parse_special_tokens`, names of special tokens in client text are plain text. `chat_template`
+        replaces the model's own unless it is empty.
         """
         directory = Path(info.directory)
         try:
@@ -83,7 +84,7 @@ class ModelTokenizer:
         config = json.loads(path.read_text()) if path.is_file() else {}
         if not isinstance(config, dict):
             raise ValueError("tokenizer_config.json is not an object")
-        text = _template_text(directory, config)
+        text = chat_template or _template_text(directory, config)
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         special_texts = {name: t for name in names if (t := _content(config.get(name))) is not None}
         special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)

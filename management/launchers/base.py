@@ -60,6 +60,11 @@ class WorkerHandle(Protocol):
     def drain(self) -> None:
         """Ask the worker to finish its requests and exit (SIGTERM); this may take as long as it needs."""
 
+    def hand_over(self) -> None:
+        """Ask a draining worker to hand its unfinished requests over to other workers and exit (a second SIGTERM); this
+        takes at most a step and the sending of what is unsent.
+        """
+
     def kill(self) -> None:
         """Kill the worker; `exit_code` is not None when this returns."""
 

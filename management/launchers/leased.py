@@ -95,6 +95,10 @@ class LeasedWorker:
         """Send SIGTERM."""
         self._signal(signal.SIGTERM)
 
+    def hand_over(self) -> None:
+        """Send SIGTERM again."""
+        self._signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Send SIGKILL and wait for the end."""
         self._signal(signal.SIGKILL)

@@ -81,6 +81,10 @@ class LocalWorker:
         """Send SIGTERM."""
         self._process.terminate()
 
+    def hand_over(self) -> None:
+        """Send SIGTERM again."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """Send SIGKILL and reap the process."""
         self._process.kill()

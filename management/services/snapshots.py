@@ -45,10 +45,13 @@ def read_ready_workers() -> tuple[Worker, ...]:
 
 
 def build_snapshot(
-    registries: Registries, ready: Iterable[Worker] = (), observed: Callable[[Deployment], str] | None = None
+    registries: Registries,
+    ready: Iterable[Worker] = (),
+    observed: Callable[[Deployment], tuple[int, str]] | None = None,
 ) -> Snapshot:
     """Build the snapshot: deployments that should serve, with their `ready` workers (in launch order) and adapters, and the
-    valid API keys. `observed` gives a deployment's state if it is newer than its row. It needs no database.
+    valid API keys. `observed` gives a deployment's observed generation and state
+    if they are newer than its row. It needs no database.
     """
     serving: dict[int, list[Worker]] = {}
     for worker in ready:
@@ -75,8 +78,7 @@ def build_snapshot(
         version = workers[-1].version if workers else row.version
         current = sorted((w for w in workers if w.version == version), key=lambda w: (w.index, -w.epoch))
         own = [by_id[adapter.pk] for adapter in row.adapters.all() if adapter.pk in by_id]
-        state = row.state if observed is None else observed(row)
-        failed = state == Deployment.State.FAILED and row.observed_generation == row.generation
+        generation, state = (row.observed_generation, row.state) if observed is None else observed(row)
         deployments.append(
             DeploymentEntry(
                 name=row.name,
@@ -84,10 +86,11 @@ def build_snapshot(
                 version=version.number,
                 created=int(row.created_at.timestamp()),
                 is_default=row.is_default,
-                workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.address) for w in current),
+                workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.address, version.pk) for w in current),
                 adapters=tuple(own or adapters.get(version.model_id, ())),
                 public_id=row.public_id,
-                availability=Availability.FAILED if failed else Availability.COMING,
+                title=row.title,
+                availability=_availability(row, generation, state),
                 info=None if row.model_info is None else bytes(row.model_info),
                 start_timeout_s=float(row.start_timeout_s),
                 chat_template=row.chat_template,
@@ -106,6 +109,16 @@ def build_snapshot(
         for key in registries.keys
     }
     return Snapshot(tuple(deployments), keys)
+
+
+def _availability(row: Deployment, generation: int, state: str) -> Availability:
+    """What a request may expect, from the observed state of this generation."""
+    current = generation == row.generation
+    if current and state == str(Deployment.State.FAILED):
+        return Availability.FAILED
+    if state == str(Deployment.State.INACTIVE) and (current or not row.replicas):
+        return Availability.ASLEEP
+    return Availability.COMING
 
 
 def _shared_with(row: Deployment, others: Iterable[Deployment], serving: dict[int, list[Worker]]) -> str:

@@ -36,10 +36,15 @@ class Driver:
         self.outputs: dict[int, list[RequestOutput]] = defaultdict(list)
 
     def submit(
-        self, request_id: int, prompt: list[int], adapter: AdapterRef | None = None, **params: object
+        self,
+        request_id: int,
+        prompt: list[int],
+        adapter: AdapterRef | None = None,
+        generated: list[int] | None = None,
+        **params: object,
     ) -> RequestOutput | None:
         sampling = SamplingParams(**{"max_tokens": 16, "temperature": 0.0, **params})
-        message = Submit(request_id, prompt, sampling, adapter=adapter)
+        message = Submit(request_id, prompt, sampling, adapter=adapter, generated=generated or [])
         return self.engine.submit(CLIENT, message)
 
     def step(self) -> None:

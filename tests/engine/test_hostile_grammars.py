@@ -200,7 +200,7 @@ def test_masks_that_take_too_long_together_end_their_request(monkeypatch):
     masks = serve._Masks(os.memfd_create("masks"), 4 * -(-tokenizer.vocab_size // 32))
     for limit, error in ((60.0, None), (0.0, serve.TOO_SLOW)):
         monkeypatch.setattr(serve, "REQUEST_CPU_S", limit)
-        (answer,) = serve._follow(wire.Follow([], [(1, token)]), compiled, followers, masks)
+        (answer,) = serve._follow(wire.Follow([], [(1, [token])]), compiled, followers, masks)
         assert answer.rows == [(1, False, error)]
 
 

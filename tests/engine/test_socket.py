@@ -129,6 +129,38 @@ async def test_drain_finishes_what_runs(worker):
     await client.close()
 
 
+async def test_a_second_signal_hands_over_what_runs(worker):
+    """Running and waiting requests of two clients end as moved, and go on from their last token."""
+    clients = [await connect(worker), await connect(worker)]
+    whole = await collect(clients[0], [1, 2, 3], max_tokens=1900)
+
+    async def cut(client, count):
+        tokens, end = [], None
+        async for output in client.generate([1, 2, 3], SamplingParams(max_tokens=1900, **GREEDY)):
+            tokens += output.token_ids
+            end = output.finish_reason
+            if len(tokens) > count:
+                begun.release()
+        return tokens, end
+
+    begun = asyncio.Semaphore(0)
+    running = [asyncio.create_task(cut(client, 20)) for client in clients * 2]
+    for _ in running:
+        await begun.acquire()
+    worker.send_signal(signal.SIGTERM)
+    while not clients[0].draining:  # a refusal says so before the next heartbeat
+        await collect(clients[0], [4], max_tokens=1)
+    worker.send_signal(signal.SIGTERM)
+    for tokens, end in await asyncio.gather(*running):
+        assert end == "moved"
+        assert tokens == whole[: len(tokens)]
+        assert 20 < len(tokens) < 1900
+    wait_until(lambda: worker.poll() == 0, 5)
+    for client in clients:
+        await eventually(lambda client=client: client.failure is not None)
+        await client.close()
+
+
 async def test_death_is_noticed_at_once(worker):
     client = await connect(worker)
     running = asyncio.create_task(collect(client, [1, 2, 3], max_tokens=1500))

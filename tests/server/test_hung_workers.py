@@ -10,7 +10,7 @@ import pytest
 from engine.client import EngineClient, EngineDead, _Collector
 from engine.messages import RequestOutput
 from inference.errors import Unavailable
-from inference.workers.router import Target
+from inference.workers.target import Target
 from tests.live import LiveServer, wait_until
 
 ASK = {"prompt": "Hi", "max_tokens": 2}

@@ -154,8 +154,9 @@ STREAMS = [
 
 
 def test_a_worker_that_dies_in_mid_stream(tmp_path):
-    """All streams at once, and one killed worker."""
-    server = LiveServer(tmp_path / "var", environment={"DRAGOMAN_SPECULATIVE_TOKENS": "0"}).start()
+    """All streams at once, and one killed worker; no other is there, and none is waited for."""
+    environment = {"DRAGOMAN_SPECULATIVE_TOKENS": "0", "DRAGOMAN_REPLAY_WAIT_S": "0"}
+    server = LiveServer(tmp_path / "var", environment=environment).start()
     texts: dict[int, str] = {}
     begun = [threading.Event() for _ in STREAMS]
 

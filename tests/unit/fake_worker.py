@@ -79,7 +79,12 @@ class FakeWorker:
         """Why every Hello is refused."""
         self.replies: dict[str, str] = {}
         """By an adapter command's action: why it is not carried out."""
+        self.by_seed: dict[int, Script] = {}
+        """Scripts of requests with these seeds, before all others."""
         self.embed_failure: Failure | None = None
+        self.dies_of_embeddings = False
+        self.model_version = 1
+        """What the registries say that it serves."""
         self.silent = False
         """Takes everything in and says nothing."""
         self.draining = False
@@ -127,6 +132,13 @@ class FakeWorker:
         self.draining = True
         self.beat()
 
+    def hand_over(self) -> None:
+        """End every request as moved."""
+        self.drain()
+        for connection, request_id in self._running:
+            self._say(connection, RequestOutput(request_id, finish_reason=FinishReason.MOVED))
+        self._running.clear()
+
     def go_on(self) -> None:
         """Look again at what was waiting: a gate was opened, or `silent` has changed."""
         self._happened.set()
@@ -157,13 +169,17 @@ class FakeWorker:
             if self.draining:
                 self._say(connection, failed(message.request_id, Failure(FailureCode.DRAINING)))
                 return
-            script = self.scripts.popleft() if self.scripts else self.default
+            script = self.by_seed.get(message.params.seed)
+            script = script or (self.scripts.popleft() if self.scripts else self.default)
             script.gate.worker = self
             sequence = Sequence(message, script, self.info.vocab_size)
             self._running[connection, message.request_id] = sequence
             self._happened.set()
         elif isinstance(message, Embed):
             self.embeds.append(message)
+            if self.dies_of_embeddings:
+                self.die()
+                return
             self._say(connection, self._embedded(message))
         elif isinstance(message, AdapterCommand):
             self.commands.append(message)

@@ -130,7 +130,7 @@ class Sequence:
 
     def __init__(self, submit: Submit, script: Script, vocabulary: int) -> None:
         self.submit, self.script, self.vocabulary = submit, script, vocabulary
-        self.tokens, self.done = script.tokens_for(submit), 0
+        self.tokens, self.done = script.tokens_for(submit), len(submit.generated)
 
     @property
     def held(self) -> bool:

@@ -180,6 +180,7 @@ class Serving:
         max_requests_per_tenant: int = 0,
         api_key_required: bool = False,
         request_timeout_s: float = 600.0,
+        replay_wait_s: float = 0.0,
         limits: Limits | None = None,
         mindie: MindieSettings | None = None,
         sites: Sites | None = None,
@@ -195,7 +196,7 @@ class Serving:
         self.services = Services(
             holder=self.holder,
             router=self.router,
-            generator=Generator(self.router, [metrics], request_timeout_s),
+            generator=Generator(self.router, [metrics], request_timeout_s, replay_wait_s),
             embedder=Embedder(self.router, request_timeout_s),
             adapters=AdapterControl(self.registry, self.router, self.holder),
             registry=self.registry,
@@ -222,7 +223,8 @@ class Serving:
 
     def publish(self, workers: list[FakeWorker] | None = None) -> None:
         """What the registries say now."""
-        entries = tuple(WorkerEntry(w.worker_id, w.epoch, f"unix:{w.path}") for w in workers or self.workers)
+        listed = self.workers if workers is None else workers
+        entries = tuple(WorkerEntry(w.worker_id, w.epoch, f"unix:{w.path}", w.model_version) for w in listed)
         deployment = DeploymentEntry("demo", "demo", 1, 1700000000, True, entries, self.adapters)
         self.holder.publish(Snapshot((deployment,), self.keys))
 

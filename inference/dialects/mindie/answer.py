@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from inference.generation.generation import Generation
     from inference.http.exchange import Exchange, Headers
     from inference.services import Services
-    from inference.workers.router import Target
+    from inference.workers.target import Target
 
 STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream")]
 LAST_PRIORITY = 5

@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from inference.generation.generation import Observer
+
 if TYPE_CHECKING:
     from inference.generation.generation import Generation
 
 
-class LatencyWindow:
+class LatencyWindow(Observer):
     """An observer of generations; only completed requests count."""
 
     def __init__(self, size: int) -> None:

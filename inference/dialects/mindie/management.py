@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from inference.dialects.mindie.state import MindieState
     from inference.http.exchange import Exchange
     from inference.services import Services
-    from inference.workers.router import Target
+    from inference.workers.target import Target
 
 POLL_S = 0.1
 FORCE_AFTER_S = 5.0

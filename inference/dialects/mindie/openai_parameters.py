@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from inference.dialects.mindie.state import MindieState
     from inference.generation.generation import Generation
     from inference.generation.requests import GrammarRequest
-    from inference.workers.router import Target
+    from inference.workers.target import Target
 
 OPENAI_MAX_TEMPERATURE = 2.0
 MAX_BEAM_TOKENS = 128

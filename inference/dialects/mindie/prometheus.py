@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from inference.generation.generation import Observer
+
 if TYPE_CHECKING:
     from engine.messages import Stats
     from inference.generation.generation import Generation
@@ -53,7 +55,7 @@ HISTOGRAMS = {
 }
 
 
-class MindieMetrics:
+class MindieMetrics(Observer):
     """An observer of generations that renders the metrics page.
 
     All series have the label `model_name`; several names are joined by " & ".

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from inference.http.exchange import Exchange
     from inference.services import Services
-    from inference.workers.router import EngineRouter, Target
+    from inference.workers.router import EngineRouter
+    from inference.workers.target import Target
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from inference.generation.generation import Generation
     from inference.http.exchange import Exchange
     from inference.services import Services
-    from inference.workers.router import Target
+    from inference.workers.target import Target
 
 MAX_TOKENS = 1 << 20
 ID = re.compile(r"[a-zA-Z0-9_-]{1,256}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from inference.generation.requests import GenerationRequest, GrammarRequest
     from inference.http.exchange import Exchange, Response
     from inference.services import Limits, Services
-    from inference.workers.router import Target
+    from inference.workers.target import Target
 
 
 async def create(exchange: Exchange, services: Services) -> None:

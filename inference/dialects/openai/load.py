@@ -8,7 +8,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from inference.http.exchange import Exchange, Headers
-    from inference.workers.router import Target
+    from inference.workers.target import Target
 
 
 def load_headers(exchange: Exchange, target: Target) -> Headers:

@@ -10,7 +10,7 @@ from inference.http.exchange import json_response
 if TYPE_CHECKING:
     from inference.http.exchange import Exchange
     from inference.services import Services
-    from inference.workers.router import Target
+    from inference.workers.target import Target
 
 
 def cards(target: Target) -> list[dict[str, Any]]:

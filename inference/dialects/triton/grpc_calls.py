@@ -132,7 +132,12 @@ class Calls(grpc.GenericRpcHandler):
                     await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the message took too long")
                 if request is None:
                     raise InvalidRequest("the call has no message")
-            await self._write(context, await method.unary(request, caller))
+            unary = method.unary
+            if not method.infers:
+                await self._write(context, await unary(request, caller))
+                return
+            answer = await self._services.router.when_known(caller.tenant, lambda: unary(request, caller))
+            await self._write(context, answer)
 
     async def _flow(self, method: Method, caller: RpcCaller, context: Context) -> None:
         """Handle a streaming call; there is no deadline between messages."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from inference.generation.deltas import Delta
     from inference.generation.generation import Generation
     from inference.services import Services
-    from inference.workers.router import Target
+    from inference.workers.target import Target
 
 INLINE_VALUES = 4096
 EMBEDDING_INPUTS = ("input_text", "text_input", "input")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from inference.errors import ModelNotFound
 
 if TYPE_CHECKING:
-    from inference.workers.router import EngineRouter, Target
+    from inference.workers.router import EngineRouter
+    from inference.workers.target import Target
 
 SERVER = "dragoman"
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "model_repository", "statistics", "generate"]

@@ -16,7 +16,8 @@ from inference.vendors.vllm_sampling import SamplingFields, check_sampling, samp
 
 if TYPE_CHECKING:
     from inference.services import Limits
-    from inference.workers.router import EngineRouter, Target
+    from inference.workers.router import EngineRouter
+    from inference.workers.target import Target
 
 DEFAULT_MAX_TOKENS = 20
 MICROSECONDS = 1e-6

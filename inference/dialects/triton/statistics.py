@@ -7,6 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from inference.generation.generation import Observer
+
 if TYPE_CHECKING:
     from inference.generation.generation import Generation
     from inference.services import Services
@@ -35,7 +37,7 @@ def statistics_of(services: Services) -> TritonStatistics:
     return next(each for each in services.generator.observers if isinstance(each, TritonStatistics))
 
 
-class TritonStatistics:
+class TritonStatistics(Observer):
     """An observer of generations."""
 
     def __init__(self) -> None:

@@ -69,11 +69,20 @@ class Balancer:
         if not able:
             return None
         chosen = choose(able, demand, self._random)
-        client, record = clients[workers[chosen.name]], self._records[workers[chosen.name]]
+        worker = workers[chosen.name]
+        client, record = clients[worker], self._records[worker]
         record.prefixes(client.model.num_blocks).record(hashes)
         uncached = max(1, demand.num_tokens - chosen.matched_tokens)
         expected = self._lengths.expect(demand.tenant, demand.max_tokens)
-        assignment = Assignment(self, record, client, demand, uncached=uncached, expected=expected)
+        assignment = Assignment(
+            self,
+            record,
+            client,
+            demand,
+            uncached=uncached,
+            expected=expected,
+            model_version=worker.model_version,
+        )
         self._mean_request += LEARNING * (uncached + DECODE_COST * expected - self._mean_request)
         return assignment
 

@@ -21,8 +21,9 @@ class FakeWorker:
     reports: list[WorkerStatus] = field(default_factory=list)
     code: int | None = None
     drained: bool = False
+    handed_over: int = 0
     killed: bool = False
-    handed_over: bool = False
+    handed_over: int = 0
     renewed: int = 0
 
     def statuses(self):
@@ -36,7 +37,7 @@ class FakeWorker:
         self.drained = True
 
     def hand_over(self):
-        self.handed_over = True
+        self.handed_over += 1
 
     def renew(self, epoch):
         self.renewed = epoch

@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError
 from django.db.models import QuerySet
 
-from management import ledger, placement, watched
+from management import ledger, placement, reconcile, watched
 from management.launchers.base import WorkerStatus
 from management.launchers.cpus import threads_of
 from management.models import Worker
@@ -168,6 +168,31 @@ def test_stopping_drains(reconciler, launcher, deployment):
     reconciler.reconcile_once()
     assert state(deployment)[0] == "inactive"
     assert set(Worker.objects.values_list("state", flat=True)) == {"exited"}
+
+
+def test_a_drain_that_takes_too_long_becomes_a_hand_over_and_then_a_kill(ready_worker, reconciler, deployment, clock):
+    stop_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    clock.now += deployment.drain_timeout_s
+    reconciler.reconcile_once()
+    assert (ready_worker.drained, ready_worker.handed_over) == (True, 0)
+    clock.now += 1
+    for _ in range(3):
+        reconciler.reconcile_once()
+    assert (ready_worker.handed_over, ready_worker.killed) == (1, False)
+    clock.now += reconcile.HAND_OVER_PATIENCE_S
+    reconciler.reconcile_once()
+    assert (ready_worker.handed_over, ready_worker.killed) == (1, True)
+
+
+def test_a_snapshot_says_which_model_version_a_worker_serves(reconciler, launcher, deployment):
+    start_deployment(deployment, "tester", replicas=2)
+    reconciler.reconcile_once()
+    for worker in launcher.workers:
+        worker.ready()
+    reconciler.reconcile_once()
+    workers = reconciler.holder.current.deployments[0].workers
+    assert [worker.model_version for worker in workers] == [deployment.version_id] * 2
 
 
 def test_a_stopped_failed_deployment_is_stopped(reconciler, launcher, deployment):

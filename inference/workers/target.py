@@ -1,0 +1,77 @@
+"""A deployment as requests see it: its model, its tokenizer, and the workers that are connected, which may be none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.messages import AdapterRef
+from management.snapshot import Availability
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from engine.client import EngineClient
+    from engine.messages import ModelInfo
+    from inference.workers.routing.assignment import Assignment
+    from inference.workers.routing.balancer import Balancer
+    from inference.workers.routing.demand import Demand
+    from inference.workers.routing.retry_budget import RetryBudget
+    from inference.workers.tokenizer import ModelTokenizer
+    from management.snapshot import AdapterEntry, DeploymentEntry, WorkerEntry
+
+
+@dataclass(slots=True)
+class Target:
+    """One deployment in this process."""
+
+    entry: DeploymentEntry
+    info: ModelInfo
+    tokenizer: ModelTokenizer
+    balancer: Balancer
+    retries: RetryBudget
+    clients: dict[WorkerEntry, EngineClient] = field(default_factory=dict)
+    adapter: AdapterEntry | None = None
+    """The requested adapter; set only in the result of `resolve`."""
+
+    @property
+    def adapter_ref(self) -> AdapterRef | None:
+        """The adapter as the engine's AdapterRef."""
+        return None if self.adapter is None else AdapterRef(self.adapter.digest, self.adapter.directory)
+
+    def assign(
+        self, demand: Demand, version: int | None = None, avoid: Collection[EngineClient] = ()
+    ) -> Assignment | None:
+        """The worker for a request (`inference.workers.routing`), of this model version if one is given; None if there is
+        none. Workers that drain or are without recent heartbeats get nothing.
+        """
+        clients = {w: c for w, c in self.clients.items() if version is None or w.model_version == version}
+        return self.balancer.assign(clients, demand, avoid)
+
+    def retry(self, avoid: Collection[EngineClient]) -> bool:
+        """Whether a request that the workers of `avoid` did not take may be sent to another: there is one, and not too many
+        requests were sent again lately.
+        """
+        return any(client not in avoid for client in self.responsive) and self.retries.withdraw()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it has no workers until a request wakes it."""
+        return self.entry.availability is Availability.ASLEEP
+
+    @property
+    def responsive(self) -> list[EngineClient]:
+        """Usable workers with recent heartbeats."""
+        return [client for client in self.clients.values() if client.usable and not client.suspect]
+
+    def version_of(self, client: EngineClient) -> int:
+        """The model version that this worker serves (`WorkerEntry.model_version`)."""
+        return next(worker.model_version for worker, known in self.clients.items() if known is client)
+
+    def relieve(self) -> None:
+        """Move requests without a first token from silent workers to others, if there are any; eject slow workers."""
+        if self.responsive:
+            for client in self.clients.values():
+                if client.suspect:
+                    client.release_waiting()
+        self.balancer.eject_slow(self.clients)
