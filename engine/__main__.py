@@ -10,8 +10,8 @@ progress report every second: {"state": "loading" | "alive", "doing", "quiet_s",
 stderr: the log. Exit status: `engine.failures.ExitStatus`.
 
 Signals: the first SIGTERM drains. The worker refuses new requests, finishes all others and exits with STOPPED. A second
-SIGTERM hands over: each unfinished request ends with the finish reason MOVED, so that its client can continue it at another
-worker, and the worker exits with STOPPED as soon as its clients have read that.
+SIGTERM hands over: each unfinished request ends with the finish reason MOVED, so that its client can continue it at
+another worker, and the worker exits with STOPPED as soon as its clients have read that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Counts worker deaths per request. A request that was in flight at two deaths is refused, because it may cause them.
 
-Requests are identified by their content without seed, deadline and generated tokens, so a client's retry and a replay count
-as the same request. A request that ends normally is forgotten. The cause of a death is not examined.
+Requests are identified by their content without seed, deadline and generated tokens, so a client's retry and a replay
+count as the same request. A request that ends normally is forgotten. The cause of a death is not examined.
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ class EngineCore:
             key=(client, message.request_id),
             token_ids=list(message.prompt_token_ids),
             params=message.params,
-            arrival=now,
+            # A sequence that was running elsewhere goes before the requests that have only waited here.
+            arrival=0.0 if message.generated else now,
             priority=message.priority,
             cache_salt=message.cache_salt,
             adapter=message.adapter,

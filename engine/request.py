@@ -32,9 +32,10 @@ class RequestStatus(Enum):
 class Request:
     """One sequence: its prompt and output tokens, and the progress of its KV cache.
 
-    `token_ids` is prompt and output and never shrinks; the request is created with its prompt alone. `num_computed_tokens` counts its tokens whose keys and values
-    are in the cache, or will be when the launched step ends. `block_hashes` has one entry per full block, extended
-    lazily. Times are monotonic seconds.
+    `token_ids` is prompt and output and never shrinks; the request is created with its prompt alone.
+    `num_computed_tokens` counts its tokens whose keys and values are in the cache, or will be when the launched step
+    ends. `block_hashes` has one entry per full block, extended lazily. Times are monotonic seconds; `arrival` is 0 for a
+    sequence that comes from another worker.
     """
 
     key: tuple[int, int]  # (client, request id)

@@ -46,8 +46,8 @@ class Compiled(msgspec.Struct, array_like=True, tag=True):
 
 
 class Follow(msgspec.Struct, array_like=True, tag=True):
-    """To a grammar process: the rows that were freed, and the next tokens by row: the sampled one, or all that a replayed
-    sequence has.
+    """To a grammar process: the rows that were freed, and the next tokens by row: the sampled one, or all that a
+    replayed sequence has.
 
     A new or freed row begins at the grammar's start.
     """

@@ -1,8 +1,9 @@
 """Beam search on top of the engine: each step is a one-token request per beam.
 
 As in vLLM: each beam is extended by its best 2 x width tokens, the `width` likeliest continue, and beams that end in
-an end token are set aside; the best by length-normalised likelihood are returned. A step whose worker dies is repeated
-at another one. Beams share their common prefix through the prefix cache. The result is only known after the last step, so every sequence is one delta at the end.
+an end token are set aside; the best by length-normalised likelihood are returned. Beams share their common prefix
+through the prefix cache. The result is only known after the last step, so every sequence is one delta at the end. A
+step whose worker dies is repeated at another one.
 """
 
 from __future__ import annotations

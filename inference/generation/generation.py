@@ -1,9 +1,9 @@
 """A prepared request that runs on the engine: yields deltas until every sequence has ended.
 
-`Generation.deltas` (1) submits the sequences to the workers that the router chooses, and again with their tokens so far to another
+`Generation.deltas` (1) submits the sequences to the workers that the router chooses, and with their tokens so far to another
 one if that worker dies or hands them over, (2) decodes token ids and searches for stop strings, (3) yields until every
-sequence has ended. (4) Closing the iterator early, by disconnect, deadline or error,
-aborts the sequences in the engine; (5) `finally` notifies the observers and writes one log line.
+sequence has ended. (4) Closing the iterator early, by disconnect, deadline or error, aborts the sequences in the engine;
+(5) `finally` notifies the observers and writes one log line.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Generation:
         timeout_s: float,
         replay_wait_s: float,
     ) -> None:
-        """`arrived` is in monotonic seconds; `timeout_s` counts from the start of `deltas`. A sequence whose worker ended
-        waits at most `replay_wait_s` seconds for another one.
+        """`arrived` is in monotonic seconds; `timeout_s` counts from the start of `deltas`. A sequence whose worker
+        ended waits at most `replay_wait_s` seconds for another one.
         """
         self.request, self.target, self.params = request, target, params
         self.prompt_token_ids, self.request_id, self.dialect = prompt_token_ids, caller.request_id, dialect

@@ -1,7 +1,7 @@
 """Where a sequence runs: at one worker, then at another whenever that one dies or hands the sequence over.
 
-A sequence goes on only at workers with the model version that began it. Its tokens so far go with it (`Submit.generated`),
-so its text is that of an undisturbed run.
+A sequence goes on only at workers with the model version that began it. Its tokens so far go with it
+(`Submit.generated`), so its text is that of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Placement:
         cancelled: Callable[[], bool],
         replays: Counter[ReplayCause],
     ) -> None:
-        """`deadline` is in monotonic seconds; after an interruption a worker is waited for at most `wait_s`. Replays are
-        counted in `replays`.
+        """`deadline` is in monotonic seconds; after an interruption a worker is waited for at most `wait_s` seconds.
+        Replays are counted in `replays`.
         """
         self._target, self._router, self._deadline, self._wait_s = target, router, deadline, wait_s
         target.retries.note_request()

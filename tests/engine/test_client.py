@@ -126,3 +126,40 @@ async def test_a_process_that_slept_takes_nobody_for_dead(tmp_path, monkeypatch)
         time.sleep(1.0)  # noqa: ASYNC251  # the whole loop stands still, as when the process is stopped
         assert (await ask(client, [1]))[0].token_ids == [3]
         assert not client.suspect
+
+
+async def test_a_request_of_a_dead_worker_may_be_stopped(tmp_path):
+    """Between the death and the moment in which its reader hears of it."""
+    async with connected(tmp_path, lambda *_: None) as client:
+        outputs = client.generate([1], SamplingParams(max_tokens=1), request_id=7)
+        reading = asyncio.ensure_future(anext(outputs))
+        await asyncio.sleep(0)
+        client._fail("it died")
+        client.stop(7)
+        with pytest.raises(EngineDead):
+            await reading
+
+
+async def test_a_replay_counts_as_the_request_that_it_continues(tmp_path):
+    """A request that dies, is moved, and dies again has met two deaths, whatever it had generated."""
+    casualties = Casualties()
+
+    def move(message, writer):
+        moved = RequestOutput(message.request_id, finish_reason=FinishReason.MOVED)
+        writer.write(frame(Outputs([moved], Stats())))
+
+    async def replay(client, generated):
+        outputs = client.generate([1, 2], SamplingParams(max_tokens=9), generated=generated)
+        return [output async for output in outputs]
+
+    for epoch, (end, generated) in enumerate([(die, []), (move, [5]), (die, [5, 6])], 1):
+        async with connected(tmp_path, end, casualties, epoch=epoch) as client:
+            if end is move:
+                assert (await replay(client, generated))[-1].finish_reason is FinishReason.MOVED
+                assert client.draining
+            else:
+                with pytest.raises(EngineDead):
+                    await replay(client, generated)
+    async with connected(tmp_path, move, casualties, epoch=4) as client:
+        (refused,) = await replay(client, [5, 6, 7])
+        assert refused.error == Failure(FailureCode.POISONOUS)

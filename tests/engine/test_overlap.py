@@ -172,3 +172,28 @@ def test_a_failure_that_the_device_reports_late_fails_those_requests_alone(model
     driver.run()
     assert driver.finish_reason(1) == "length"
     assert driver.engine.failed_steps == 0
+
+
+def test_handed_over_in_mid_step_and_continued(model):
+    """A token that was launched and not read is lost with the step; the next worker computes it again."""
+    asked = {
+        i: (prompt, {"max_tokens": 30, "ignore_eos": True, "temperature": float(i % 2), "seed": i})
+        for i, (prompt, _) in enumerate(requests(6))
+    }
+    whole, first, second = (Driver(overlapping(model, **OPTIONS)) for _ in range(3))
+    for i, (prompt, params) in asked.items():
+        whole.submit(i, prompt, **params)
+        first.submit(i, prompt, **params)
+    whole.run()
+    while first.engine._running is None or len(first.tokens(0)) < 5:
+        first.step()
+    first.engine.hand_over()
+    first.run()
+    moved = [i for i in asked if first.finish_reason(i) == "moved"]
+    assert 0 in moved
+    for i in moved:
+        prompt, params = asked[i]
+        assert second.submit(i, prompt, generated=first.tokens(i), **params) is None
+    second.run()
+    for i in asked:
+        assert first.tokens(i) + second.tokens(i) == whole.tokens(i), i

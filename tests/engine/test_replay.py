@@ -147,6 +147,16 @@ def test_a_full_queue_takes_replays():
     driver.run()
 
 
+def test_replays_go_before_requests_that_have_only_waited():
+    driver = Driver(core(DEMO, max_model_len=256, max_num_seqs=1))
+    driver.submit(0, PROMPT, **ON)
+    driver.step()
+    driver.submit(1, PROMPT, **ON)
+    driver.submit(2, PROMPT, generated=[5], **ON)
+    driver.run()
+    assert list(driver.outputs) == [0, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("generated", "failure"),
     [

@@ -168,7 +168,7 @@ async def test_wishes_of_the_registry_reach_the_worker(serving):
 
 
 async def test_a_wish_that_a_worker_cannot_follow_is_told_again(serving, monkeypatch):
-    monkeypatch.setattr("inference.workers.router.RESEND_AFTER_S", 0.01)
+    monkeypatch.setattr("inference.workers.adapter_sync.RESEND_AFTER_S", 0.01)
     serving.worker.replies["load"] = "every adapter in the cache is in use"
     wish(serving, preload=True)
     await eventually(lambda: len(told(serving)) >= 2)

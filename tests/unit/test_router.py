@@ -217,6 +217,19 @@ async def test_a_worker_that_stays_silent_is_given_up(start, monkeypatch):
     assert answer.json()["error"]["message"].startswith("The model is not available at the moment")
 
 
+async def test_what_a_given_up_worker_had_begun_goes_on_at_another(start, monkeypatch):
+    monkeypatch.setattr(client_module, "TICK_S", 0.01)
+    monkeypatch.setattr(client_module, "SUSPECT_AFTER_S", 0.05)
+    monkeypatch.setattr(client_module, "DEAD_AFTER_S", 0.2)
+    serving = await start(2)
+    first, second = serving.workers
+    first.default, second.default = Script(tokens=[*ids(" of Spain"), 2], gate_after=1, gate=Gate()), SPAIN
+    async with beating(second):
+        answer = await serving.post(PATH, STREAM)
+    assert "".join(e["choices"][0]["text"] for e in answer.events[:-1]) == " of Spain"
+    assert second.submits[0].generated == ids(" of Spain")[:1]
+
+
 async def test_a_client_that_leaves_ends_its_request(serving):
     gate = Gate()
     serving.worker.default = Script(tokens=ids(" of Spain"), gate_after=1, gate=gate)
