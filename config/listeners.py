@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from config.asgi import ControlPlane, SharedPort
 from inference.http.auth import Authenticator
 from inference.http.routing import RouteTable
-from inference.planes.front import front_plane
+from inference.planes.front import front_planes
 from inference.planes.plane import Plane
 from inference.server.grpc import GrpcLimits, GrpcServer
 from inference.server.plane_server import Listener
@@ -76,14 +76,15 @@ def build_listeners(
     Raises SetupError, TlsError or ValueError, and binds nothing.
     """
     listeners = Listeners()
-    listeners.add((options.host, options.front_port), front_plane(services, dialects), options.max_body_bytes)
+    for plane in front_planes(services, dialects):
+        listeners.add((options.host, options.front_port), plane, options.max_body_bytes)
     listeners.add((options.host, options.control_port), ControlPlane(), options.max_body_bytes)
     for setup in setups:
         parts = setup.start(services, terminate)
         services.generator.observers += parts.observers
-        for plane in parts.planes:
-            if plane.port:
-                _add_plane(listeners, options, plane, services)
+        for declared in parts.planes:
+            if declared.port:
+                _add_plane(listeners, options, declared, services)
         for service in parts.grpc:
             if service.port:
                 listeners.grpc.setdefault((service.host, service.port), []).append(service)

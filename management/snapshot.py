@@ -102,6 +102,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     deployments: tuple[DeploymentEntry, ...] = ()
     keys: dict[str, ApiKeyEntry] = {}
+    stopped: frozenset[str] = frozenset()
+    """Public ids of deployments that people have stopped; nothing wakes them."""
 
     def find_key(self, key: str) -> ApiKeyEntry | None:
         """The entry of a key, or None if it is unknown or expired. Constant time, also for an unknown prefix."""

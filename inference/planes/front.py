@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inference.http.routing import RouteTable
+from inference.planes.links import LinkPlane
 from inference.planes.metrics_and_docs import operation_routes
 from inference.planes.plane import Plane
 
@@ -16,11 +17,14 @@ if TYPE_CHECKING:
     from inference.services import Services
 
 
-def front_plane(services: Services, dialects: Iterable[Dialect]) -> Plane:
-    """The application of the front port. The first dialect renders errors for paths that belong to no dialect."""
+def front_planes(services: Services, dialects: Iterable[Dialect]) -> tuple[Plane, Plane]:
+    """The applications of the front port: all routes, and each deployment's own. The first dialect renders errors for paths
+    that belong to no dialect.
+    """
     fronts = {dialect.name: dialect.front for dialect in dialects if dialect.front is not None}
     table = RouteTable([*fronts.values(), operation_routes(fronts)])
-    return Plane("front", table, services, services.authenticator, _answer_headers)
+    parts = (table, services, services.authenticator, _answer_headers)
+    return Plane("front", *parts), LinkPlane("front", *parts)
 
 
 def _answer_headers(path: str, request_id: str) -> Headers:

@@ -21,7 +21,7 @@ from inference.workers.holding import HoldQueue, unavailable
 from inference.workers.routing.backoff import Backoff
 from inference.workers.routing.balancer import Balancer
 from inference.workers.routing.retry_budget import RetryBudget
-from inference.workers.scope import is_scoped, scoped
+from inference.workers.scope import scope_id, scoped
 from inference.workers.target import Target
 from inference.workers.tokenizer import ModelTokenizer
 from management.snapshot import Availability
@@ -115,7 +115,7 @@ class EngineRouter:
         entries = scoped(self._holder.current).deployments
         names = {entry.name for entry in entries}
         return [
-            target for name, target in self._targets.items() if name in names or (target.clients and not is_scoped())
+            target for name, target in self._targets.items() if name in names or (target.clients and not scope_id())
         ]
 
     @property

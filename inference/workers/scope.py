@@ -27,9 +27,9 @@ def within(public_id: str) -> Iterator[None]:
         _deployment.reset(token)
 
 
-def is_scoped() -> bool:
-    """Whether this task is limited to one deployment."""
-    return bool(_deployment.get())
+def scope_id() -> str:
+    """The public id of the only deployment that this task may see; "" if it may see all."""
+    return _deployment.get()
 
 
 def scoped(snapshot: Snapshot) -> Snapshot:

@@ -108,7 +108,8 @@ def build_snapshot(
         )
         for key in registries.keys
     }
-    return Snapshot(tuple(deployments), keys)
+    stopped = frozenset(row.public_id for row in registries.deployments if not row.deleted and not row.wakeable)
+    return Snapshot(tuple(deployments), keys, stopped)
 
 
 def _availability(row: Deployment, generation: int, state: str) -> Availability:

@@ -23,7 +23,7 @@ from inference.http.auth import Authenticator
 from inference.http.routing import RouteTable
 from inference.http.sites import Sites
 from inference.metrics.requests import Metrics
-from inference.planes.front import front_plane
+from inference.planes.front import front_planes
 from inference.planes.plane import Plane
 from inference.services import Limits, Services
 from inference.workers.adapters import AdapterControl
@@ -210,7 +210,9 @@ class Serving:
         self.terminated: list[float | None] = []
         self.mindie = MindieState(mindie or MindieSettings(), self.router, self.terminated.append)
         self.services.generator.observers += [self.mindie.latency, self.mindie.metrics, TritonStatistics()]
-        self.planes: dict[str, Plane] = {"front": front_plane(self.services, declared_dialects())}
+        self.planes: dict[str, Plane] = dict(
+            zip(("front", "links"), front_planes(self.services, declared_dialects()), strict=True)
+        )
         for name, declared in route_sets(self.mindie).items():
             plane = Plane(f"mindie-{name}", RouteTable([declared]), self.services, authenticator, answer_headers)
             self.planes["mindie" if name == "service" else name] = plane
