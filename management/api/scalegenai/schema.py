@@ -5,7 +5,7 @@ A field that is null counts as absent. Whole numbers may come as 300.0 or "300".
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
@@ -228,4 +228,3 @@ class ScaleUpIn(Section):
 
 
 SERVED_TYPES = tuple(STRATEGIES)
-ALL_TYPES = get_args(InferenceType)

@@ -15,6 +15,7 @@ from management.api.scalegenai.canonical import canonical
 from management.api.scalegenai.errors import ApiError, InvalidFields
 from management.api.scalegenai.normaliser import normalise
 from management.api.scalegenai.schema import AutoscalingConfig, DeploymentIn, WorkerConfig
+from tests.unit.management.scalegenai.bodies_of_any_kind import ANY_BODY, JSON
 
 BODIES = Path(__file__).parent / "bodies"
 MINIMAL = {"name": "n", "model": "org/m"}
@@ -241,30 +242,6 @@ def test_values_that_cannot_be_used(text):
         decode_object(text.encode())
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 2000) | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
-ALIASES = ("time_window_sec", "time_window_minutes", "scale_to_zero_timeout_min", "scaling_timeout_min", "x")
-
-
-def sections(*names):
-    return st.dictionaries(st.sampled_from(names), JSON | st.integers(0, 400), max_size=5)
-
-
-ANY_BODY = st.fixed_dictionaries(
-    {},
-    optional={
-        **{name: JSON for name in (*DeploymentIn.model_fields, "gateway_config", "config", "max_throughput_rate", "z")},
-        "name": st.text(max_size=5) | JSON,
-        "model": st.text(max_size=5) | JSON,
-        "autoscaling_config": sections(*AutoscalingConfig.model_fields, *ALIASES) | JSON,
-        "initial_worker_config": sections(*WorkerConfig.model_fields, "use_same_gpus_when_scaling", "x") | JSON,
-        "controller_cloud_config": sections("cloud_provider", "region", "api_gateway_data") | JSON,
-        "llm_loras": st.lists(sections("name", "hf_repo", "src", "hf_token") | JSON, max_size=3) | JSON,
-    },
-)
 FINE = st.fixed_dictionaries(
     {"name": st.text(min_size=1, max_size=9), "model": st.sampled_from(["m", "o/m"])},
     optional={
