@@ -257,3 +257,9 @@ def test_planes_that_share_a_port_leave_these_paths_to_the_control_plane():
     plane = ControlPlane()
     for path in ("/sg_inf/list", "/secret/AUTH_ENDPOINT_KEY_x", "/user/verify"):
         assert plane.rank("GET", path) > 0
+
+
+def test_every_route_is_documented():
+    page = (ROOT / "docs" / "scalegenai.md").read_text()
+    for method, path, _, _ in openapi.PATHS:
+        assert f"`{method.upper()} {path}`" in page
