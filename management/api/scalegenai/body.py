@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -40,9 +41,11 @@ def _no_constant(name: str) -> Any:
 
 
 def _unstorable(value: Any, location: Location) -> list[FieldError]:
-    """An error for each text that cannot be stored, and for each place where the nesting is too deep."""
+    """An error for each text or number that cannot be stored, and for each place where the nesting is too deep."""
     if len(location) > MAX_DEPTH:
         return [FieldError(location, f"must be nested at most {MAX_DEPTH} deep", "recursion")]
+    if isinstance(value, float) and not math.isfinite(value):  # 1e999
+        return [FieldError(location, "must be a finite number", "finite_number")]
     if isinstance(value, str):
         wrong = _UNSTORABLE.search(value)
         return [FieldError(location, "must be Unicode text without NUL", "string_unicode")] if wrong else []

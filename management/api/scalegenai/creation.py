@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +52,10 @@ class Plan:
 def create(body: Mapping[str, Any], actor: str) -> Deployment:
     """Create and start the deployment. Raises InvalidFields with all wrong fields, or ApiError; nothing is created then."""
     plan = _plan(normalise(body))
-    for attempt in range(ATTEMPTS):
-        try:
+    for _ in range(ATTEMPTS):
+        with suppress(IntegrityError):  # another create took a name
             return _write(plan, actor)
-        except IntegrityError:  # another create took a name
-            if attempt == ATTEMPTS - 1:
-                raise
-    raise AssertionError("unreachable")
+    raise ApiError(409, "other calls took the names of the deployment, its model or its adapters; try again")
 
 
 def find_adapters(

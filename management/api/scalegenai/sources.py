@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 from django.conf import settings
+from django.db import IntegrityError
 from huggingface_hub import snapshot_download
 
 from engine.adapters.files import CONFIG, WEIGHTS
@@ -39,8 +40,19 @@ class FoundModel:
     version: ModelVersion | None = None
 
     def registered(self, kind: str, actor: str) -> ModelVersion:
-        """Its version, registered now unless it was. Raises RegistryError."""
-        return self.version or register_model(self.name, self.source, actor, kind)
+        """Its version, registered now unless it was. Raises RegistryError, and IntegrityError if another transaction takes
+        the name: the source would become the next version of the other's model.
+        """
+        if self.version is not None:
+            return self.version
+        others = ModelVersion.objects.filter(model__name=self.name).exclude(source=self.source)
+        if others.exists():
+            suffix = hashlib.sha256(self.source.encode()).hexdigest()[:8]
+            return register_model(f"{self.name}-{suffix}", self.source, actor, kind)
+        version = register_model(self.name, self.source, actor, kind)
+        if others.exists():
+            raise IntegrityError
+        return version
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +68,17 @@ class FoundAdapter:
         deployments may serve it.
         """
         known = Adapter.objects.filter(name=self.name).first()
-        if known is not None and (known.digest, known.model_id) != (self.identity[0], model.pk):
+        if known is None:
+            try:
+                return register_read_adapter(self.name, model, self.source, actor, self.identity)
+            except RegistryError as error:
+                known = Adapter.objects.filter(name=self.name).first()  # another transaction was quicker
+                if known is None:
+                    raise InvalidFields([FieldError((*location, "name"), str(error))]) from error
+        if (known.digest, known.model_id) != (self.identity[0], model.pk):
             text = "is the name of a registered adapter with other content or of another model"
             raise InvalidFields([FieldError((*location, "name"), text, "conflict")])
-        try:
-            return known or register_read_adapter(self.name, model, self.source, actor, self.identity)
-        except RegistryError as error:
-            raise InvalidFields([FieldError((*location, "name"), str(error))]) from error
+        return known
 
 
 def find_model(named: str) -> FoundModel:
@@ -80,8 +96,6 @@ def find_model(named: str) -> FoundModel:
     if known is not None:
         return FoundModel(known.model.name, directory, known)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(directory).name).lstrip("._-")[:100] or "model"
-    if Model.objects.filter(name=name).exists():  # its source would become that model's next version
-        name = f"{name}-{hashlib.sha256(directory.encode()).hexdigest()[:8]}"
     return FoundModel(name, directory)
 
 

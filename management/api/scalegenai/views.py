@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import structlog
 from django.core.exceptions import RequestDataTooBig
-from django.db import Error, connection
+from django.db import Error
 from django.http import HttpResponse, JsonResponse
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -63,7 +63,6 @@ class ApiView(View):
             if not is_unavailable(error):
                 raise
             logger.warning("database not reachable", error=str(error))
-            connection.close()  # a broken one would fail forever
             body = {"success": False, "message": "the registry is not reachable at the moment"}
             response = JsonResponse(body, status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
         if self.warning:

@@ -235,7 +235,16 @@ def test_malformed_json(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "1", '{"a":"\\u0000"}', '{"a":["\\ud800"]}', '{"\\u0000":1}', '{"a":' * 40 + "1" + "}" * 40]
+    "text",
+    [
+        "[]",
+        "1",
+        '{"a":[1e999]}',
+        '{"a":"\\u0000"}',
+        '{"a":["\\ud800"]}',
+        '{"\\u0000":1}',
+        '{"a":' * 40 + "1" + "}" * 40,
+    ],
 )
 def test_values_that_cannot_be_used(text):
     with pytest.raises(InvalidFields):
