@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 CLIENTS := .venv-clients
 PROTOCOL_CLIENTS := .venv-protocol-clients
+SCALEGEN := .venv-scalegen
 MODEL ?=
 
 .PHONY: help serve test unit lint types coverage test-gpu bench bench-web bench-gpu gpu-wheels load soak protocol setup setup-dev lock clean
@@ -14,7 +15,7 @@ serve: $(VENV)/.serve  ## Serve the demo model, or MODEL=directory-or-hub-id
 help:  ## These lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done lint types  ## Everything that must pass: lint, types, all tests
+test: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done $(SCALEGEN)/.done lint types  ## Everything that must pass: lint, types, all tests
 	$(VENV)/bin/python -m pytest
 
 lint: $(VENV)/.dev  ## Format, ruff, imports between layers
@@ -68,7 +69,7 @@ bench-gpu: .gpu-site  ## The engine's speed on a CUDA device
 
 setup: $(VENV)/.serve  ## Install what serving needs
 
-setup-dev: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done  ## Install what tests need as well
+setup-dev: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done $(SCALEGEN)/.done  ## Install what tests need as well
 
 $(VENV)/.serve: requirements/serve.lock
 	$(PYTHON) scripts/install.py $(VENV) requirements/serve.lock --torch
@@ -86,6 +87,10 @@ $(PROTOCOL_CLIENTS)/.done: requirements/protocol-clients.lock
 	$(PYTHON) scripts/install.py $(PROTOCOL_CLIENTS) requirements/protocol-clients.lock
 	@touch $@
 
+$(SCALEGEN)/.done: requirements/scalegen.lock
+	$(PYTHON) scripts/install.py $(SCALEGEN) requirements/scalegen.lock
+	@touch $@
+
 # The messages of gRPC services, from their .proto files.
 protocol: $(VENV)/.dev  ## Messages of gRPC services from their .proto files
 	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. inference/dialects/triton/protocol/grpc_service.proto
@@ -96,6 +101,7 @@ lock:  ## Resolve the dependencies anew
 	uv pip compile pyproject.toml --python-version 3.11 --generate-hashes --no-emit-package torch -c requirements/dev.lock -o requirements/serve.lock
 	uv pip compile requirements/clients.in --python-version 3.11 --generate-hashes -o requirements/clients.lock
 	uv pip compile requirements/protocol-clients.in --python-version 3.11 --generate-hashes -o requirements/protocol-clients.lock
+	uv pip compile requirements/scalegen.in --no-deps --python-version 3.11 --generate-hashes -o requirements/scalegen.lock
 
 clean:  ## Remove what was installed and made
-	rm -rf $(VENV) $(CLIENTS) $(PROTOCOL_CLIENTS) var
+	rm -rf $(VENV) $(CLIENTS) $(PROTOCOL_CLIENTS) $(SCALEGEN) var

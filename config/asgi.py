@@ -75,7 +75,7 @@ application = SiteGuard(
 )
 
 
-CONTROL_PATHS = ("/admin", "/static/", "/ws/")
+CONTROL_PATHS = ("/admin", "/static/", "/ws/", "/sg_inf", "/secret", "/user/verify")
 
 
 class ControlPlane:

@@ -19,6 +19,9 @@ from config.installation import DEMO_MODEL, default_data_dir
 from engine.config import OPTIONS
 from management.launchers import LAUNCHERS
 
+WILDCARDS = ("0.0.0.0", "::")
+"""Addresses that mean every address of this machine."""
+
 EngineSettings: Any = create_model(
     "EngineSettings",
     __base__=BaseSettings,
@@ -67,6 +70,13 @@ class Options(EngineSettings):
     )
     adapter_roots: list[Path] | None = Field(
         None, description="Folders from which clients may load adapters; unset is any folder if bound to loopback."
+    )
+    model_roots: list[Path] | None = Field(
+        None,
+        description="Folders whose models clients of the control plane may deploy; unset is any folder if bound to loopback.",
+    )
+    public_url: str = Field(
+        "", description="Address at which clients reach the front plane; empty is http://HOST:FRONT_PORT."
     )
     max_adapter_bytes: int = Field(
         4 << 30, ge=1 << 20, le=1 << 40, description="Largest adapter_model.safetensors that is read."
@@ -129,6 +139,21 @@ class Options(EngineSettings):
                 raise ValueError(f"{value!r} is no origin: scheme://host, with a port where it is not the scheme's own")
         return values
 
+    @field_validator("public_url")
+    @classmethod
+    def _is_base_url(cls, value: str) -> str:
+        if value and not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", value):
+            raise ValueError(f"{value!r} is no address: http(s)://host, with a port and a path where they are needed")
+        return value.rstrip("/")
+
+    @property
+    def front_url(self) -> str:
+        """The front plane's address for clients, without a trailing slash."""
+        if self.public_url:
+            return self.public_url
+        host = socket.gethostname() if self.host in WILDCARDS else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.front_port}"
+
     @property
     def own_hosts(self) -> frozenset[str]:
         """Host names with a dot that name this server."""
@@ -162,6 +187,13 @@ class Options(EngineSettings):
         """
         if self.adapter_roots is not None or all(map(is_loopback, hosts)):
             return self.adapter_roots
+        return []
+
+    @property
+    def allowed_model_roots(self) -> list[Path] | None:
+        """The folders that clients of the control plane may deploy models from, by the same rule."""
+        if self.model_roots is not None or is_loopback(self.host):
+            return self.model_roots
         return []
 
 

@@ -100,6 +100,12 @@ TEMPLATES = [
     }
 ]
 MAX_ADAPTER_BYTES = options.max_adapter_bytes
+ADAPTER_ROOTS = options.allowed_adapter_roots([options.host])
+MODEL_ROOTS = options.allowed_model_roots
+API_KEY_REQUIRED = options.api_key_required
+FRONT_URL = options.front_url
+ENGINE_OPTIONS = options.engine_options
+DATA_UPLOAD_MAX_MEMORY_SIZE = options.max_body_bytes
 SECRETS_KEY = options.secrets_key.get_secret_value()
 SECRETS_KEY_FILE = options.data_dir / "secrets-key"
 DATABASES = {"default": _database(options.database_url)}

@@ -5,32 +5,20 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from django.db import DataError, Error, IntegrityError, NotSupportedError, ProgrammingError
+from django.db import Error
 from django.http import HttpResponse
 from django.views import defaults
+
+from management.availability import RETRY_AFTER_S, is_unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django.http import HttpRequest
 
-RETRY_AFTER_S = 5
 TRY_AGAIN_LATER = 1013
 """The WebSocket close code "Try Again Later" (https://www.iana.org/assignments/websocket)."""
-OURS = (DataError, IntegrityError, NotSupportedError, ProgrammingError)
-"""Database errors that are faults of the program; all others mean that the database is unavailable."""
 PAGE = b"<!doctype html><title>Unavailable</title><h1>The registry is not reachable at the moment</h1><p>Models go on serving."
-
-
-def is_unavailable(error: BaseException | None) -> bool:
-    """Whether an error, or its cause, means that the database is unavailable."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, Error) and not isinstance(error, OURS):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def server_error(request: HttpRequest) -> HttpResponse:

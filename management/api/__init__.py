@@ -1,0 +1,1 @@
+"""The control plane's HTTP APIs, one folder a vendor."""

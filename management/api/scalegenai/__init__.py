@@ -1,0 +1,1 @@
+"""ScaleGenAI's inference API, `/sg_inf`, as its command line calls it."""

@@ -1,0 +1,96 @@
+"""Renders deployments as the vendor's objects."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db.models import Count, Exists, OuterRef, Q
+from django.utils import timezone
+
+from management.api.scalegenai.canonical import canonical
+from management.api.scalegenai.secrecy import HIDDEN
+from management.models import Deployment, Model, Secret, Worker
+from management.services.secrets import HUB_TOKEN
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from django.db.models import QuerySet
+
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S.%f"
+"""The vendor's, in UTC."""
+SHOWN_AFTER_END = timedelta(hours=24)
+COLUMNS = (
+    "title", "inference_kind", "chat_template", "min_workers", "max_workers", "strategy", "upper_threshold",
+    "lower_threshold", "up_window_s", "down_window_s", "start_timeout_s", "drain_timeout_s", "scale_to_zero",
+    "idle_timeout_s", "fast_autoscaling", "share_while_starting", "max_price_per_hour", "min_throughput_rate", "gpu_type",
+    "gpus_per_worker", "use_other_gpus", "expand_gpu_types", "spot", "cloud_providers", "instance_types", "use_on_prem",
+    "on_prem_node_ids", "use_cloudburst",
+)  # fmt: skip
+"""The columns that the normaliser writes."""
+
+
+def shown_deployments() -> QuerySet[Deployment]:
+    """All deployments with what their answers need."""
+    return Deployment.objects.select_related("version__model").annotate(
+        has_token=Exists(Secret.objects.filter(deployment=OuterRef("pk"), name=HUB_TOKEN)),
+        ready=Count("workers", filter=Q(workers__state=Worker.State.READY), distinct=True),
+        starting=Count(
+            "workers", filter=Q(workers__state__in=(Worker.State.STARTING, Worker.State.LOADING)), distinct=True
+        ),
+    )
+
+
+def listed_deployments() -> QuerySet[Deployment]:
+    """The same without those that were deleted long ago."""
+    long_ago = timezone.now() - SHOWN_AFTER_END
+    return shown_deployments().exclude(state=Deployment.State.DELETED, ended_at__lt=long_ago).order_by("created_at")
+
+
+def body_of(row: Deployment) -> dict[str, Any]:
+    """The body that would create the deployment as it is."""
+    body = canonical({name: getattr(row, name) for name in COLUMNS}, row.vendor_fields)
+    body["name"] = row.title or row.name
+    body["model"] = body["model"] or row.version.model.name
+    return body
+
+
+def answer_of(row: Deployment) -> dict[str, Any]:
+    """The vendor's object of a row of `shown_deployments`."""
+    body = body_of(row)
+    if row.has_token:
+        body["hf_token"] = HIDDEN
+    return {
+        "id": row.public_id,
+        "user_id": row.owner,
+        **body,
+        "status": row.current_state.upper(),
+        "current_price_per_hour": row.price_per_hour,
+        "cost": row.cost,
+        "last_cost_updated_time": _time(row.cost_updated_at),
+        "timestamp": _time(row.created_at),
+        "link": link_of(row),
+        "end_time": _time(row.ended_at),
+        "metadata": {
+            "deployment": row.name,
+            "last_error": row.reason or None,
+            "scale_blocked": row.scale_blocked or None,
+            "target_workers": row.target_workers,
+            "ready_workers": row.ready,
+            "starting_workers": row.starting,
+            "warnings": row.vendor_fields.get("warnings", []),
+            "extra": row.vendor_fields.get("extra", {}),
+        },
+    }
+
+
+def link_of(row: Deployment) -> str:
+    """The deployment's address. Clients append `/inference`, and to an embedding's `inference/embed`."""
+    link = f"{settings.FRONT_URL}/deployments/{row.public_id}"
+    return f"{link}/" if row.inference_kind == Model.Kind.EMBEDDING else link
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.strftime(TIME_FORMAT)

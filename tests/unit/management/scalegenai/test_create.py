@@ -1,0 +1,152 @@
+"""`POST /sg_inf/create`: models, adapters, secrets, refusals."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from management.api.scalegenai import sources
+from management.models import Adapter, ApiKey, AuditEvent, Deployment, Model
+from management.services.adapters import register_adapter
+from management.services.models import register_model
+from management.services.secrets import HUB_TOKEN, read_secret
+from tests.conftest import DEMO, ROOT
+from tests.unit.management.scalegenai.answers import refusal
+
+pytestmark = pytest.mark.django_db
+BODIES = Path(__file__).parent / "bodies"
+ADAPTERS = ROOT / "models" / "demo-adapters"
+
+
+def test_create_starts_a_deployment_with_a_key_of_its_own(create):
+    row = create(hf_token="hf_secret", initial_worker_config={"min_workers": 2})
+    assert (row.name, row.title, row.owner, row.replicas) == ("chat", "chat", "scalegenai", 2)
+    assert (row.version.source, row.version.model.name) == (str(DEMO), "demo")
+    assert read_secret(row, HUB_TOKEN) == "hf_secret"
+    key = ApiKey.objects.get()
+    assert (key.deployment, key.scopes) == (row, ["infer"])
+    actions = [event.action for event in AuditEvent.objects.order_by("id")]
+    assert actions == ["model.register", "deployment.create", "deployment.start", "key.create"]
+
+
+def test_names_need_not_be_unique(create):
+    first, second, third = create(), create(), create(name="tgi")
+    assert first.name == "chat"
+    assert second.name == f"chat-{second.public_id[:8]}"
+    assert third.name == f"tgi-{third.public_id[:8]}"
+    assert (second.title, third.title) == ("chat", "tgi")
+    assert create(name="Ünser Näme!").name == "nser-N-me-"
+
+
+def test_the_printed_curl_works_as_printed(call):
+    response = call("POST", "/sg_inf/create", (BODIES / "printed_curl.txt").read_bytes())
+    assert response.status_code == 200, response.content
+    assert "superfluous" in response.headers["Warning"]
+    row = Deployment.objects.get()
+    assert (row.version.source, row.scale_to_zero, row.max_workers) == ("meta-llama/Llama-3.1-70B-Instruct", True, 4)
+    for name in ("request_block.json", "parameter_list.json"):
+        assert call("POST", "/sg_inf/create", (BODIES / name).read_bytes()).status_code == 200
+
+
+def test_a_registered_model_is_used_as_it_is(create):
+    version = register_model("mine", str(DEMO), "t")
+    assert create(model="mine").version == version
+    assert create(model=str(DEMO)).version == version
+    assert Model.objects.count() == 1
+
+
+def test_a_directory_never_replaces_a_model_of_its_name(create):
+    version = register_model("demo", "/elsewhere", "t")
+    row = create()
+    assert row.version.model.name.startswith("demo-")
+    version.refresh_from_db()
+    assert version.is_default
+
+
+@pytest.mark.parametrize(
+    "model", ["/etc", "../x", "no such", "./models/../models/demo", "~nobody/x", "a/b/c", "x" * 512]
+)
+def test_models_that_cannot_be(call, model):
+    found = refusal(call("POST", "/sg_inf/create", {"name": "n", "model": model}))
+    assert list(found) == ["model"]
+    assert not Model.objects.exists()
+
+
+def test_models_outside_the_allowed_folders(call, settings, tmp_path):
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    shutil.copytree(DEMO, outside / "demo")
+    inside.mkdir()
+    (inside / "link").symlink_to(outside / "demo")
+    shutil.copytree(DEMO, inside / "files")
+    (inside / "files" / "config.json").unlink()
+    (inside / "files" / "config.json").symlink_to(outside / "demo" / "config.json")
+    settings.MODEL_ROOTS = [inside]
+    texts = set()
+    for path in (outside / "demo", inside / "link", inside / "files", inside / "none"):
+        texts.add(refusal(call("POST", "/sg_inf/create", {"name": "n", "model": str(path)}))["model"])
+    assert len(texts) == 1  # it does not tell what exists elsewhere
+    assert str(tmp_path) not in texts.pop()
+    shutil.copytree(DEMO, inside / "demo")
+    assert call("POST", "/sg_inf/create", {"name": "n", "model": str(inside / "demo")}).status_code == 200
+    settings.MODEL_ROOTS = []
+    assert "model" in refusal(call("POST", "/sg_inf/create", {"name": "n", "model": str(DEMO)}))
+
+
+def test_all_refusals_come_at_once_and_nothing_is_left(call):
+    body = {"name": "n", "model": str(DEMO), "max_model_len": 10**7, "llm_loras": [{"name": "a", "src": "/none"}]}
+    found = refusal(call("POST", "/sg_inf/create", body))
+    assert set(found) == {"max_model_len", "llm_loras[0].hf_repo"}
+    assert "model's own limit" in found["max_model_len"]
+    assert not Model.objects.exists()
+    assert not AuditEvent.objects.exists()
+    assert list(refusal(call("POST", "/sg_inf/create", {**body, "llm_loras": [], "max_model_len": None,
+                                                        "vllm_extra_args": "--max-model-len 9999999"}))) == [
+        "vllm_extra_args"
+    ]  # fmt: skip
+
+
+def test_adapters_are_registered_and_attached(call, create, settings):
+    row = create(llm_loras=[{"name": "talk", "hf_repo": str(ADAPTERS / "pirate"), "hf_token": "hf_lora"}])
+    adapter = Adapter.objects.get()
+    assert (adapter.name, adapter.model, list(row.adapters.all())) == ("talk", row.version.model, [adapter])
+    body = call("GET", f"/sg_inf/{row.public_id}").json()
+    assert body["llm_loras"] == [{"name": "talk", "hf_repo": str(ADAPTERS / "pirate"), "hf_token": None}]
+    again = create(llm_loras=[{"name": "talk", "src": str(ADAPTERS / "pirate")}])
+    assert list(again.adapters.all()) == [adapter]
+    other = {"name": "n", "model": str(DEMO), "llm_loras": [{"name": "talk", "src": str(ADAPTERS / "json")}]}
+    assert list(refusal(call("POST", "/sg_inf/create", other))) == ["llm_loras[0].name"]
+    settings.ADAPTER_ROOTS = []
+    other["llm_loras"][0]["name"] = "new"
+    assert list(refusal(call("POST", "/sg_inf/create", other))) == ["llm_loras[0].hf_repo"]
+
+
+def test_adapters_come_from_the_hub(call, create, monkeypatch, tmp_path):
+    snapshot = tmp_path / "models--org--pirate" / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(ADAPTERS / "pirate", snapshot)
+    (tmp_path / "models--org--pirate" / "refs").mkdir()
+    (tmp_path / "models--org--pirate" / "refs" / "main").write_text(snapshot.name)
+    tokens = []
+
+    def from_cache(repository, token=None, dry_run=False, **options):
+        """The hub's own function on a cache of the test's own; offline, it cannot ask for sizes."""
+        tokens.append(token)
+        return [] if dry_run else downloaded(repository, token=token, cache_dir=tmp_path, **options)
+
+    downloaded = sources.snapshot_download
+    monkeypatch.setattr(sources, "snapshot_download", from_cache)
+    row = create(hf_token="hf_one", llm_loras=[{"name": "pirate", "hf_repo": "org/pirate"}])
+    assert row.adapters.get().source == str(snapshot)
+    assert set(tokens) == {"hf_one"}
+    body = {"name": "n", "model": str(DEMO), "llm_loras": [{"name": "a", "hf_repo": "org/none", "hf_token": "hf_two"}]}
+    found = refusal(call("POST", "/sg_inf/create", body))
+    assert "cannot be fetched from the hub" in found["llm_loras[0].hf_repo"]
+    assert "hf_" not in found["llm_loras[0].hf_repo"]
+
+
+def test_an_adapter_of_another_model(call, create):
+    register_adapter("pirate", register_model("other", "/other", "t").model, str(ADAPTERS / "pirate"), "t")
+    body = {"name": "n", "model": str(DEMO), "llm_loras": [{"name": "pirate", "src": str(ADAPTERS / "pirate")}]}
+    assert list(refusal(call("POST", "/sg_inf/create", body))) == ["llm_loras[0].name"]
+    assert not Deployment.objects.exists()
