@@ -52,8 +52,8 @@ class Listeners:
         """The addresses that the server binds, with their TLS."""
         return [Listener(host, port, self.tls.get((host, port))) for host, port in self.planes]
 
-    def grpc_servers(self, handshake_timeout_s: float) -> list[GrpcServer]:
-        """One server per address; its services share the largest of their limits."""
+    def grpc_servers(self, handshake_timeout_s: float, shared: bool) -> list[GrpcServer]:
+        """One server per address; its services share the largest of their limits. `shared`: with other processes."""
         return [
             GrpcServer(
                 [service.handler for service in services],
@@ -62,6 +62,7 @@ class Listeners:
                     max(service.max_message_bytes for service in services),
                     max(service.max_connections for service in services),
                     handshake_timeout_s,
+                    shared,
                 ),
             )
             for address, services in self.grpc.items()

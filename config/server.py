@@ -88,7 +88,7 @@ class Server:
         )
         self.listeners = build_listeners(options, dialects, setups, self.services, self._terminate)
         self.planes = PlaneRouter(self.listeners.shared)
-        self.grpc = self.listeners.grpc_servers(options.headers_timeout_s)
+        self.grpc = self.listeners.grpc_servers(options.headers_timeout_s, control.shares_ports)
         self.sockets = SharedSockets(options.shared_dir()) if control.shares_ports else None
         self.failed: str | None = None
         """Why startup failed."""

@@ -19,12 +19,13 @@ IDLE_S, PING_EVERY_S, PING_TIMEOUT_S = 300, 60, 20
 @dataclass(frozen=True, slots=True)
 class GrpcLimits:
     """Limits of the gRPC port: the longest message, connections, and the seconds until a new connection must speak
-    HTTP/2.
+    HTTP/2. `shared`: other processes may serve the same port; the kernel distributes connections among them.
     """
 
     max_message_bytes: int
     max_connections: int
     handshake_timeout_s: float
+    shared: bool = False
 
     @property
     def options(self) -> list[tuple[str, int]]:
@@ -45,7 +46,7 @@ class GrpcLimits:
             ("grpc.keepalive_timeout_ms", PING_TIMEOUT_S * 1000),
             # A window that grows with the bandwidth would buffer data that no handler has asked for yet.
             ("grpc.http2.bdp_probe", 0),
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", int(self.shared)),
         ]
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import random
 import signal
+import time
 from dataclasses import dataclass, field
 
 import pytest
 
 from engine.client import EngineClient, EngineDead, _Collector
-from engine.messages import RequestOutput
-from inference.errors import Unavailable
+from engine.messages import ModelInfo, RequestOutput, Stats
+from inference.workers.routing.balancer import Balancer
+from inference.workers.routing.demand import Demand
+from inference.workers.routing.retry_budget import RetryBudget
 from inference.workers.target import Target
+from management.snapshot import WorkerEntry
 from tests.live import LiveServer, wait_until
+from tests.unit.scripts import model_info
 
 ASK = {"prompt": "Hi", "max_tokens": 2}
 
 
 def test_requests_for_a_hung_worker_are_refused_at_once(tmp_path):
-    server = LiveServer(tmp_path / "var").start()
+    server = LiveServer(tmp_path / "var", environment={"DRAGOMAN_HOLD_S": "0"}).start()
     try:
         assert server.post("/v1/completions", ASK).status_code == 200
         worker = server.workers()[0]
@@ -34,11 +40,12 @@ def test_requests_for_a_hung_worker_are_refused_at_once(tmp_path):
         assert server.stop() == 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Client:
     suspect: bool = False
-    inflight: int = 0
     usable: bool = True
+    model: ModelInfo = field(default_factory=model_info)
+    stats: Stats = field(default_factory=Stats)
     released: list[str] = field(default_factory=list)
 
     def release_waiting(self):
@@ -46,13 +53,15 @@ class Client:
 
 
 def target_of(*clients):
-    return Target(None, None, None, dict(enumerate(clients)))
+    known = {WorkerEntry(f"demo/{number}", 1, ""): client for number, client in enumerate(clients)}
+    balancer = Balancer(time.monotonic, random.Random(0))
+    return Target(None, None, None, balancer, RetryBudget(time.monotonic), known)
 
 
 def test_a_silent_worker_is_not_picked_and_its_queue_goes_to_another():
-    silent, well = Client(suspect=True), Client(inflight=9)
+    silent, well = Client(suspect=True), Client()
     target = target_of(silent, well)
-    assert target.pick() is well
+    assert target.assign(Demand([1], 1)).client is well
     target.relieve()
     assert (silent.released, well.released) == (["all"], [])
 
@@ -62,8 +71,7 @@ def test_without_another_worker_requests_stay_and_new_ones_are_refused():
     target = target_of(silent)
     target.relieve()
     assert silent.released == []
-    with pytest.raises(Unavailable):
-        target.pick()
+    assert target.assign(Demand([1], 1)) is None
 
 
 async def test_only_requests_that_have_brought_nothing_are_given_up():

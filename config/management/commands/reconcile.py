@@ -18,6 +18,7 @@ from django.db import close_old_connections
 from pydantic import ValidationError
 
 from config import logs
+from config.first_admin import ensure_admin
 from config.options import Options, get_options
 from management.launchers import LAUNCHERS
 from management.leadership import Leadership
@@ -40,6 +41,7 @@ class Command(BaseCommand):
         os.umask(0o077)
         try:
             call_command("migrate", verbosity=0, interactive=False)
+            ensure_admin(settings.data_dir / "admin-password")
             reconciler = make_reconciler(settings)
         except (DatabaseError, ValidationError, OSError) as error:
             raise CommandError(str(error)) from error

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error as DatabaseError
 from pydantic import ValidationError
 
 from config import logs
+from config.first_admin import ensure_admin
 from config.installation import DEMO_ADAPTERS, DEMO_MODEL
 from config.options import Options, get_options
 from inference import dialects
@@ -121,14 +120,3 @@ def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None =
             register_adapter(directory.name, version.model, str(directory), ACTOR)
     deployment.refresh_from_db()
     return deployment
-
-
-def ensure_admin(password_file: Path) -> None:
-    """Create the user `admin` on the first start, with a random password in a file that only the owner can read."""
-    users = get_user_model()
-    if users.objects.filter(is_superuser=True).exists():
-        return
-    password = secrets.token_urlsafe(12)
-    password_file.touch(mode=0o600)
-    password_file.write_text(password + "\n")
-    users.objects.create_superuser("admin", password=password)
