@@ -181,7 +181,8 @@ class EngineRouter:
     async def arrival(self, timeout_s: float) -> None:
         """Wait until a worker has connected or the router stops, at most `timeout_s` seconds."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._arrived.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._arrived.wait()
 
     def _announce(self) -> None:
         self._arrived.set()
@@ -194,10 +195,10 @@ class EngineRouter:
             except Exception:  # outermost handler: one bad model must not stop the routing to all others
                 logger.exception("snapshot update failed")
             self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), CHECK_EVERY_S)
-            except TimeoutError:
-                continue
+            # Not wait_for, which in Python 3.11 loses a cancellation that arrives together with the event.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_EVERY_S):
+                    await self._wake.wait()
 
     async def _reconcile(self, snapshot: Snapshot) -> None:
         wanted = {deployment.name: deployment for deployment in snapshot.deployments}
