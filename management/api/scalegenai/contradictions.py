@@ -10,6 +10,8 @@ from management.api.scalegenai.schema import SERVED_TYPES, STRATEGIES
 if TYPE_CHECKING:
     from management.api.scalegenai.schema import DeploymentIn
 
+MIN_WORKERS = ("initial_worker_config", "min_workers")
+
 
 def contradictions(parsed: DeploymentIn) -> list[FieldError]:
     """An error for each contradiction, at the field that a client would change."""
@@ -25,12 +27,13 @@ def _kinds(parsed: DeploymentIn) -> list[FieldError]:
     engine: str = parsed.engine or next(iter(engines))
     if engine not in engines:
         text = f"must be one of {', '.join(engines)} for {kind}, got {engine}"
-        return [FieldError(("engine",), text, "not_supported")]
+        return [FieldError(("engine",), text, "not_supported", against=(("inf_type",),))]
     if scaling.autoscaling_strategy not in engines[engine]:
         text = (
             f"must be one of {', '.join(engines[engine])} for {kind} and {engine}, got {scaling.autoscaling_strategy}"
         )
-        return [FieldError(("autoscaling_config", "autoscaling_strategy"), text, "not_supported")]
+        against = (("inf_type",), ("engine",))
+        return [FieldError(("autoscaling_config", "autoscaling_strategy"), text, "not_supported", against=against)]
     return []
 
 
@@ -39,11 +42,15 @@ def _scaling(parsed: DeploymentIn) -> list[FieldError]:
     found = []
     if workers.min_workers > workers.max_workers:
         text = f"must be at least min_workers, which is {workers.min_workers}, got {workers.max_workers}"
-        found.append(FieldError(("initial_worker_config", "max_workers"), text))
+        found.append(FieldError(("initial_worker_config", "max_workers"), text, against=(MIN_WORKERS,)))
     upper, lower = scaling.upper_allowed_threshold, scaling.lower_allowed_threshold
     if lower >= upper:
         text = f"must be below upper_allowed_threshold, which is {upper:g}, got {lower:g}"
-        found.append(FieldError(("autoscaling_config", "lower_allowed_threshold"), text))
+        against = (
+            ("autoscaling_config", "upper_allowed_threshold"),
+            ("autoscaling_config", "upper_allowed_latency_sec"),
+        )
+        found.append(FieldError(("autoscaling_config", "lower_allowed_threshold"), text, against=against))
     if scaling.scale_to_zero and workers.min_workers:
         text = f"conflicts with min_workers {workers.min_workers}; to scale to zero, min_workers must be 0"
         found.append(FieldError(("autoscaling_config", "scale_to_zero"), text, "conflict"))

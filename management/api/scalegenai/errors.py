@@ -21,6 +21,8 @@ class FieldError:
     kind: str = "value_error"
     place: str = "body"
     """Where the field is: `body`, `query` or `path`."""
+    against: tuple[Location, ...] = ()
+    """The other fields that it contradicts."""
 
     @property
     def name(self) -> str:

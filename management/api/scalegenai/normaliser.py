@@ -55,7 +55,7 @@ class Lora:
 class Wanted:
     """A validated body. `columns` are fields of `Deployment`, `vendor_fields` what is only kept and returned.
 
-    `model_lengths` names the fields that set `max_model_len`, for a refusal by the model's limit.
+    `length_field` is the field that sets the engine option `max_model_len`, for a refusal by the model's limit.
     """
 
     model: str
@@ -90,21 +90,26 @@ def normalise(body: Mapping[str, Any]) -> Wanted:
     wrong = syntax_error(parsed.custom_chat_template or "")
     if wrong:
         found.append(FieldError(("custom_chat_template",), f"must be a Jinja template; {wrong}", "template"))
-    # What a default stands for was refused already.
+    # Refused fields have their defaults here, which contradict nothing that the client said.
     refused = {error.location for error in errors}
-    errors += [error for error in found if error.location not in refused]
+    errors += [error for error in found if refused.isdisjoint((error.location, *error.against))]
     if errors:
         raise InvalidFields(errors)
-    token = parsed.hf_token if parsed.hf_token != HIDDEN else None
+    token = _given_token(parsed.hf_token)
     return Wanted(
         model=parsed.model,
         columns=_columns(parsed),
         vendor_fields=_vendor_fields(parsed, arguments, extra, _warnings(renamed, parsed, arguments)),
         engine_options=options,
-        loras=tuple(Lora(each.name, each.hf_repo, each.hf_token or token) for each in parsed.llm_loras),
-        hub_token=token or None,
+        loras=tuple(Lora(each.name, each.hf_repo, _given_token(each.hf_token) or token) for each in parsed.llm_loras),
+        hub_token=token,
         length_field="max_model_len" if parsed.max_model_len else "vllm_extra_args",
     )
+
+
+def _given_token(text: str | None) -> str | None:
+    """The token, unless the field is empty or repeats an answer."""
+    return text if text and text != HIDDEN else None
 
 
 def _parse(body: dict[str, Any]) -> tuple[list[FieldError], DeploymentIn]:

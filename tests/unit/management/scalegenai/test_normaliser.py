@@ -183,6 +183,18 @@ def test_all_wrong_fields_are_named_at_once():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"autoscaling_config": {"upper_allowed_threshold": "x", "lower_allowed_threshold": 3}},
+        {"initial_worker_config": {"min_workers": "x", "max_workers": 1}},
+        {"inf_type": 1, "engine": "tei"},
+    ],
+)
+def test_a_right_field_is_not_blamed_for_the_default_of_a_wrong_one(fields):
+    assert len(wrong({**MINIMAL, **fields})) == 1
+
+
 def test_a_constant_expression_of_a_template_is_not_evaluated():
     assert normalise({**MINIMAL, "custom_chat_template": "{{ 'x'|center(10**12) }}{{ 9**9**9**9 }}"})
 
