@@ -17,6 +17,8 @@ from engine.process.cpus import usable_cpus
 from management.launchers.cpus import threads_of
 from management.leadership import LeadershipLost
 from management.models import Model, Worker
+from management.services.errors import RegistryError
+from management.services.secrets import HUB_TOKEN, decrypt
 from management.watched import Watched
 
 if TYPE_CHECKING:
@@ -71,10 +73,15 @@ class Placement:
             options["threads"] = threads_of(workers_on_host, usable_cpus())
         try:
             config = msgspec.convert(options, EngineConfig)
+            secrets = self._secrets(deployment)
             self.ledger.claim(worker)
-            handle = self.launcher.launch(config)
+            handle = self.launcher.launch(config, secrets)
         except msgspec.ValidationError as error:  # options that an earlier release stored
             crashes.failed = f"engine_options: {error}"
+            logger.error("deployment failed", deployment=deployment.name, reason=crashes.failed)
+            return None
+        except RegistryError as error:
+            crashes.failed = str(error)
             logger.error("deployment failed", deployment=deployment.name, reason=crashes.failed)
             return None
         except LeadershipLost as error:
@@ -91,6 +98,13 @@ class Placement:
         logger.info("worker launched", worker=worker.worker_id, epoch=worker.epoch, source=deployment.version.source)
         watched.write(process_id=handle.process_id)
         return watched
+
+    def _secrets(self, deployment: Deployment) -> dict[str, str]:
+        """The variables that only this deployment's workers get. Raises RegistryError."""
+        tokens = self.ledger.registries.hub_tokens if self.ledger.registries else {}
+        if deployment.pk not in tokens:
+            return {}
+        return {"HF_TOKEN": decrypt(HUB_TOKEN, tokens[deployment.pk])}
 
     def adopt(self, rows: Iterable[Worker]) -> list[Watched]:
         """Take over the workers of these rows that still run; the others are recorded as lost.

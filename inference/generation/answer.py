@@ -1,6 +1,7 @@
 """The common path of a response: a dialect parses a body into a Job, whose Reply renders deltas to bytes.
 
-`answer` (1) prepares the job's generations; errors up to here are ordinary responses, (2) runs them, (3) streams what
+`answer` (1) prepares the job's generations, which may wait for a worker; errors up to here are ordinary responses unless the
+stream has begun, (2) runs them, (3) streams what
 the Reply renders for each delta, or sends the whole Reply at the end, (4) ends the generations when the client
 disconnects. It knows no dialect.
 """
@@ -121,22 +122,48 @@ def prepared(generations: list[Generation]) -> Callable[[], Awaitable[list[Gener
 async def answer(exchange: Exchange, job: Job) -> None:
     """Run the job and send its response; raises a ServingError as long as nothing has been sent."""
     form = job.stream
-    if form is not None and form.head_first:
-        return await _stream(exchange, _late_chunks(exchange, job), form)
+    if form is not None:
+        prepared_job = _PreparedJob(job)
+
+        def render_error(error: ServingError) -> bytes:
+            reply = prepared_job.reply
+            return (reply and reply.error_chunk(error)) or form.render_error(error)
+
+        return await _stream(exchange, prepared_job.chunks(exchange), replace(form, render_error=render_error))
     with job.permit():
-        generations = await job.prepare()
+        generations = await exchange.unless_gone(_prepared(job))
         reply = job.reply(generations)
-        if form is not None:
-
-            def render_error(error: ServingError) -> bytes:
-                return reply.error_chunk(error) or form.render_error(error)
-
-            own = replace(form, render_error=render_error)
-            return await _stream(exchange, _chunks(job, generations, reply), own)
         await exchange.unless_gone(_collect(job, generations, reply))
         many = sum(generation.request.n for generation in generations) > INLINE_SEQUENCES
         heavy = many or any(generation.heavy for generation in generations)
         return await exchange.respond(await in_thread_if(heavy, reply.whole))
+
+
+class _PreparedJob:
+    """A job that is prepared inside its stream, so that a long wait for a worker is a silence of the stream."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.reply: Reply | None = None
+
+    async def chunks(self, exchange: Exchange) -> AsyncGenerator[bytes, None]:
+        """The chunks of the stream. An error before the status line is raised, to become an ordinary response."""
+        job = self._job
+        try:
+            with job.permit():
+                generations = await job.prepare()
+                self.reply = job.reply(generations)
+                async with aclosing(_chunks(job, generations, self.reply)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+        except ServingError as error:
+            if exchange.status and self.reply is None:
+                log_refusal(error, exchange.method, exchange.path, exchange.status, exchange.request_id)
+            raise
+
+
+async def _prepared(job: Job) -> list[Generation]:
+    return await job.prepare()
 
 
 def deltas_of(generations: list[Generation]) -> AsyncGenerator[tuple[int, Delta], None]:
@@ -154,19 +181,6 @@ async def _stream(exchange: Exchange, chunks: AsyncGenerator[bytes, None], form:
         end=form.end,
         end_after_error=form.end_after_error,
     )
-
-
-async def _late_chunks(exchange: Exchange, job: Job) -> AsyncGenerator[bytes, None]:
-    """The chunks of a stream whose status line is already sent."""
-    try:
-        with job.permit():
-            generations = await job.prepare()
-            async with aclosing(_chunks(job, generations, job.reply(generations))) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-    except ServingError as error:
-        log_refusal(error, exchange.method, exchange.path, exchange.status, exchange.request_id)
-        raise
 
 
 async def _chunks(job: Job, generations: list[Generation], reply: Reply) -> AsyncGenerator[bytes, None]:

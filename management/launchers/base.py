@@ -13,6 +13,8 @@ import msgspec
 from engine.messages import ModelInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from engine.config import EngineConfig
 
 
@@ -75,8 +77,8 @@ class WorkerHandle(Protocol):
 class Launcher(Protocol):
     """Starts workers in one kind of place, such as processes of this machine. Registered in `management.launchers`."""
 
-    def launch(self, config: EngineConfig) -> WorkerHandle:
-        """Start a worker. Raises OSError, with nothing left behind, if none can be started at the moment."""
+    def launch(self, config: EngineConfig, secrets: Mapping[str, str] | None = None) -> WorkerHandle:
+        """Start a worker; `secrets` are environment variables for it alone. Raises OSError, with nothing left behind, if none can be started at the moment."""
 
     def adopt(self, address: str) -> WorkerHandle | None:
         """Take over the worker at this address, which an earlier process launched with a lease; None if none is there."""

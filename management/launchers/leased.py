@@ -24,6 +24,7 @@ from management.launchers.environment import worker_environment
 from management.launchers.local import COMMAND, ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from engine.config import EngineConfig
@@ -143,14 +144,14 @@ class LeasedLauncher:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
 
-    def launch(self, config: EngineConfig) -> LeasedWorker:
+    def launch(self, config: EngineConfig, secrets: Mapping[str, str] | None = None) -> LeasedWorker:
         """Start a process in a session of its own; raises OSError."""
         process = subprocess.Popen(
             COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             cwd=ROOT,
-            env=worker_environment(os.environ),
+            env=worker_environment(os.environ) | dict(secrets or {}),
             start_new_session=True,
         )
         if process.stdin is None:

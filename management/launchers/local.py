@@ -17,6 +17,8 @@ from management.launchers.base import WorkerStatus
 from management.launchers.environment import worker_environment
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from engine.config import EngineConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -28,13 +30,13 @@ COMMAND = (sys.executable, "-m", "engine")
 class LocalWorker:
     """A worker as a child process; `engine.__main__` describes its pipes."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, secrets: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
             COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
-            env=worker_environment(os.environ),
+            env=worker_environment(os.environ) | dict(secrets or {}),
         )
         self.process_id: int | None = self._process.pid
         self._unread = b""
@@ -112,10 +114,10 @@ class LocalLauncher:
         self._directory = Path(tempfile.mkdtemp(prefix="dragoman-"))
         self._workers: list[LocalWorker] = []
 
-    def launch(self, config: EngineConfig) -> LocalWorker:
+    def launch(self, config: EngineConfig, secrets: Mapping[str, str] | None = None) -> LocalWorker:
         """Start a child process; raises OSError."""
         self._workers = [worker for worker in self._workers if not worker.closed]
-        self._workers.append(LocalWorker(config))
+        self._workers.append(LocalWorker(config, secrets))
         return self._workers[-1]
 
     def adopt(self, address: str) -> None:

@@ -132,6 +132,7 @@ def delete_deployment(deployment: Deployment, actor: str, force: bool = False) -
     repeated = current.deleted
     current.deleted, current.force, current.is_default = True, force, False
     _ask(current, 0, force)
+    current.keys.update(revoked=True)
     if not repeated:
         audit.record(actor, "deployment.delete", deployment.name, force=force)
     return True

@@ -36,10 +36,13 @@ def store_secret(deployment: Deployment, name: str, value: str) -> None:
 def read_secret(deployment: Deployment, name: str) -> str | None:
     """The secret, or None. Raises RegistryError if the key has changed since it was stored."""
     row = Secret.objects.filter(deployment=deployment, name=name).first()
-    if row is None:
-        return None
+    return None if row is None else decrypt(name, bytes(row.ciphertext))
+
+
+def decrypt(name: str, ciphertext: bytes) -> str:
+    """A stored secret's text. Raises RegistryError if the key has changed since it was stored."""
     try:
-        return _cipher().decrypt(bytes(row.ciphertext)).decode()
+        return _cipher().decrypt(ciphertext).decode()
     except InvalidToken as error:
         raise RegistryError(f"{name}: cannot be decrypted; DRAGOMAN_SECRETS_KEY has changed") from error
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from management.models import Adapter, ApiKey, Deployment, Node, Price, Worker
+from management.models import Adapter, ApiKey, Deployment, Node, Price, Secret, Worker
+from management.services.secrets import HUB_TOKEN
 from management.snapshot import AdapterEntry, ApiKeyEntry, Availability, DeploymentEntry, Snapshot, WorkerEntry
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ class Registries:
     keys: tuple[ApiKey, ...] = ()
     prices: tuple[Price, ...] = ()
     nodes: tuple[Node, ...] = ()
+    hub_tokens: dict[int, bytes] = field(default_factory=dict)
+    """The deployments' tokens for the hub, encrypted, by deployment id."""
 
 
 def read_registries() -> Registries:
@@ -35,6 +38,10 @@ def read_registries() -> Registries:
         keys=tuple(ApiKey.objects.filter(revoked=False).select_related("deployment")),
         prices=tuple(Price.objects.all()),
         nodes=tuple(Node.objects.all()),
+        hub_tokens={
+            pk: bytes(data)
+            for pk, data in Secret.objects.filter(name=HUB_TOKEN).values_list("deployment_id", "ciphertext")
+        },
     )
 
 

@@ -64,7 +64,8 @@ class FakeLauncher:
         self.workers: list[FakeWorker] = []
         self.error: OSError | None = None
 
-    def launch(self, config):
+    def launch(self, config, secrets=None):
+        self.secrets = secrets
         if self.error is not None:
             raise self.error
         self.workers.append(FakeWorker(config))
