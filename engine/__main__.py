@@ -77,8 +77,7 @@ def main() -> ExitStatus:
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     if config.lease_s:
         path = control_path(config.address)
-        # At the end of its lease a worker must not wait for a step or a client.
-        control = Control(path, config.lease_s, lambda: os._exit(ExitStatus.LEASE_EXPIRED))
+        control = Control(path, config.lease_s, _end_of_lease)
         control.start()
     report("loading", doing=progress.doing)
     reporter = Reporter(beat)
@@ -115,6 +114,12 @@ def main() -> ExitStatus:
             control.close()
     report("exited", reason="stopped")
     return ExitStatus.STOPPED
+
+
+def _end_of_lease() -> None:
+    """Exit without waiting for a step or a client."""
+    logging.shutdown()  # writes the last lines
+    os._exit(ExitStatus.LEASE_EXPIRED)
 
 
 if __name__ == "__main__":

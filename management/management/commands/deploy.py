@@ -8,30 +8,18 @@ from typing import TYPE_CHECKING, Any
 from django.core.management.base import CommandParser
 from django.db import transaction
 
-from engine.config import OPTIONS
 from management.autoscale.config import Strategy
 from management.management.deployment_command import ACTOR, DeploymentCommand, is_active
-from management.models import Deployment, Model, ModelVersion
+from management.management.deployment_fields import add_fields, fields_of, option, pair
+from management.models import Model, ModelVersion
 from management.services.adapters import read_identity, register_read_adapter
 from management.services.deployments import create_deployment, start_deployment
-from management.services.errors import RegistryError
 from management.services.models import register_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FIELDS = {
-    "min_workers": int,
-    "max_workers": int,
-    "upper_threshold": float,
-    "lower_threshold": float,
-    "up_window_s": int,
-    "down_window_s": int,
-    "start_timeout_s": int,
-    "drain_timeout_s": int,
-    "idle_timeout_s": int,
-    "max_price_per_hour": float,
-}
+    from management.models import Deployment
 
 
 class Command(DeploymentCommand):
@@ -46,13 +34,7 @@ class Command(DeploymentCommand):
         parser.add_argument("--name", help="The deployment's name; the default is the model's.")
         parser.add_argument("--embedding", action="store_true", help="The model makes embeddings.")
         parser.add_argument("--scale-to-zero", action="store_true", help="Sleep while idle; needs --min-workers 0.")
-        parser.add_argument("--strategy", choices=[each.value for each in Strategy])
-        for name, kind in FIELDS.items():
-            help_text = Deployment._meta.get_field(name).help_text or None
-            parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=help_text)
-        parser.add_argument(
-            "--option", action="append", default=[], metavar="NAME=VALUE", help="An engine option; may be repeated."
-        )
+        add_fields(parser)
         parser.add_argument(
             "--adapter", action="append", default=[], metavar="NAME=DIRECTORY", help="An adapter; may be repeated."
         )
@@ -60,12 +42,12 @@ class Command(DeploymentCommand):
     def change(self, options: dict[str, Any]) -> tuple[Deployment, Callable[[Deployment], bool]]:
         """Register, create and start; nothing stays if anything is refused."""
         kind = str(Model.Kind.EMBEDDING if options["embedding"] else Model.Kind.LLM)
-        fields = {name: options[name] for name in (*FIELDS, "strategy") if options[name] is not None}
+        fields = fields_of(options)
         if options["embedding"]:
             fields.setdefault("strategy", Strategy.RPS.value)
         if "max_workers" not in fields and "min_workers" in fields:
             fields["max_workers"] = max(1, fields["min_workers"])
-        adapters = [_pair(text, "adapter") for text in options["adapter"]]
+        adapters = [pair(text, "adapter") for text in options["adapter"]]
         # Files are hashed before the transaction, so that no lock is held meanwhile.
         identities = {name: read_identity(Path(directory)) for name, directory in adapters}
         with transaction.atomic():
@@ -78,7 +60,7 @@ class Command(DeploymentCommand):
                 options["name"] or version.model.name,
                 version,
                 ACTOR,
-                engine_options=dict(_option(text) for text in options["option"]),
+                engine_options=dict(option(text) for text in options["option"]),
                 adapters=registered,
                 inference_kind=kind,
                 scale_to_zero=options["scale_to_zero"],
@@ -97,24 +79,3 @@ def _version(source: str, kind: str) -> ModelVersion:
     if path.is_dir():
         return register_model(path.resolve().name, str(path.resolve()), ACTOR, kind)
     return register_model(source, source, ACTOR, kind)
-
-
-def _pair(text: str, name: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals or not value:
-        raise RegistryError(f"{name}: NAME=VALUE is expected, got {text!r}")
-    return key, value
-
-
-def _option(text: str) -> tuple[str, Any]:
-    """An engine option, converted to its type."""
-    name, value = _pair(text, "option")
-    if name not in OPTIONS:
-        raise RegistryError(f"option: {name} is no engine option")
-    kind = OPTIONS[name].type
-    try:
-        if kind is bool:
-            return name, {"true": True, "false": False}[value.lower()]
-        return name, kind(value) if kind in (int, float) else value
-    except (ValueError, KeyError) as error:
-        raise RegistryError(f"option: {name} must be of the type {kind.__name__}, got {value!r}") from error

@@ -1,0 +1,92 @@
+"""Web processes and reconcilers come and go; workers and requests stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.cluster import Cluster, Load
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    started = Cluster(tmp_path / "var", {"DRAGOMAN_WORKER_LEASE_S": "20", "DRAGOMAN_LINGER_S": "3"})
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def test_web_processes_restart_one_after_another_and_no_request_is_refused(cluster):
+    cluster.start("reconcile")
+    wait_until(lambda: (cluster.data_dir / "admin-password").exists(), 60, lambda: cluster.log)
+    webs = [cluster.start_web(), cluster.start_web()]
+    cluster.deploy()
+    with Load(cluster.url).running() as load:
+        load.more(20)
+        for old in webs:
+            cluster.start_web()
+            load.more(10)
+            old.send_signal(signal.SIGTERM)
+            assert old.wait(60) == 0
+            load.more(10)
+    assert load.lost == {}
+
+
+def test_a_killed_reconciler_leaves_its_workers_to_the_next_one(cluster):
+    first = cluster.start("reconcile")
+    wait_until(lambda: (cluster.data_dir / "admin-password").exists(), 60, lambda: cluster.log)
+    cluster.start_web()
+    cluster.deploy()
+    (before,) = cluster.deployment()["workers"]
+    with Load(cluster.url).running() as load:
+        load.more(5)
+        first.kill()
+        first.wait()
+        load.more(20)
+        cluster.start("reconcile")
+        wait_until(lambda: "worker taken over" in cluster.log, 60, lambda: cluster.log)
+        cluster.run("scale", "demo", "2", "--wait", "120")
+        load.more(5)
+    assert load.lost == {}
+    workers = cluster.deployment()["workers"]
+    assert (workers[0]["process_id"], workers[0]["epoch"]) == (before["process_id"], before["epoch"])
+    assert len(workers) == 2
+    cluster.run("stop", "demo", "--wait", "60")
+    assert not psutil.pid_exists(before["process_id"])
+
+
+def test_of_two_reconcilers_one_leads_and_the_other_takes_over(cluster):
+    first = cluster.start("reconcile")
+    wait_until(lambda: "this reconciler leads" in cluster.log, 60, lambda: cluster.log)
+    cluster.start("reconcile")
+    cluster.deploy()
+    (before,) = cluster.deployment()["workers"]
+    first.send_signal(signal.SIGSTOP)
+    wait_until(lambda: cluster.log.count("this reconciler leads") == 2, 60, lambda: cluster.log)
+    cluster.run("scale", "demo", "2", "--wait", "120")
+    first.send_signal(signal.SIGCONT)
+    wait_until(lambda: "another reconciler leads" in cluster.log, 60, lambda: cluster.log)
+    workers = cluster.deployment()["workers"]
+    assert [(w["worker"], w["state"]) for w in workers] == [("demo/0", "ready"), ("demo/1", "ready")]
+    assert workers[0]["process_id"] == before["process_id"]
+
+
+def test_without_a_reconciler_workers_end_with_their_lease(tmp_path):
+    cluster = Cluster(tmp_path / "var", {"DRAGOMAN_WORKER_LEASE_S": "5"})
+    try:
+        reconciler = cluster.start("reconcile")
+        wait_until(lambda: "this reconciler leads" in cluster.log, 60, lambda: cluster.log)
+        cluster.deploy()
+        (worker,) = cluster.deployment()["workers"]
+        process = psutil.Process(worker["process_id"])
+        os.kill(reconciler.pid, signal.SIGKILL)
+        assert process.is_running()
+        wait_until(lambda: not process.is_running(), 30, lambda: cluster.log)
+        assert "the lease has expired" in cluster.log
+    finally:
+        cluster.stop()
