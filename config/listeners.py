@@ -11,7 +11,7 @@ from inference.http.routing import RouteTable
 from inference.planes.front import front_planes
 from inference.planes.plane import Plane
 from inference.server.grpc import GrpcLimits, GrpcServer
-from inference.server.plane_server import Listener
+from inference.server.listener import Listener
 from inference.server.tls import MutualContextFactory
 
 if TYPE_CHECKING:

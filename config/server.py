@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from engine.messages import Stats
     from inference.http.exchange import Response
     from inference.planes.declaration import Dialect, Setup
-    from inference.server.plane_server import Listener
+    from inference.server.listener import Listener
 
 logger = structlog.get_logger(__name__)
 

@@ -138,6 +138,8 @@ UNFOLD = {
                     {"title": "Deployments", "icon": "rocket_launch", "link": reverse_lazy("admin:management_deployment_changelist")},
                     {"title": "Workers", "icon": "memory", "link": reverse_lazy("admin:management_worker_changelist")},
                     {"title": "Models", "icon": "deployed_code", "link": reverse_lazy("admin:management_model_changelist")},
+                    {"title": "Machines", "icon": "dns", "link": reverse_lazy("admin:management_node_changelist")},
+                    {"title": "Prices", "icon": "payments", "link": reverse_lazy("admin:management_price_changelist")},
                     {"title": "Adapters", "icon": "extension", "link": reverse_lazy("admin:management_adapter_changelist")},
                 ],
             },

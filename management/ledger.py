@@ -6,6 +6,7 @@ last registries and buffers observed state. Rows serve people and the next start
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import contextmanager
@@ -14,15 +15,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 import structlog
 from django.db import Error, IntegrityError, close_old_connections, transaction
 from django.db.models import Max
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from engine.process.cpus import usable_cpus
 from management import changes
 from management.leadership import LeadershipLost
-from management.models import Deployment, WebProcess, Worker
+from management.models import Deployment, Node, WebProcess, Worker
 from management.services import audit
 from management.services.snapshots import Registries, read_registries
 
@@ -42,7 +45,7 @@ KEEP_DELETED = timedelta(hours=24)
 """How long the record of a deleted deployment is kept."""
 SILENT_FOR = timedelta(seconds=60)
 """A web process that has not reported for so long has ended without signing off."""
-PURGE_EVERY_S = 30.0
+HOUSEKEEPING_S = 30.0
 LONGEST_PAUSE_S = 2.0
 """The longest pause between two attempts while the database is unreachable."""
 
@@ -97,7 +100,7 @@ class Ledger:
     _epochs: dict[tuple[int, int], int] = field(default_factory=dict)
     _models: dict[int, bytes] = field(default_factory=dict)
     _decisions: list[tuple[str, dict[str, object]]] = field(default_factory=list)
-    _purged_at: float = 0.0
+    _kept_at: float = 0.0
     _unwritten: dict[tuple[int, int, int], tuple[Worker, set[str]]] = field(default_factory=dict)
     """By (deployment id, index, epoch): workers with unwritten fields, or without a row; oldest first."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -227,12 +230,22 @@ class Ledger:
         elif not leadership.epoch:
             self.earlier = None
 
-    def purge(self) -> None:
-        """Remove the records of deployments that were deleted a day ago, and of web processes that are gone."""
-        if time.monotonic() - self._purged_at < PURGE_EVERY_S:
+    def note_node(self) -> None:
+        """Record this machine and its capacity. Raises `django.db.Error`."""
+        fields = {
+            "cpus": usable_cpus(),
+            "memory_bytes": psutil.virtual_memory().total,
+            "seen_at": timezone.now(),
+        }
+        Node.objects.update_or_create(name=os.uname().nodename, defaults=fields)
+
+    def keep_house(self) -> None:
+        """Record this machine, and remove the records of deployments that were deleted a day ago, and of web processes that are gone."""
+        if time.monotonic() - self._kept_at < HOUSEKEEPING_S:
             return
-        self._purged_at = time.monotonic()
+        self._kept_at = time.monotonic()
         with self._fenced():
+            self.note_node()
             Deployment.objects.filter(
                 state=Deployment.State.DELETED, ended_at__lt=timezone.now() - KEEP_DELETED
             ).delete()
@@ -246,7 +259,7 @@ class Ledger:
             if done and self.loads is not None:
                 done = self._attempt(self.loads.read)
             if done and (self.leadership is None or self.leadership.leads):
-                done = self._attempt(publish) and self._attempt(self.write) and self._attempt(self.purge)
+                done = self._attempt(publish) and self._attempt(self.write) and self._attempt(self.keep_house)
             pause = INTERVAL_S if done else min(pause * 2, LONGEST_PAUSE_S)
             if done != self._reachable:
                 self._reachable = done

@@ -6,10 +6,12 @@ import asyncio
 import sys
 from typing import Any
 
-from inference.server.plane_server import Listener, PlaneServer  # first: installs the asyncio reactor
+from inference.server.plane_server import PlaneServer  # first: installs the asyncio reactor
 
 # isort: split
 import msgspec
+
+from inference.server.listener import Listener
 
 EVENTS = 128
 TICK_S = 0.02
@@ -42,12 +44,16 @@ if __name__ == "__main__":
     PlaneServer(
         application,
         [Listener("127.0.0.1", int(sys.argv[1]))],
-        refuse=lambda host, port, path, status: (b"text/plain", b""),
+        refuse=lambda host, port, method, path, status: ([(b"content-type", b"text/plain")], b""),
+        preview=lambda host, port, method, path, headers: None,
+        overloaded=lambda host, port, method, path, headers: None,
         max_body_bytes=lambda host, port: 1 << 20,
         drain_s=1.0,
+        linger_s=0.0,
         slow_client_timeout_s=30.0,
         headers_timeout_s=10.0,
         body_timeout_s=60.0,
+        max_connections=4096,
         on_ready=lambda: None,
         on_drain=list,
         on_deadline=nothing,

@@ -171,8 +171,10 @@ class Load:
                     # Every other thread opens a connection for each request.
                     post = kept.post if number % 2 else httpx.post
                     answer = post(f"{self._url}/v1/completions", json=body, **({} if number % 2 else {"timeout": 120}))
-                    texts.add(answer.json()["choices"][0]["text"] if answer.status_code == 200 else "")
-                    what = "ok" if answer.status_code == 200 else f"{answer.status_code} {answer.text[:200]}"
-                    self.counts[what if len(texts) == 1 else f"other texts: {texts}"] += 1
+                    if answer.status_code != 200:
+                        self.counts[f"{answer.status_code} {answer.text[:200]}"] += 1
+                        continue
+                    texts.add(answer.json()["choices"][0]["text"])
+                    self.counts["ok" if len(texts) == 1 else f"other texts: {texts}"] += 1
                 except httpx.HTTPError as error:
                     self.counts[repr(error)] += 1

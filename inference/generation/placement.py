@@ -112,9 +112,10 @@ class Placement:
             raise GenerationFailed("The worker that served this request died.", worker_lost=True) from after
         if after.cause is not None or begun:
             return
-        if len(self._left) > MAX_RETRIES or not self._target.retry(self._left):
-            if after.refusal is FailureCode.OVERLOADED:
+        if after.refusal is FailureCode.OVERLOADED:
+            if len(self._left) > MAX_RETRIES or not self._target.retry(self._left):
                 raise Overloaded("Model is overloaded") from after
+        elif not self._target.others(self._left) and not (self._wait_s and self._router.expects(self._target)):
             raise ShuttingDown("The server is shutting down.") from after
 
     async def _another(self, demand: Demand, begun: bool) -> Assignment | None:

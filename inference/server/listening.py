@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from inference.server.listener import BACKLOG
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 Address = tuple[str, int]
-BACKLOG = 4096
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_SOCKETS = 64
 TIMEOUT_S = 5.0

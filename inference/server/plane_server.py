@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from daphne import server as daphne_server  # first: installs the asyncio reactor
 from daphne.http_protocol import HTTPFactory, WebRequest
-from twisted.internet import defer, endpoints, tcp
-from twisted.internet.interfaces import IPushProducer, IStreamServerEndpoint
-from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.internet import defer, tcp
+from twisted.internet.interfaces import IPushProducer
 from twisted.web import http
 from zope.interface import implementer
 
@@ -30,17 +28,14 @@ from inference.server.channel import DeadlineChannel
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from socket import socket as Socket
 
-    from inference.server.tls import MutualContextFactory
+    from inference.server.listener import Listener
 
     Refuse = Callable[[str, int, str, str, int], tuple[list[tuple[bytes, bytes]], bytes]]
     Preview = Callable[[str, int, str, str, dict[bytes, bytes]], tuple[int, list[tuple[bytes, bytes]], bytes] | None]
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 4096
-"""The accept backlog; the kernel may allow less. A client whose SYN is dropped retries after 1 s, then 3 s."""
 SMALL_BODY_BYTES = 1 << 16
 """The largest body that is read when no permit is free, to keep the connection alive."""
 LINGER_CHECK_S = 0.1
@@ -240,40 +235,6 @@ class PlaneFactory(HTTPFactory):
     def _lost(self) -> None:
         self.open -= 1
         PlaneFactory.connected -= 1
-
-
-@implementer(IStreamServerEndpoint)
-class _SharedEndpoint:
-    """Listens on a socket that other processes may share."""
-
-    def __init__(self, reactor: Any, listening: Socket, tls: MutualContextFactory | None) -> None:
-        self._reactor, self._socket, self._tls = reactor, listening, tls
-
-    def listen(self, factory: Any) -> defer.Deferred[Any]:
-        """Accept connections from the socket."""
-        if self._tls is not None:
-            factory = TLSMemoryBIOFactory(self._tls, False, factory)
-        return defer.execute(self._reactor.adoptStreamPort, self._socket.fileno(), self._socket.family, factory)
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """An address and its TLS settings; replaces Daphne's endpoint description string."""
-
-    host: str
-    port: int
-    tls: MutualContextFactory | None = None
-    socket: Socket | None = None
-    """A socket that listens on the address already."""
-
-    def endpoint(self, reactor: Any) -> Any:
-        """The Twisted endpoint to listen on."""
-        if self.socket is not None:
-            return _SharedEndpoint(reactor, self.socket, self.tls)
-        if self.tls is not None:
-            return endpoints.SSL4ServerEndpoint(reactor, self.port, self.tls, BACKLOG, self.host)
-        kind = endpoints.TCP6ServerEndpoint if ":" in self.host else endpoints.TCP4ServerEndpoint
-        return kind(reactor, self.port, BACKLOG, self.host)
 
 
 daphne_server.HTTPFactory = PlaneFactory

@@ -171,6 +171,12 @@ class EngineRouter:
             raise unavailable(FAILED)
         await self.holding.wait(entry.public_id, tenant, min(timeout_s, self._hold_s, entry.start_timeout_s))
 
+    def expects(self, target: Target) -> bool:
+        """Whether the target's deployment has workers that are coming, or will have once a request wakes it."""
+        entries = self._holder.current.deployments
+        entry = next((each for each in entries if each.name == target.entry.name), None)
+        return entry is not None and entry.availability is not Availability.FAILED and not self.stopping
+
     def assign(
         self, target: Target, demand: Demand, version: int | None, avoid: Collection[EngineClient]
     ) -> Assignment | None:

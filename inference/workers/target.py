@@ -52,7 +52,11 @@ class Target:
         """Whether a request that the workers of `avoid` did not take may be sent to another: there is one, and not too many
         requests were sent again lately.
         """
-        return any(client not in avoid for client in self.responsive) and self.retries.withdraw()
+        return self.others(avoid) and self.retries.withdraw()
+
+    def others(self, avoid: Collection[EngineClient]) -> bool:
+        """Whether a responsive worker is not among `avoid`."""
+        return any(client not in avoid for client in self.responsive)
 
     @property
     def asleep(self) -> bool:

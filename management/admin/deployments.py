@@ -13,6 +13,7 @@ from management import live
 from management.admin import engine_options
 from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor
 from management.admin.engine_options import EngineOptionsForm
+from management.admin.fields import NamesField, ProvidersField
 from management.models import Deployment, Worker
 from management.services import deployments
 from management.services.errors import RegistryError
@@ -21,13 +22,24 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
 LABELS = {
+    "Active": "success",
     "Ready": "success",
+    "Provisioning": "info",
     "Starting": "info",
     "Loading": "info",
-    "Stopping": "warning",
+    "Deleting": "warning",
     "Draining": "warning",
     "Failed": "danger",
 }
+SCALING = [
+    "min_workers", "max_workers", "strategy", "upper_threshold", "lower_threshold", "up_window_s", "down_window_s",
+    "scale_to_zero", "idle_timeout_s", "start_timeout_s", "drain_timeout_s", "fast_autoscaling",
+    "share_while_starting", "immediate_scale_down", "max_price_per_hour", "min_throughput_rate",
+]  # fmt: skip
+PLACEMENT = [
+    "gpu_type", "gpus_per_worker", "use_other_gpus", "expand_gpu_types", "spot", "cloud_providers", "instance_types",
+    "use_on_prem", "on_prem_node_ids", "use_cloudburst",
+]  # fmt: skip
 
 
 class DeploymentForm(EngineOptionsForm):
@@ -37,12 +49,20 @@ class DeploymentForm(EngineOptionsForm):
 
     class Meta:
         model = Deployment
-        fields = ["name", "version"]
+        fields = ["name", "version", "inference_kind", "adapters", "chat_template", *SCALING, *PLACEMENT]
+        field_classes = {
+            "cloud_providers": ProvidersField,
+            "instance_types": NamesField,
+            "on_prem_node_ids": NamesField,
+        }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name, value in self.instance.engine_options.items():
             self.initial.setdefault(name, value)
+        for name in (*SCALING, *PLACEMENT, "inference_kind"):
+            if name in self.fields:  # an empty field means the default
+                self.fields[name].required = False
 
     def clean_name(self) -> str:
         """Refuse reserved names."""
@@ -54,6 +74,9 @@ class DeploymentForm(EngineOptionsForm):
     def clean(self) -> dict[str, Any]:
         """Refuse options that an engine would not accept in combination."""
         cleaned: dict[str, Any] = super().clean()
+        for name in (*SCALING, *PLACEMENT, "inference_kind"):
+            if name in self.fields and name not in self.errors and cleaned.get(name) in (None, ""):
+                cleaned[name] = Deployment._meta.get_field(name).get_default()
         try:
             self.instance.engine_options = deployments.check_engine_options(engine_options.chosen(cleaned))
         except RegistryError as error:
@@ -66,17 +89,44 @@ class DeploymentAdmin(ServiceAdmin):
     """Deployments with their live state and buttons to start and stop them."""
 
     form = DeploymentForm
-    list_display = ["name", "version", "shown_state", "reason", "replicas", "load", "is_default"]
+    list_display = [
+        "name",
+        "version",
+        "shown_state",
+        "shown_reason",
+        "workers_now",
+        "load",
+        "cost_so_far",
+        "is_default",
+    ]
     list_select_related = ["version__model"]
     list_before_template = "admin/live_status.html"
-    readonly_fields = ["state", "reason", "replicas"]
-    actions_row = ["start", "stop", "make_default"]
-    actions_detail = ["start", "stop", "make_default"]
+    readonly_fields = [
+        "state", "reason", "target_workers", "scale_blocked", "price_per_hour", "cost", "public_id", "owner",
+    ]  # fmt: skip
+    actions_row = ["start", "scale_up", "stop", "make_default"]
+    actions_detail = ["start", "scale_up", "stop", "make_default"]
 
     @display(description="State", label=LABELS)
     def shown_state(self, obj: Deployment) -> str:
         """The state as a coloured label."""
-        return obj.get_state_display()
+        return Deployment.State(obj.current_state).label
+
+    @display(description="Reason")
+    def shown_reason(self, obj: Deployment) -> str:
+        """Why it failed, what it waits for, or the limit that keeps it from growing."""
+        return obj.reason or (f"blocked by {obj.scale_blocked}" if obj.scale_blocked else "")
+
+    @display(description="Workers")
+    def workers_now(self, obj: Deployment) -> str:
+        """The wanted number within its limits."""
+        limits = f"{obj.min_workers} to {obj.max_workers}" + (", may sleep" if obj.scale_to_zero else "")
+        return f"{obj.target_workers} ({limits})"
+
+    @display(description="Cost")
+    def cost_so_far(self, obj: Deployment) -> str:
+        """USD so far, and per hour now."""
+        return f"${obj.cost:.2f} (${obj.price_per_hour:g}/h)" if obj.cost or obj.price_per_hour else ""
 
     @display(description="Load")
     def load(self, obj: Deployment) -> str:
@@ -87,25 +137,46 @@ class DeploymentAdmin(ServiceAdmin):
         return f"{sum(s.running for s in mine)} running, {sum(s.waiting for s in mine)} waiting"
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Engine options in a section of their own; read-only users see them as stored JSON."""
-        if obj is not None and not self.has_change_permission(request, obj):
-            return [(None, {"fields": ["name", "version", *self.readonly_fields, "engine_options"]})]
+        """The fields by purpose; read-only users see the engine options as they are stored."""
+        main = ["name", "version", "inference_kind", "adapters", "chat_template", *self.readonly_fields]
+        may_change = obj is None or self.has_change_permission(request, obj)
         return [
-            (None, {"fields": ["name", "version", *self.readonly_fields]}),
-            ("Engine options", {"fields": list(engine_options.FIELDS)}),
+            (None, {"fields": main}),
+            ("Scaling", {"fields": SCALING}),
+            ("Placement", {"fields": PLACEMENT, "classes": ["collapse"]}),
+            ("Engine options", {"fields": list(engine_options.FIELDS) if may_change else ["engine_options"]}),
         ]
 
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Without the records of deleted deployments."""
+        return super().get_queryset(request).exclude(state=Deployment.State.DELETED)
+
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
-        """Names cannot be changed."""
-        return [*self.readonly_fields, "name"] if obj else self.readonly_fields
+        """Name and kind cannot be changed."""
+        return [*self.readonly_fields, "name", "inference_kind"] if obj else self.readonly_fields
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Create or change through the services."""
+        fields = {name: form.cleaned_data[name] for name in (*SCALING, *PLACEMENT, "chat_template")}
+        adapters = form.cleaned_data["adapters"]
         if change:
-            deployments.change_deployment(obj, obj.version, obj.engine_options, actor(request))
+            deployments.change_deployment(
+                obj, actor(request), adapters, version=obj.version, engine_options=obj.engine_options, **fields
+            )
             return
-        saved = deployments.create_deployment(obj.name, obj.version, actor(request), obj.engine_options)
+        saved = deployments.create_deployment(
+            obj.name,
+            obj.version,
+            actor(request),
+            obj.engine_options,
+            adapters,
+            inference_kind=obj.inference_kind,
+            **fields,
+        )
         obj.pk, obj._state.adding = saved.pk, False
+
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+        """Nothing: the service has set the adapters."""
 
     def remove(self, obj: Deployment, actor: str) -> None:
         """Remove through the service."""
@@ -117,8 +188,13 @@ class DeploymentAdmin(ServiceAdmin):
 
     @action(description="Start", permissions=["operate"], icon="play_arrow")
     def start(self, request: HttpRequest, object_id: int) -> HttpResponse:
-        """Start the deployment with one worker."""
+        """Start the deployment with its minimum of workers, at least one."""
         return self._operate(request, object_id, "Start", deployments.start_deployment, "is starting")
+
+    @action(description="Add worker", permissions=["operate"], icon="add")
+    def scale_up(self, request: HttpRequest, object_id: int) -> HttpResponse:
+        """Ask for one worker more, or wake the deployment."""
+        return self._operate(request, object_id, "Add a worker to", deployments.scale_up, "is growing")
 
     @action(description="Stop", permissions=["operate"], icon="stop")
     def stop(self, request: HttpRequest, object_id: int) -> HttpResponse:

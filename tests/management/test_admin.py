@@ -47,7 +47,7 @@ def test_strangers_are_sent_to_log_in(client, db, page):
 
 
 def test_an_operator_sees_state_and_reason(browser, deployment):
-    Deployment.objects.update(state="failed", reason="config.json is missing")
+    Deployment.objects.update(state="failed", observed_generation=1, reason="config.json is missing")
     Worker.objects.create(
         deployment=deployment,
         version=deployment.version,
@@ -161,10 +161,11 @@ def test_a_bad_adapter_is_refused_at_its_field(browser, deployment):
     assert "adapter_config.json is missing" in browser.post(url("adapter", "add"), body).content.decode()
 
 
-def test_a_running_deployment_is_not_deleted(browser, deployment):
+def test_a_deleted_deployment_stays_as_a_record(browser, deployment):
     start_deployment(deployment, "tester")
-    answer = browser.post(url("deployment", "delete", deployment.pk), {"post": "yes"}, follow=True)
-    assert "stop it first" in answer.content.decode()
+    browser.post(url("deployment", "delete", deployment.pk), {"post": "yes"}, follow=True)
+    deployment.refresh_from_db()
+    assert (deployment.deleted, deployment.replicas) == (True, 0)
     assert Deployment.objects.exists()
 
 
@@ -195,6 +196,8 @@ BUTTONS = [("deployment", "start"), ("deployment", "stop"), ("deployment", "make
 @pytest.mark.parametrize(("page", "action"), BUTTONS)
 def test_buttons_change_nothing_without_the_forms_token(admin_user, deployment, page, action):
     key, _ = create_key("ci", ["infer"], "tester")
+    if action == "stop":
+        start_deployment(deployment, "tester")
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(admin_user)
     address = url(page, action, deployment.pk if page == "deployment" else key.pk)

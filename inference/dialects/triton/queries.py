@@ -20,12 +20,12 @@ def server_ready(services: Services) -> bool:
 
 
 def model_ready(services: Services, name: str, version: str) -> bool:
-    """Whether this model can take a request; raises ModelNotFound."""
+    """Whether this model can take a request, a sleeping one included; raises ModelNotFound."""
     try:
         target = find(services.router, name, version)
     except Unavailable:
         return False
-    return any(client.usable for client in target.clients.values())
+    return target.asleep or any(client.usable for client in target.clients.values())
 
 
 async def live(exchange: Exchange, services: Services) -> None:
