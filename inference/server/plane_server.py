@@ -349,10 +349,11 @@ class PlaneServer(daphne_server.Server):
 
     async def _linger(self) -> None:
         """Answer requests on open connections, until all are closed or `linger_s` has passed."""
-        self.lingers = True
+        self.lingers = self.linger_s > 0
         deadline = asyncio.get_running_loop().time() + self.linger_s
         while PlaneFactory.connected and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - of other libraries
             await asyncio.sleep(LINGER_CHECK_S)
+        self.lingers = False
 
     async def _wait(self, timeout_s: float) -> list[asyncio.Task[None]]:
         """The applications that are still running after `timeout_s`."""

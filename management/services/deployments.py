@@ -105,9 +105,9 @@ def scale_up(deployment: Deployment, actor: str, workers: int = 1) -> bool:
     nothing changes. Raises RegistryConflict at the maximum or in deletion.
     """
     current = _locked(deployment)
-    if current.state == Deployment.State.PROVISIONING and current.replicas:
+    if current.current_state == str(Deployment.State.PROVISIONING):
         return False
-    if current.state == Deployment.State.ACTIVE and current.replicas:
+    if current.current_state == str(Deployment.State.ACTIVE):
         wanted = current.target_workers + workers
         if wanted > current.max_workers:
             raise RegistryConflict(

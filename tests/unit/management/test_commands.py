@@ -1,0 +1,91 @@
+"""The commands for deployments: for people, and with --json for scripts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from management.models import Deployment, Worker
+from management.services.deployments import start_deployment
+from tests.conftest import DEMO
+
+pytestmark = pytest.mark.django_db
+
+
+def output(capsys, *arguments: str) -> str:
+    call_command(*arguments)
+    return capsys.readouterr().out
+
+
+def test_deploy_registers_creates_and_starts(capsys):
+    shown = output(capsys, "deploy", str(DEMO), "--name", "one", "--max-workers", "3", "--option", "max_num_seqs=8",
+                   "--option", "prefix_caching=false", "--json")  # fmt: skip
+    row = Deployment.objects.get(name="one")
+    assert json.loads(shown) == {
+        "id": row.public_id, "name": "one", "state": "provisioning", "reason": "", "workers_wanted": 0,
+    }  # fmt: skip
+    assert (row.replicas, row.max_workers) == (1, 3)
+    assert row.engine_options == {"max_num_seqs": 8, "prefix_caching": False}
+    assert row.version.source == str(DEMO.resolve())
+    output(capsys, "deploy", row.version.model.name, "--name", "two")
+    assert Deployment.objects.get(name="two").version == row.version
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--option", "max_num_seqs=lots"], "max_num_seqs must be of the type int"),
+        (["--option", "max_num_seqs"], "NAME=VALUE is expected"),
+        (["--option", "colour=red"], "colour is no engine option"),
+        (["--min-workers", "3", "--max-workers", "2"], "max_workers: must be at least min_workers"),
+        (["--scale-to-zero", "--min-workers", "1"], "scale_to_zero: conflicts with min_workers"),
+        (["--upper-threshold", "1", "--lower-threshold", "1"], "lower_threshold: must be below upper_threshold"),
+        (["--max-price-per-hour", "-1"], "max_price_per_hour"),
+        (["--up-window-s", "0"], "up_window_s"),
+        (["--option", "max_model_len=100000000"], "max_model_len"),
+        (["--embedding", "--strategy", "ttft_latency_sec"], "strategy: must be one of rps_per_worker"),
+        (["--adapter", "a=/nowhere"], "source"),
+    ],
+)
+def test_deploy_refuses_and_leaves_nothing(arguments, text):
+    with pytest.raises(CommandError, match=text):
+        call_command("deploy", str(DEMO), *arguments)
+    assert not Deployment.objects.exists()
+
+
+def test_change_scale_stop_and_delete(capsys, deployment):
+    start_deployment(deployment, "tester")
+    output(capsys, "change", "demo", "--max-workers", "4", "--option", "max_num_seqs=2")
+    deployment.refresh_from_db()
+    assert (deployment.max_workers, deployment.engine_options) == (4, {"max_num_seqs": 2})
+    output(capsys, "scale", "demo", "3")
+    deployment.refresh_from_db()
+    assert deployment.replicas == 3
+    assert "inactive" in output(capsys, "scale", "demo", "zero")
+    output(capsys, "scale", deployment.public_id, "up")
+    deployment.refresh_from_db()
+    assert deployment.replicas == 1
+    output(capsys, "stop", "demo", "--force")
+    deployment.refresh_from_db()
+    assert (deployment.replicas, deployment.force) == (0, True)
+    assert "deleting" in output(capsys, "delete", "demo")
+    for command in (["stop", "demo"], ["scale", "demo", "1"], ["delete", "demo"], ["change", "demo"]):
+        with pytest.raises(CommandError, match="there is no deployment 'demo'"):
+            call_command(*command)
+
+
+def test_status_shows_workers_and_what_they_do(capsys, deployment):
+    start_deployment(deployment, "tester")
+    Worker.objects.create(deployment=deployment, version=deployment.version, index=0, epoch=1, state="loading",
+                          reason="compiling attend", address="x", process_id=17)  # fmt: skip
+    found = json.loads(output(capsys, "status", "--json"))
+    (row,) = found["deployments"]
+    assert (row["name"], row["state"]) == ("demo", "provisioning")
+    assert [(w["worker"], w["state"], w["doing"]) for w in row["workers"]] == [
+        ("demo/0", "loading", "compiling attend")
+    ]
+    shown = output(capsys, "status", "--once")
+    assert "demo/0" in shown
+    assert "compiling attend" in shown

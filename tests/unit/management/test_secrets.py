@@ -1,0 +1,54 @@
+"""Secrets are stored encrypted, and shown to nobody."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+from cryptography.fernet import Fernet
+
+from management.models import Secret
+from management.services.errors import RegistryError
+from management.services.secrets import HUB_TOKEN, generate_key, read_secret, store_secret
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def key(settings, tmp_path):
+    settings.SECRETS_KEY, settings.SECRETS_KEY_FILE = "", tmp_path / "secrets-key"
+    return settings
+
+
+def test_it_works(deployment):
+    assert read_secret(deployment, HUB_TOKEN) is None
+    store_secret(deployment, HUB_TOKEN, "hf_abc")
+    assert read_secret(deployment, HUB_TOKEN) == "hf_abc"
+    assert b"hf_abc" not in bytes(Secret.objects.get().ciphertext)
+    store_secret(deployment, HUB_TOKEN, "hf_def")
+    assert read_secret(deployment, HUB_TOKEN) == "hf_def"
+    store_secret(deployment, HUB_TOKEN, "")
+    assert not Secret.objects.exists()
+
+
+def test_the_generated_key_is_the_owners_and_stays(tmp_path):
+    path = tmp_path / "key"
+    assert generate_key(path) == generate_key(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_new_key_reads_what_an_old_one_wrote(deployment, key):
+    old, new = Fernet.generate_key().decode(), Fernet.generate_key().decode()
+    key.SECRETS_KEY = old
+    store_secret(deployment, HUB_TOKEN, "hf_abc")
+    key.SECRETS_KEY = f"{new},{old}"
+    assert read_secret(deployment, HUB_TOKEN) == "hf_abc"
+    key.SECRETS_KEY = new
+    with pytest.raises(RegistryError, match="DRAGOMAN_SECRETS_KEY has changed"):
+        read_secret(deployment, HUB_TOKEN)
+
+
+def test_a_bad_key_is_named(deployment, key):
+    key.SECRETS_KEY = "short"
+    with pytest.raises(RegistryError, match="DRAGOMAN_SECRETS_KEY: must be 32 bytes"):
+        store_secret(deployment, HUB_TOKEN, "hf_abc")

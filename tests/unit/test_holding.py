@@ -1,0 +1,102 @@
+"""Requests wait for a deployment's first worker: bounded, fair between keys, and gone with their clients."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from inference.errors import Overloaded, Unavailable
+from inference.workers.holding import HoldQueue
+from tests.unit.serving import eventually
+
+
+async def held(queue: HoldQueue, deployment: str, *tenants: str, timeout_s: float = 60.0):
+    """Tasks that wait, in this order."""
+    tasks = []
+    for tenant in tenants:
+        tasks.append(asyncio.ensure_future(queue.wait(deployment, tenant, timeout_s)))
+        await asyncio.sleep(0)  # its first step puts it into the queue
+    return tasks
+
+
+async def test_they_go_on_when_a_worker_comes():
+    queue = HoldQueue()
+    tasks = await held(queue, "a", "x", "x", "y")
+    other = await held(queue, "b", "x")
+    queue.release("a")
+    await asyncio.gather(*tasks)
+    assert (queue.count("a"), queue.count("b"), queue.deployments) == (0, 1, {"b"})
+    queue.release("b")
+    await asyncio.gather(*other)
+
+
+async def test_keys_go_on_in_turn():
+    queue, order = HoldQueue(), []
+
+    async def wait(tenant):
+        await queue.wait("a", tenant, 60)
+        order.append(tenant)
+
+    tasks = []
+    for number, tenant in enumerate("xxxyz"):
+        tasks.append(asyncio.ensure_future(wait(tenant)))
+        await eventually(lambda count=number + 1: queue.count("a") == count)
+    queue.release("a")
+    await asyncio.gather(*tasks)
+    assert "".join(order) == "xyzxx"
+
+
+async def test_a_full_queue_refuses_with_the_time_to_retry():
+    queue = HoldQueue(max_per_deployment=2)
+    tasks = await held(queue, "a", "x", "x")
+    with pytest.raises(Overloaded) as refused:
+        await queue.wait("a", "x", 60)
+    assert refused.value.retry_after_s == 5
+    queue.release("a")
+    await asyncio.gather(*tasks)
+
+
+async def test_the_total_is_bounded_too():
+    queue = HoldQueue(max_per_deployment=5, max_total=2)
+    tasks = [*await held(queue, "a", "x"), *await held(queue, "b", "x")]
+    with pytest.raises(Overloaded):
+        await queue.wait("c", "x", 60)
+    for name in "ab":
+        queue.release(name)
+    await asyncio.gather(*tasks)
+
+
+async def test_a_key_with_many_makes_room_for_one_with_few():
+    queue = HoldQueue(max_per_deployment=3)
+    greedy = await held(queue, "a", "x", "x", "x")
+    modest = await held(queue, "a", "y")
+    with pytest.raises(Overloaded):
+        await greedy[2]  # its newest
+    queue.release("a")
+    await asyncio.gather(*greedy[:2], *modest)
+
+
+async def test_who_hangs_up_leaves_the_queue():
+    queue = HoldQueue(max_per_deployment=1)
+    (task,) = await held(queue, "a", "x")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert queue.count("a") == 0
+
+
+async def test_a_deadline_ends_the_wait():
+    queue = HoldQueue()
+    with pytest.raises(Unavailable, match="did not start in time") as refused:
+        await queue.wait("a", "x", 0.01)
+    assert refused.value.retry_after_s > 0
+    assert queue.count("a") == 0
+
+
+async def test_a_deployment_that_fails_refuses_all():
+    queue = HoldQueue()
+    tasks = await held(queue, "a", "x", "y")
+    queue.refuse("a", "The model cannot be started.")
+    for task in tasks:
+        with pytest.raises(Unavailable, match="cannot be started"):
+            await task
