@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING
 import structlog
 from django.utils import timezone
 
-from management.autoscale.decision import Abort, DeploymentState, Drain, Kill, Prepare, Promote, Start
-from management.autoscale.memory import Failure
+from management.autoscale.decision import Abort, Drain, Kill, Prepare, Promote, Start
 from management.ledger import Ledger, Observed
 from management.models import Deployment, Worker
 from management.placement import Placement
-from management.scaling import SILENT_DECISIONS, LoadHistory, Scaler, capacity_for, facts
+from management.scaling import SILENT_DECISIONS, LoadHistory, Scaler, capacity_for, facts, observed_state
 from management.services.capacity import worker_price
 from management.services.snapshots import Registries, build_snapshot
 from management.watched import Crashes, Watched, hang_reason
@@ -51,18 +50,6 @@ HAND_OVER_PATIENCE_S = 5.0
 """Seconds in which a worker must give its requests to others before it is killed."""
 FORGOTTEN_DRAIN_S = 60.0
 """The drain limit of workers whose deployment has no row any more."""
-STATES = {
-    DeploymentState.PROVISIONING: Deployment.State.PROVISIONING,
-    DeploymentState.ACTIVE: Deployment.State.ACTIVE,
-    DeploymentState.INACTIVE: Deployment.State.INACTIVE,
-    DeploymentState.FAILED: Deployment.State.FAILED,
-    DeploymentState.DELETING: Deployment.State.DELETING,
-    DeploymentState.DELETED: Deployment.State.DELETED,
-}
-FAILURES = {
-    Failure.START_TIMEOUT: "no worker was ready in time",
-    Failure.CRASHES: "workers crashed again and again without serving a request",
-}
 
 
 @dataclass(slots=True)
@@ -374,18 +361,8 @@ class Reconciler:
         self._note(deployment, scaler, str(state), reason, 0, "")
 
     def _note_state(self, deployment: Deployment, mine: list[Watched], scaler: Scaler, crashes: Crashes) -> None:
-        outcome = scaler.outcome
-        if outcome is None:
-            return
-        state = STATES[outcome.state]
-        reason = ""
-        if outcome.memory.failed is not None:
-            reason = FAILURES[outcome.memory.failed]
-        elif state == Deployment.State.PROVISIONING or crashes.reason:
-            doing = next((w.worker.reason for w in mine if w.worker.state == Worker.State.LOADING), "")
-            reason = doing or crashes.reason
-        blocked = "" if outcome.scale_blocked is None else outcome.scale_blocked.value
-        self._note(deployment, scaler, str(state), reason, outcome.memory.target, blocked)
+        if scaler.outcome is not None:
+            self._note(deployment, scaler, *observed_state(scaler.outcome, mine, crashes))
 
     def _note(self, deployment: Deployment, scaler: Scaler, state: str, reason: str, target: int, blocked: str) -> None:
         self.ledger.observed[deployment.pk] = Observed(

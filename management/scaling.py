@@ -15,11 +15,12 @@ import structlog
 
 from management.autoscale import policy
 from management.autoscale.cost import cost, current_price
-from management.autoscale.decision import Rule
-from management.autoscale.memory import Memory
+from management.autoscale.decision import DeploymentState, Rule
+from management.autoscale.memory import Failure, Memory
 from management.autoscale.observation import Observation
 from management.autoscale.signals import History
 from management.load import DeploymentLoad
+from management.models import Deployment, Worker
 from management.models.capacity import DEFAULT_CAPACITY
 
 if TYPE_CHECKING:
@@ -27,15 +28,28 @@ if TYPE_CHECKING:
 
     from management.autoscale.decision import Decision, Outcome
     from management.load import LoadReport
-    from management.models import Deployment
     from management.services.snapshots import Registries
-    from management.watched import Watched
+    from management.watched import Crashes, Watched
 
 logger = structlog.get_logger(__name__)
 
 _IDLE = DeploymentLoad()
 SILENT_DECISIONS = (Rule.REPEATED, Rule.DRAINED)
 """Decisions that repeat or complete an earlier one; they are no audit events."""
+
+
+STATES = {
+    DeploymentState.PROVISIONING: Deployment.State.PROVISIONING,
+    DeploymentState.ACTIVE: Deployment.State.ACTIVE,
+    DeploymentState.INACTIVE: Deployment.State.INACTIVE,
+    DeploymentState.FAILED: Deployment.State.FAILED,
+    DeploymentState.DELETING: Deployment.State.DELETING,
+    DeploymentState.DELETED: Deployment.State.DELETED,
+}
+FAILURES = {
+    Failure.START_TIMEOUT: "no worker was ready in time",
+    Failure.CRASHES: "workers crashed again and again without serving a request",
+}
 
 
 @dataclass(slots=True)
@@ -185,3 +199,16 @@ def facts(decision: Decision) -> dict[str, object]:
     if decision.blocked is not None:
         found["blocked"] = decision.blocked.value
     return found
+
+
+def observed_state(outcome: Outcome, mine: Sequence[Watched], crashes: Crashes) -> tuple[str, str, int, str]:
+    """State, reason, wanted number of workers and the limit that keeps it from growing, as they are recorded."""
+    state = STATES[outcome.state]
+    reason = ""
+    if outcome.memory.failed is not None:
+        reason = FAILURES[outcome.memory.failed]
+    elif state == Deployment.State.PROVISIONING or crashes.reason:
+        doing = next((w.worker.reason for w in mine if w.worker.state == Worker.State.LOADING), "")
+        reason = doing or crashes.reason
+    blocked = "" if outcome.scale_blocked is None else outcome.scale_blocked.value
+    return str(state), reason, outcome.memory.target, blocked

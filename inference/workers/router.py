@@ -139,7 +139,7 @@ class EngineRouter:
         if entry.shares_with and entry.shares_with in self._targets and not (target and target.responsive):
             target = self._targets[entry.shares_with]
         if target is None:
-            if entry.availability is Availability.FAILED:
+            if self._is_hopeless(entry):
                 raise unavailable(FAILED)
             raise Starting(entry.name)
         return target if resolved.adapter is None else replace(target, adapter=resolved.adapter)
@@ -167,7 +167,7 @@ class EngineRouter:
         entry = next((each for each in self._holder.current.deployments if each.name == name), None)
         if entry is None or self.stopping or not self._hold_s:
             raise Unavailable(NO_WORKER)
-        if entry.availability is Availability.FAILED:
+        if self._is_hopeless(entry):
             raise unavailable(FAILED)
         await self.holding.wait(entry.public_id, tenant, min(timeout_s, self._hold_s, entry.start_timeout_s))
 
@@ -175,7 +175,12 @@ class EngineRouter:
         """Whether the target's deployment has workers that are coming, or will have once a request wakes it."""
         entries = self._holder.current.deployments
         entry = next((each for each in entries if each.name == target.entry.name), None)
-        return entry is not None and entry.availability is not Availability.FAILED and not self.stopping
+        return entry is not None and not self._is_hopeless(entry) and not self.stopping
+
+    def _is_hopeless(self, entry: DeploymentEntry) -> bool:
+        """Whether nobody should wait: the deployment has failed, or its model's files cannot be used here."""
+        refused = bool(entry.workers) and all(worker in self._refused for worker in entry.workers)
+        return refused or entry.availability is Availability.FAILED
 
     def assign(
         self, target: Target, demand: Demand, version: int | None, avoid: Collection[EngineClient]
@@ -249,7 +254,7 @@ class EngineRouter:
             entry = by_id.get(public_id)
             if entry is None:
                 self.holding.refuse(public_id, NO_WORKER)
-            elif entry.availability is Availability.FAILED:
+            elif self._is_hopeless(entry):
                 self.holding.refuse(public_id, FAILED)
             elif (target := self._targets.get(entry.name)) is not None and target.responsive:
                 self.holding.release(public_id)

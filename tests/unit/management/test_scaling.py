@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from management import reconcile
+from management import scaling
 from management.autoscale.signals import LoadGauges, LoadSlice
 from management.load import DeploymentLoad, LoadReport
 from management.models import AuditEvent, Deployment, Price, Worker
@@ -175,7 +175,7 @@ def test_a_worker_that_never_becomes_ready_is_ended(reconciler, launcher, clock,
     start_deployment(deployment, "tester")
     passes(reconciler, launcher, clock, 40, ready=False)
     deployment.refresh_from_db()
-    assert (deployment.state, deployment.reason) == ("failed", reconcile.FAILURES["start_timeout"])
+    assert (deployment.state, deployment.reason) == ("failed", scaling.FAILURES["start_timeout"])
     assert reconciler.holder.current.deployments[0].availability == "failed"
 
 
