@@ -68,6 +68,7 @@ class Server:
         self.holding = HoldQueue(options.max_held_requests_per_deployment, options.max_held_requests)
         self.router = EngineRouter(self.holder, self.holding, options.parse_special_tokens, hold_s=options.hold_s)
         self.load = LoadRecorder(control.process, self.router, self.holding)
+        self.holding.on_refused = self.load.rejected
         metrics = Metrics(self.router, logs.dropped_lines)
         hosts = [options.host, *(host for setup in setups for host in setup.hosts)]
         registry = DjangoRegistry(control, options.allowed_adapter_roots(hosts))

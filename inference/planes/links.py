@@ -81,15 +81,15 @@ class LinkPlane(Plane):
         """Why nothing is served below this link, or None."""
         found, snapshot = _LINK.fullmatch(path), self.services.holder.current
         if found is None:
-            return RouteNotFound(path)
+            return RouteNotFound("Not Found")
         if found["id"] in snapshot.stopped:
             return Unavailable(STOPPED)
         if not snapshot.only(found["id"]).deployments:
-            return Unauthorized("Unauthorized") if self.authenticator.required else RouteNotFound(path)
+            return Unauthorized("Unauthorized") if self.authenticator.required else RouteNotFound("Not Found")
         try:
             routes, _ = self.table.find(method, found["path"])
         except ServingError as error:
             return error
         if routes[0].scope != "infer" and found["path"] not in OPEN_PATHS:
-            return RouteNotFound(path)
+            return RouteNotFound("Not Found")
         return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from inference.errors import Overloaded, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 OVERFLOW_RETRY_AFTER_S = 5
 EXPIRED_RETRY_AFTER_S = 5
@@ -37,6 +37,8 @@ class HoldQueue:
 
     def __init__(self, max_per_deployment: int = 64, max_total: int = 256) -> None:
         self.max_per_deployment, self.max_total = max_per_deployment, max_total
+        self.on_refused: Callable[[str], None] = lambda deployment: None
+        """Called with the deployment of each request for which there is no room."""
         self._held: list[HeldRequest] = []
 
     async def wait(self, deployment: str, tenant: str, timeout_s: float) -> None:
@@ -87,9 +89,11 @@ class HoldQueue:
             by_tenant = Counter(held.tenant for held in group)
             heaviest, most = by_tenant.most_common(1)[0] if by_tenant else (tenant, 0)
             if most <= by_tenant[tenant] + 1:
+                self.on_refused(deployment)
                 raise overflow()
             newest = next(held for held in reversed(group) if held.tenant == heaviest)
             self._held.remove(newest)
+            self.on_refused(newest.deployment)
             if not newest.released.done():
                 newest.released.set_exception(overflow())
 

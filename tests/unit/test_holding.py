@@ -48,11 +48,13 @@ async def test_keys_go_on_in_turn():
 
 
 async def test_a_full_queue_refuses_with_the_time_to_retry():
-    queue = HoldQueue(max_per_deployment=2)
+    queue, refusals = HoldQueue(max_per_deployment=2), []
+    queue.on_refused = refusals.append
     tasks = await held(queue, "a", "x", "x")
     with pytest.raises(Overloaded) as refused:
         await queue.wait("a", "x", 60)
     assert refused.value.retry_after_s == 5
+    assert refusals == ["a"]
     queue.release("a")
     await asyncio.gather(*tasks)
 
