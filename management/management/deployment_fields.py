@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import BooleanOptionalAction
 from typing import TYPE_CHECKING, Any
 
 from engine.config import OPTIONS
@@ -32,6 +33,9 @@ def add_fields(parser: CommandParser) -> None:
     for name, kind in FIELDS.items():
         help_text = Deployment._meta.get_field(name).help_text or None
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=help_text)
+    parser.add_argument(
+        "--scale-to-zero", action=BooleanOptionalAction, help="Sleep while idle; needs --min-workers 0."
+    )
     parser.add_argument("--strategy", choices=[each.value for each in Strategy])
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="An engine option; may be repeated."
@@ -40,7 +44,7 @@ def add_fields(parser: CommandParser) -> None:
 
 def fields_of(options: dict[str, Any]) -> dict[str, Any]:
     """The given fields, by name."""
-    return {name: options[name] for name in (*FIELDS, "strategy") if options[name] is not None}
+    return {name: options[name] for name in (*FIELDS, "scale_to_zero", "strategy") if options[name] is not None}
 
 
 def pair(text: str, name: str) -> tuple[str, str]:

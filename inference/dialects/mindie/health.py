@@ -31,7 +31,7 @@ def check(services: Services, state: MindieState) -> None:
     """Raise an error while the service stops (MindieError), or if no worker is connected (NotHealthy)."""
     if state.stopping or services.admission.draining:
         raise MindieError(503, "The service has been stopped.")
-    if not any(target.clients for target in state.router.targets):
+    if not any(target.clients or target.asleep for target in state.router.targets):
         raise NotHealthy("")
 
 
@@ -69,7 +69,7 @@ async def timed(exchange: Exchange, services: Services, state: MindieState) -> N
         raise RouteNotFound("Not Found")
     if state.stopping or services.admission.draining:  # so that a probe does not kill a draining service
         return await exchange.respond(Response(200, HEALTHY))
-    if not any(target.clients for target in state.router.targets):
+    if not any(target.clients or target.asleep for target in state.router.targets):
         raise NotHealthy("")
     digits = match[1]
     if digits is not None and len(digits) > 3:

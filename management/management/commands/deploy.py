@@ -33,7 +33,6 @@ class Command(DeploymentCommand):
         parser.add_argument("model", help="A registered model's name, a directory or a hub id.")
         parser.add_argument("--name", help="The deployment's name; the default is the model's.")
         parser.add_argument("--embedding", action="store_true", help="The model makes embeddings.")
-        parser.add_argument("--scale-to-zero", action="store_true", help="Sleep while idle; needs --min-workers 0.")
         add_fields(parser)
         parser.add_argument(
             "--adapter", action="append", default=[], metavar="NAME=DIRECTORY", help="An adapter; may be repeated."
@@ -63,7 +62,6 @@ class Command(DeploymentCommand):
                 engine_options=dict(option(text) for text in options["option"]),
                 adapters=registered,
                 inference_kind=kind,
-                scale_to_zero=options["scale_to_zero"],
                 **fields,
             )
             start_deployment(deployment, ACTOR, max(1, deployment.min_workers))
