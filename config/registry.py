@@ -140,7 +140,8 @@ class DjangoRegistry:
         row = Deployment.objects.filter(name=name, deleted=False).first()
         if row is None:
             return False
-        if not row.replicas or self._control.observed(row).state == str(Deployment.State.FAILED):
+        resting = (str(Deployment.State.FAILED), str(Deployment.State.INACTIVE))
+        if not row.replicas or self._control.observed(row).state in resting:
             deployments.start_deployment(row, actor)
         self._control.refresh()
         return True

@@ -57,7 +57,7 @@ async def model_ready(exchange: Exchange, services: Services, state: MindieState
     target = state.named(name)
     if target is None:
         raise MindieError(404, f"Model {name} not found.")
-    if not any(client.usable and not client.suspect for client in target.clients.values()):
+    if not target.asleep and not target.responsive:
         raise MindieError(500, "Failed to get health status.")
     await exchange.respond(Response(200, b"", b""))
 
