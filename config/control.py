@@ -80,6 +80,7 @@ class EmbeddedControl:
     def start(self, load: LoadSource) -> None:
         """Take the lease, forget the workers of an earlier process, run the first pass and then the loop."""
         leadership = Leadership(holder=self.process)
+        leadership.bury()
         if not leadership.campaign():
             raise RegistryLed("a reconciler runs on this registry; use `web` instead of `serve`, or stop it")
         self._reconciler.load = load
@@ -94,11 +95,13 @@ class EmbeddedControl:
         for thread in self._threads:
             thread.join()
         self._launcher.close()
+        standing = self._reconciler.ledger.standing
+        if standing is None:  # it never began
+            return
         close_old_connections()
         try:
             self._reconciler.forget_earlier_workers()
-            if self._reconciler.ledger.standing is not None:
-                self._reconciler.ledger.standing.resign()
+            standing.resign()
         except DatabaseError as error:
             logger.warning("database not reachable", error=str(error))
 

@@ -13,6 +13,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 
+import psutil
 from django.db import connection, transaction
 
 from management.models import LeaderLease
@@ -79,6 +80,15 @@ class Leadership:
             return False
         self.epoch, self._renewed = int(row[0]), asked
         return True
+
+    def bury(self) -> None:
+        """End the lease of a holder on this machine whose process has ended, so that nobody waits for it to run out."""
+        row = LeaderLease.objects.filter(name=self.name).first()
+        if row is None:
+            return
+        host, pid, _ = row.holder.rsplit(":", 2)
+        if host == socket.gethostname()[:80] and not psutil.pid_exists(int(pid)):
+            LeaderLease.objects.filter(name=self.name, holder=row.holder, epoch=row.epoch).update(expires_at=0.0)
 
     def fence(self) -> None:
         """Check, inside the transaction of a write, that this process still leads; raises LeadershipLost."""

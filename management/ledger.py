@@ -220,6 +220,8 @@ class Ledger:
         if leadership is None or not leadership.due:
             return
         led = leadership.epoch
+        if not led:
+            leadership.bury()
         if leadership.campaign() and leadership.epoch != led:
             with self._lock:
                 self._unwritten, self._decisions = {}, []

@@ -27,11 +27,12 @@ logger = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 4096
 CHECK_EVERY_S = 0.5
+CONTROL_SUFFIX = ".control"
 
 
 def control_path(address: str) -> str:
     """The path of the control socket of the worker that listens on this Unix address."""
-    return address.removeprefix("unix:") + ".control"
+    return address.removeprefix("unix:") + CONTROL_SUFFIX
 
 
 class Renew(msgspec.Struct, frozen=True):

@@ -115,11 +115,16 @@ class Placement:
         if after.refusal is FailureCode.OVERLOADED:
             if len(self._left) > MAX_RETRIES or not self._target.retry(self._left):
                 raise Overloaded("Model is overloaded") from after
-        elif not self._target.others(self._left) and not (self._wait_s and self._router.expects(self._target)):
+        elif not self._target.others(self._left) and not self._may_wait:
             raise ShuttingDown("The server is shutting down.") from after
 
+    @property
+    def _may_wait(self) -> bool:
+        return bool(self._wait_s or self._router.hold_s) and self._router.expects(self._target)
+
     async def _another(self, demand: Demand, begun: bool) -> Assignment | None:
-        give_up = time.monotonic() + self._wait_s
+        # Before its first token a request waits as one that is held: the deployment may have gone to sleep under it.
+        give_up = time.monotonic() + (self._wait_s if begun else max(self._wait_s, self._router.hold_s))
         while not self._cancelled():
             if self._router.stopping:
                 raise ShuttingDown("The server is shutting down.")

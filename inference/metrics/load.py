@@ -139,24 +139,31 @@ class LoadRecorder(Observer):
                     waiting.setdefault(request.deployment, []).append(now - request.arrived)
         workers: dict[str, dict[str, int]] = {}
         queued: dict[str, int] = {}
+        served: set[str] = set()
+        """Deployments with a worker that takes requests."""
         for target in self._router.targets:
             name, clients = target.entry.public_id, list(target.clients.items())
             workers[name] = {worker.worker_id: client.inflight for worker, client in clients}
             queued[name] = sum(client.stats.waiting for _, client in clients)
+            if target.responsive:
+                served.add(name)
         names = {*self._loads, *workers, *self._holding.deployments}
         deployments = {}
         for name in names:
             load = self._loads.setdefault(name, _Load())
             self._close_second(load, now)
             held = self._holding.count(name)
-            if held:
+            # Requests whose last worker has left wait for another: they wake a deployment like those that are held.
+            at_workers = sum(workers.get(name, {}).values())
+            stranded = 0 if name in served else max(0, len(running.get(name, ())) - at_workers)
+            if held + stranded:
                 load.last_activity_at = now
             # A request without a token may be in its prefill: only the engines know how many are queued.
             queue = min(counts.get(name, 0), queued.get(name, 0))
             gauges = LoadGauges(
-                running=len(running.get(name, ())) - queue,
+                running=max(0, len(running.get(name, ())) - queue - stranded),
                 waiting=queue,
-                held=held,
+                held=held + stranded,
                 waiting_ages_s=tuple(sorted(waiting.get(name, ()))[-MAX_AGES:]),
                 running_ages_s=tuple(sorted(running.get(name, ()))[-MAX_AGES:]),
                 last_activity_at=load.last_activity_at,

@@ -64,7 +64,7 @@ class EngineRouter:
         seconds that a request may wait in `holding` for a worker.
         """
         self._holder, self._parse_special_tokens = holder, parse_special_tokens
-        self.holding, self._hold_s = holding or HoldQueue(), hold_s
+        self.holding, self.hold_s = holding or HoldQueue(), hold_s
         self._random = random or Random()
         self.retries = RetryBudget(time.monotonic)
         self._targets: dict[str, Target] = {}
@@ -161,15 +161,15 @@ class EngineRouter:
             try:
                 return await run()
             except Starting as error:
-                await self._wait_for(error.deployment, tenant, self._hold_s)
+                await self._wait_for(error.deployment, tenant, self.hold_s)
 
     async def _wait_for(self, name: str, tenant: str, timeout_s: float) -> None:
         entry = next((each for each in self._holder.current.deployments if each.name == name), None)
-        if entry is None or self.stopping or not self._hold_s:
+        if entry is None or self.stopping or not self.hold_s:
             raise Unavailable(NO_WORKER)
         if self._is_hopeless(entry):
             raise unavailable(FAILED)
-        await self.holding.wait(entry.public_id, tenant, min(timeout_s, self._hold_s, entry.start_timeout_s))
+        await self.holding.wait(entry.public_id, tenant, min(timeout_s, self.hold_s, entry.start_timeout_s))
 
     def expects(self, target: Target) -> bool:
         """Whether the target's deployment has workers that are coming, or will have once a request wakes it."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.failures import ExitStatus
-from engine.process.control import Renew, control_path
+from engine.process.control import CONTROL_SUFFIX, Renew, control_path
 from management.launchers.base import WorkerStatus
 from management.launchers.environment import worker_environment
 from management.launchers.local import COMMAND, ROOT
@@ -111,7 +111,11 @@ class LeasedWorker:
             poll.poll()
 
     def release(self) -> None:
-        """Disconnect; a running worker is left to its lease."""
+        """Disconnect; a running worker is left to its lease. What an ended one left behind is removed."""
+        if self.exit_code() is not None:
+            for path in (self._path, self._path.removesuffix(CONTROL_SUFFIX)):
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
         self._disconnect()
         os.close(self._pidfd)
 

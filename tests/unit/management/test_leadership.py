@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from django.db import connection, transaction
 
@@ -74,3 +76,15 @@ def test_the_writes_of_an_earlier_leader_are_refused():
 
 def test_the_clock_is_the_databases():
     assert connection.vendor in leadership.CLOCKS
+
+
+def test_the_lease_of_a_dead_process_of_this_machine_is_not_waited_for():
+    dead = Leadership(holder=leadership.new_holder().replace(f":{os.getpid()}:", ":999999999:"))
+    dead.campaign()
+    alive = Leadership()
+    assert not alive.campaign()
+    alive.bury()
+    assert (alive.campaign(), alive.epoch) == (True, 2)
+    other = Leadership()
+    other.bury()
+    assert not other.campaign()  # this one lives
