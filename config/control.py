@@ -56,6 +56,10 @@ class Control(Protocol):
         """Begin. `load` is measured at this process's front door. Raises `django.db.Error` or RegistryLed."""
         ...
 
+    def hurry(self) -> None:
+        """A request waits for a deployment to wake: tell whoever wakes it now. Thread-safe."""
+        ...
+
     def stop(self) -> None:
         """End; returns when everything has."""
         ...
@@ -89,6 +93,9 @@ class EmbeddedControl:
         self._reconciler.reconcile_once()  # the worker loads its model while the rest starts
         self._threads = _started(self._stop, self._reconciler.run, LoadReporter(self.process, load).run)
 
+    def hurry(self) -> None:
+        """Nothing: the reconciler looks at the load in every pass."""
+
     def stop(self) -> None:
         """End the loop and the workers, and record that they are gone; if the database is away, the next start does it."""
         self._stop.set()
@@ -115,6 +122,7 @@ class FollowingControl:
         self.holder = SnapshotHolder()
         self.process = new_holder()
         self._follower = RegistryFollower(self.holder)
+        self._reporter: LoadReporter | None = None
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self.refresh = self._follower.refresh
@@ -124,7 +132,13 @@ class FollowingControl:
     def start(self, load: LoadSource) -> None:
         """Read the registries once, then follow them."""
         self._follower.refresh()
-        self._threads = _started(self._stop, self._follower.run, LoadReporter(self.process, load).run)
+        self._reporter = LoadReporter(self.process, load)
+        self._threads = _started(self._stop, self._follower.run, self._reporter.run)
+
+    def hurry(self) -> None:
+        """Report the load to the reconciler now."""
+        if self._reporter is not None:
+            self._reporter.hurry()
 
     def stop(self) -> None:
         """End the threads."""

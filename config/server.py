@@ -69,6 +69,7 @@ class Server:
         self.router = EngineRouter(self.holder, self.holding, options.parse_special_tokens, hold_s=options.hold_s)
         self.load = LoadRecorder(control.process, self.router, self.holding)
         self.holding.on_refused = self.load.rejected
+        self.holding.on_first = self._report_now
         metrics = Metrics(self.router, logs.dropped_lines)
         hosts = [options.host, *(host for setup in setups for host in setup.hosts)]
         registry = DjangoRegistry(control, options.allowed_adapter_roots(hosts))
@@ -158,6 +159,11 @@ class Server:
             await reporting
         finally:
             reporting.cancel()
+
+    def _report_now(self) -> None:
+        """A request waits for a deployment: whoever wakes it need not wait for the next report."""
+        self.load.refresh()
+        self.control.hurry()
 
     async def _report_load(self) -> None:
         """Make the reports from which deployments are scaled."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,13 +28,20 @@ class LoadReporter:
 
     process: str
     load: LoadSource
+    _due: threading.Event = field(default_factory=threading.Event)
+
+    def hurry(self) -> None:
+        """Report now: a request waits for a deployment to wake. Thread-safe."""
+        self._due.set()
 
     def run(self, stop: threading.Event) -> None:
-        """Report once a second until `stop` is set, then sign off. While the database is away, reports are dropped: the next
+        """Report once a second, and when told to, until `stop` is set; then sign off. While the database is away, reports are dropped: the next
         one repeats the last seconds.
         """
         number, pause = 0, INTERVAL_S
-        while not stop.wait(pause):
+        while not stop.is_set():
+            self._due.wait(pause)
+            self._due.clear()
             number += 1
             try:
                 self._report(number)

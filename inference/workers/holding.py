@@ -39,6 +39,8 @@ class HoldQueue:
         self.max_per_deployment, self.max_total = max_per_deployment, max_total
         self.on_refused: Callable[[str], None] = lambda deployment: None
         """Called with the deployment of each request for which there is no room."""
+        self.on_first: Callable[[], None] = lambda: None
+        """Called when a request begins to wait for a deployment that no other one waits for."""
         self._held: list[HeldRequest] = []
 
     async def wait(self, deployment: str, tenant: str, timeout_s: float) -> None:
@@ -48,6 +50,8 @@ class HoldQueue:
         self._make_room(deployment, tenant)
         held = HeldRequest(deployment, tenant, time.monotonic())
         self._held.append(held)
+        if self.count(deployment) == 1:
+            self.on_first()
         try:
             async with asyncio.timeout(timeout_s):
                 await held.released
