@@ -15,6 +15,9 @@ from tests.waiting import wait_until
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 6, "temperature": 0}
 TRITON = {"text_input": "What is the capital of France?", "parameters": {"max_tokens": 6, "temperature": 0}}
 
+pytestmark = pytest.mark.timeout(500)
+"""Workers load a real model, several times, on whatever the machine has left."""
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
