@@ -242,7 +242,9 @@ class Ledger:
         Node.objects.update_or_create(name=os.uname().nodename, defaults=fields)
 
     def keep_house(self) -> None:
-        """Record this machine, and remove the records of deployments that were deleted a day ago, and of web processes that are gone."""
+        """Record this machine; remove the records of deployments that were deleted a day ago, and of web processes that
+        are gone.
+        """
         if time.monotonic() - self._kept_at < HOUSEKEEPING_S:
             return
         self._kept_at = time.monotonic()

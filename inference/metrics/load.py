@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -183,15 +183,5 @@ class LoadRecorder(Observer):
     def _close_second(self, load: _Load, now: float) -> None:
         sums = load.now
         if sums != _Second():
-            load.slices.append(
-                LoadSlice(
-                    at=now,
-                    arrivals=sums.arrivals,
-                    rejected=sums.rejected,
-                    first_tokens=sums.first_tokens,
-                    ttft_total_s=sums.ttft_total_s,
-                    completions=sums.completions,
-                    e2e_total_s=sums.e2e_total_s,
-                )
-            )
+            load.slices.append(LoadSlice(at=now, **asdict(sums)))
             load.now = _Second()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -19,7 +20,7 @@ ACTOR = "command line"
 POLL_S = 0.5
 
 
-class DeploymentCommand(BaseCommand):
+class DeploymentCommand(BaseCommand, ABC):
     """A command that changes one deployment."""
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -27,9 +28,9 @@ class DeploymentCommand(BaseCommand):
         parser.add_argument("--json", action="store_true", help="Print the deployment as JSON.")
         parser.add_argument("--wait", type=float, metavar="SECONDS", help="Wait so long for the change to be done.")
 
+    @abstractmethod
     def change(self, options: dict[str, Any]) -> tuple[Deployment, Callable[[Deployment], bool]]:
         """Make the change; returns the deployment and when it is done. Raises RegistryError."""
-        raise NotImplementedError
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Change, wait if asked to, print; raises CommandError."""
@@ -67,6 +68,26 @@ class DeploymentCommand(BaseCommand):
                 raise CommandError(f"{deployment.name} is still {progress}")
             time.sleep(POLL_S)
             deployment.refresh_from_db()
+
+
+class EndingCommand(DeploymentCommand):
+    """A command after which the deployment has no workers."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the name and the switch."""
+        super().add_arguments(parser)
+        parser.add_argument("name", help="The deployment's name or id.")
+        parser.add_argument("--force", action="store_true", help="Do not wait for running requests.")
+
+    @abstractmethod
+    def end(self, deployment: Deployment, force: bool) -> None:
+        """Ask for the end; raises RegistryError."""
+
+    def change(self, options: dict[str, Any]) -> tuple[Deployment, Callable[[Deployment], bool]]:
+        """Ask for the end; done when the last worker has left."""
+        deployment = find(options["name"])
+        self.end(deployment, options["force"])
+        return deployment, has_no_workers
 
 
 def find(name: str) -> Deployment:

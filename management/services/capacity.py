@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
+from management.autoscale.cost import PriceChoice, PriceFilter, cheapest
 from management.models import Price
 from management.services import audit
 from management.services.errors import refused
@@ -51,15 +52,15 @@ def worker_price(deployment: Deployment, prices: Iterable[Price]) -> float | Non
     """USD per hour of one worker: the cheapest row that its placement allows, times its accelerators; None if no row
     matches.
     """
-    providers = {each["name"]: set(each.get("regions") or ()) for each in deployment.cloud_providers}
-
-    def allowed(price: Price) -> bool:
-        if price.gpu_type != deployment.gpu_type or (price.spot and not deployment.spot):
-            return False
-        if not price.provider or not providers:
-            return True
-        regions = providers.get(price.provider)
-        return regions is not None and (not regions or not price.region or price.region in regions)
-
-    found = [price.price_per_hour for price in prices if allowed(price)]
-    return min(found) * max(1, deployment.gpus_per_worker) if found else None
+    providers = {each["name"]: frozenset(each.get("regions") or ()) for each in deployment.cloud_providers}
+    choices = [
+        PriceChoice(provider, region, price.gpu_type, price.spot, price.price_per_hour)
+        for price in prices
+        # A row without a provider or region is the price at each one that the deployment allows.
+        for provider in ([price.provider] if price.provider else providers or [""])
+        for region in ([price.region] if price.region else providers.get(provider) or [""])
+    ]
+    wanted = PriceFilter(providers, frozenset({deployment.gpu_type}), deployment.spot)
+    found = cheapest(choices, wanted)
+    known = None if found is None else found.price_per_hour
+    return None if known is None else known * max(1, deployment.gpus_per_worker)

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from django.core.management.base import CommandParser
-
-from management.management.deployment_command import ACTOR, DeploymentCommand, find, has_no_workers
+from management.management.deployment_command import ACTOR, EndingCommand
 from management.services.deployments import delete_deployment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from management.models import Deployment
 
 
-class Command(DeploymentCommand):
+class Command(EndingCommand):
     """`manage.py delete NAME [--force]`."""
 
     help = __doc__
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        """Add the name and the switch."""
-        super().add_arguments(parser)
-        parser.add_argument("name", help="The deployment's name or id.")
-        parser.add_argument("--force", action="store_true", help="Do not wait for running requests.")
-
-    def change(self, options: dict[str, Any]) -> tuple[Deployment, Callable[[Deployment], bool]]:
-        """Delete the deployment."""
-        deployment = find(options["name"])
-        delete_deployment(deployment, ACTOR, options["force"])
-        return deployment, has_no_workers
+    def end(self, deployment: Deployment, force: bool) -> None:
+        """Ask the service."""
+        delete_deployment(deployment, ACTOR, force)
