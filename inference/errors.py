@@ -89,6 +89,35 @@ class ModelNotFound(ServingError):
         self.name = name
 
 
+class VersionNotFound(ModelNotFound):
+    """The served name has no such version."""
+
+    def __init__(self, name: str, version: str) -> None:
+        super().__init__(name)
+        self.version = version
+        self.message = f"The model `{name[:200]}` has no version {version[:200]!r}."
+
+
+class ModelExists(ServingError):
+    """The served name `name` has this `version` already."""
+
+    def __init__(self, name: str, version: str) -> None:
+        super().__init__(f"The model `{name[:200]}` has a version {version[:200]!r} already.")
+        self.name, self.version = name, version
+
+
+class SourceNotFound(ServingError):
+    """None of the named sources of a model exists here."""
+
+
+class SourceForbidden(SourceNotFound):
+    """The source is a directory outside the allowed folders."""
+
+
+class StartFailed(ServingError):
+    """The workers of a deployment cannot be started; the text is the reason."""
+
+
 class ResponseNotFound(ServingError):
     """Responses are not stored, so no response has this id."""
 
