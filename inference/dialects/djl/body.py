@@ -70,7 +70,7 @@ def _from_fields(fields: dict[str, str]) -> dict[str, Any]:
     given = next((fields[name] for name in CONTENT if name in fields), None)
     if given is None:
         raise LmiError(f"{PARSING}The form needs one of the fields {', '.join(CONTENT)}.")
-    value = parse_json(given.encode()) if given.lstrip().startswith("{") else {"inputs": given}
+    value: dict[str, Any] = parse_json(given.encode()) if given.lstrip().startswith("{") else {"inputs": given}
     if "parameters" in fields:
         value["parameters"] = parse_json(fields["parameters"].encode())
     for name in ("adapters", "model", "model_name"):

@@ -65,28 +65,32 @@ async def _entry(exchange: Exchange, services: Services, state: DjlState, body: 
     """The deployment by path, query, header or body, then by OpenAI's `model`, then the startup model; raises
     ModelNotFoundException, BadRequestException without a name.
     """
-    query = query_of(exchange)
-    name = exchange.parameters.get("model") or query.get("model_name", [""])[0] or attribute(exchange, "model_name")
-    name = name or body.get("model_name")
-    version = exchange.parameters.get("version") or query.get("model_version", [""])[0]
-    version = version or attribute(exchange, "model_version") or body.get("model_version")
-    if not isinstance(name or "", str) or not isinstance(version or "", str):
-        raise bad_request("model_name and model_version must be texts")
+    name, version = _named(exchange, body, "model"), _named(exchange, body, "version")
     if not name:
         named = _by_model(services, body)
         if named is not None:
             return named
-        name = await state.startup.name(services)
+        name = await state.startup.name(services) or ""
     if not name:
         raise bad_request("Parameter model_name is required.")
     try:
-        entry = await running(services, name, version or "")
+        entry = await running(services, name, version)
     except ModelNotFound as error:
         shown = f"{name}:{version}" if version else name
         raise not_found(f"Model or workflow not found: {shown[:300]}") from error
     if entry is None:
         raise not_ready(f"Model or workflow is not ready: {name[:300]}")
     return entry
+
+
+def _named(exchange: Exchange, body: dict[str, Any], what: str) -> str:
+    """The model's name or version by path, query, header or body; "" without one."""
+    key = "model_name" if what == "model" else "model_version"
+    given = exchange.parameters.get(what) or query_of(exchange).get(key, [""])[0] or attribute(exchange, key)
+    found = given or body.get(key) or ""
+    if not isinstance(found, str):
+        raise bad_request(f"Parameter {key} must be a text.")
+    return found
 
 
 def _by_model(services: Services, body: dict[str, Any]) -> DeploymentEntry | None:
