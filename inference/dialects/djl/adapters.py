@@ -10,10 +10,11 @@ from inference.dialects.djl.adapter_failures import failed
 from inference.dialects.djl.errors import DEPENDENCY, NO_METHOD, DjlError, bad_request, conflict, not_ready, pretty
 from inference.dialects.djl.models import running, target_of
 from inference.dialects.djl.parameters import read_parameters
-from inference.errors import AdapterExists, AdapterNotFound, ModelNotFound, ServingError
+from inference.errors import AdapterExists, AdapterNotFound, ModelNotFound, ServingError, Unavailable
 from inference.http.exchange import Response
 
 if TYPE_CHECKING:
+    from engine.adapters.failures import AdapterFailure
     from inference.dialects.djl.models import StartupModel
     from inference.dialects.djl.parameters import Parameters
     from inference.http.exchange import Exchange
@@ -25,7 +26,7 @@ MAX_SHOWN = 256
 """Characters of a client's alias that a message repeats."""
 NO_MODEL = "The adapter must be prefixed with a model unless there is only a single startup model used."
 _OWN = frozenset({"name", "src", "preload", "load", "pin"})
-"""Parameters that are not stored as an adapter's options."""
+"""Parameters that are not stored among an adapter's options as they are given."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -35,7 +36,8 @@ async def list_adapters(exchange: Exchange, services: Services, startup: Startup
     parameters = await read_parameters(exchange)
     first, end = parameters.page(len(entry.adapters))
     token = {"nextPageToken": str(end)} if end < len(entry.adapters) else {}
-    page = [_described(services, entry, adapter) for adapter in entry.adapters[first:end]]
+    failures = _failures(services, entry)
+    page = [_described(adapter, failures) for adapter in entry.adapters[first:end]]
     await exchange.respond(pretty({**token, "adapters": page}))
 
 
@@ -72,7 +74,7 @@ async def register(exchange: Exchange, services: Services, startup: StartupModel
 async def describe(exchange: Exchange, services: Services, startup: StartupModel) -> None:
     """GET with a name: one adapter."""
     entry = await _deployment(exchange, services, startup)
-    await exchange.respond(pretty(_described(services, entry, _adapter(exchange, entry))))
+    await exchange.respond(pretty(_described(_adapter(exchange, entry), _failures(services, entry))))
 
 
 async def update(exchange: Exchange, services: Services, startup: StartupModel) -> None:
@@ -84,7 +86,7 @@ async def update(exchange: Exchange, services: Services, startup: StartupModel) 
     parameters = await read_parameters(exchange)
     preload, pin = _preload(parameters), parameters.flag("pin")
     alias, source = _alias(exchange, adapter.name), parameters.text("src")
-    merged = _is_preloaded(adapter) if preload is None else preload
+    merged = _wants_preload(adapter) if preload is None else preload
     if not merged and (adapter.pinned if pin is None else pin):
         raise bad_request("Can not set load to false and pin to true", DEPENDENCY)
     if source is not None and source != _source(adapter):
@@ -145,19 +147,32 @@ def _adapter(exchange: Exchange, entry: DeploymentEntry) -> AdapterEntry:
     return adapter
 
 
-def _described(services: Services, entry: DeploymentEntry, adapter: AdapterEntry) -> dict[str, Any]:
+def _failures(services: Services, entry: DeploymentEntry) -> dict[str, AdapterFailure]:
+    """Why workers could not load adapters; nothing while there are no workers."""
+    try:
+        return services.adapters.failures(entry.name)
+    except Unavailable:
+        return {}
+
+
+def _described(adapter: AdapterEntry, failures: dict[str, AdapterFailure]) -> dict[str, Any]:
     shown = {
         "name": adapter.name,
         "src": _source(adapter),
         "preload": _is_preloaded(adapter),
         "pin": adapter.pinned,
     }
-    failure = services.adapters.failures(entry.name).get(adapter.digest)
+    failure = failures.get(adapter.digest)
     return shown if failure is None else {**shown, "status": "FAILED", "reason": failure.words}
 
 
 def _is_preloaded(adapter: AdapterEntry) -> bool:
     return adapter.preload or adapter.pinned
+
+
+def _wants_preload(adapter: AdapterEntry) -> bool:
+    """Whether it may be pinned: unless its client said that it should not be preloaded."""
+    return _is_preloaded(adapter) or dict(adapter.options).get("preload") != "false"
 
 
 def _source(adapter: AdapterEntry) -> str:
@@ -187,6 +202,9 @@ def _preload(parameters: Parameters) -> bool | None:
 
 def _options(parameters: Parameters, source: str | None = None) -> dict[str, str]:
     options = {name: value for name, value in parameters.singles().items() if name not in _OWN}
+    preload = _preload(parameters)
+    if preload is not None:
+        options["preload"] = str(preload).lower()
     return options if source is None else {**options, "src": source}
 
 

@@ -60,7 +60,7 @@ async def test_a_json_body_gives_what_the_query_lacks(files):
     body = {"name": "a1", "src": "/a/a1", "preload": False, "pin": False, "note": 7, "nothing": None}
     assert (await files.post("/adapters?name=a2", body)).json() == {"status": "Adapter a2 registered"}
     assert (await files.get("/adapters/a2")).json() == {"name": "a2", "src": "/a/a1", "preload": False, "pin": False}
-    assert dict(files.registry.deployed["demo"].adapters[0].options) == {"note": "7", "nothing": ""}
+    assert dict(files.registry.deployed["demo"].adapters[0].options) == {"note": "7", "nothing": "", "preload": "false"}
 
 
 async def test_plain_text_for_clients_that_accept_only_that(files):
@@ -85,7 +85,7 @@ async def test_load_is_a_former_name_of_preload(files):
     assert (await files.get("/adapters/a1")).json()["preload"] is False
     assert (await files.post("/adapters/a1/update?load=true")).status == 200
     assert (await files.get("/adapters/a1")).json()["preload"] is True
-    assert files.registry.deployed["demo"].adapters[0].options == ()
+    assert files.registry.deployed["demo"].adapters[0].options == (("preload", "true"),)
 
 
 @pytest.mark.parametrize(
@@ -206,9 +206,18 @@ async def test_updates_keep_what_they_leave_out(files):
     await files.post("/adapters?name=a1&src=/a/a1&preload=false&one=1&two=2")
     assert (await files.post("/adapters/a1/update?two=3&src=/a/a1")).status == 200
     assert (await files.get("/adapters/a1")).json() == {"name": "a1", "src": "/a/a1", "preload": False, "pin": False}
-    assert dict(files.registry.deployed["demo"].adapters[0].options) == {"one": "1", "two": "3"}
+    assert dict(files.registry.deployed["demo"].adapters[0].options) == {"one": "1", "two": "3", "preload": "false"}
     await files.refused("POST", "/adapters/a1/update?pin=true", 424, BAD, "Can not set load to false and pin to true")
     assert (await files.post("/adapters/a1/update?preload=true&pin=true")).status == 200
+
+
+async def test_an_adapter_that_came_another_way_can_be_pinned(files):
+    files.registry.deployed["demo"].adapters.append(AdapterEntry("a1", "digest-a1", "/store/a1", 1, source="/a/a1"))
+    files.registry.publish()
+    assert await files.adapters() == [{"name": "a1", "src": "/a/a1", "preload": False, "pin": False}]
+    await eventually(lambda: files.serving.router.resolve("demo").entry.adapters)
+    assert (await files.post("/adapters/a1/update?pin=true")).status == 200
+    assert await files.adapters() == [{"name": "a1", "src": "/a/a1", "preload": True, "pin": True}]
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])
