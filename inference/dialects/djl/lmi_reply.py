@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.failures import FinishReason
-from inference.dialects.djl.errors import render_inference
+from inference.dialects.djl.errors import DEPENDENCY, render_inference
 from inference.generation.answer import Reply, StreamFormat
 from inference.http.exchange import json_response
 from inference.http.sse import event
@@ -77,6 +79,30 @@ class LmiReply(Reply):
             rest = [{**each.details(), "generated_text": each.text} for each in others]
             value["details"]["best_of_sequences"] = rest
         return value
+
+
+class BatchReply(LmiReply):
+    """The stream for a list of inputs: each line has the next token's text of every input, "" for those that have ended."""
+
+    def __init__(self, parsed: Parsed, generations: list[Generation]) -> None:
+        super().__init__(parsed, generations)
+        self._waiting: list[deque[str]] = [deque() for _ in generations]
+        """Texts of tokens for which another input has none yet."""
+        self._ended = [False] * len(generations)
+
+    def chunks(self, delta: Delta) -> list[bytes]:
+        """The lines that are complete with this delta."""
+        lines = self._sequences[delta.prompt][delta.index].lines(delta)
+        self._waiting[delta.prompt] += [each["token"]["text"] for each in lines]
+        self._ended[delta.prompt] = delta.finish_reason is not None
+        chunks = []
+        while any(self._waiting) and all(map(or_, map(bool, self._waiting), self._ended)):
+            chunks.append(self._write({"outputs": [texts.popleft() if texts else "" for texts in self._waiting]}))
+        return chunks
+
+    def error_chunk(self, error: ServingError) -> bytes:
+        """The last line."""
+        return self._write({"error": error.message, "code": DEPENDENCY})
 
 
 class Sequence:

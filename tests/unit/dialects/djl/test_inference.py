@@ -110,6 +110,18 @@ async def test_several_inputs(djl):
     assert [each.keys() for each in answer.json()] == [{"generated_text"}]
 
 
+async def test_a_stream_of_several_inputs_has_a_line_for_each_step(djl):
+    djl.worker.scripts += [says("one two three"), says("four")]
+    answer = await djl.post("/invocations", {"inputs": ["a", "b"], "stream": True})
+    assert answer.header("content-type") == "application/jsonlines"
+    texts = [line["outputs"] for line in lines(answer)]
+    assert len(texts) == len(ids("one two three")) + 1
+    assert sorted("".join(column) for column in zip(*texts, strict=True)) == ["four", "one two three"]
+    djl.worker.scripts += [says("one two three"), Script(fail_after=1)]
+    answer = await djl.post("/invocations", {"inputs": ["a", "b"], "stream": True})
+    assert lines(answer)[-1]["code"] == 424
+
+
 async def test_several_sequences(djl):
     djl.worker.scripts += [says("one", logprobs=[-2.0] * 9), says("two", logprobs=[-1.0] * 9)]
     parameters = {"n": 2, "do_sample": True, "seed": 1}
@@ -153,7 +165,6 @@ async def test_when_tokens_are_sampled(djl, given, temperature):
         ({"inputs": "a", "parameters": {"stop_sequences": [""]}}, 400, "stop_sequences"),
         ({"inputs": "a", "parameters": {"stop_sequences": ["x"] * 99}}, 400, "stop_sequences"),
         ({"inputs": "a", "parameters": {"n": 2, "do_sample": True}, "stream": True}, 400, "n, best_of and num_beams"),
-        ({"inputs": ["a", "b"], "stream": True}, 400, "a stream has one input"),
         ({"inputs": ["a"] * 1000}, 400, "inputs must have at most"),
         (
             {"inputs": "a", "parameters": {"details": True, "decoder_input_details": True}, "stream": True},
