@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -35,7 +35,7 @@ from engine.adapters.files import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from management.adapter_source import SourceDirectory
 
@@ -75,6 +75,14 @@ def store_adapter(source: SourceDirectory) -> StoredAdapter:
             out.write(config)
             os.fsync(out.fileno())
         return StoredAdapter(digest, rank, _placed(folder, digest))
+
+
+def release(directories: Iterable[str]) -> None:
+    """The content in these directories is not needed any more: it may leave after GRACE_S, in which running requests end."""
+    for directory in directories:
+        with suppress(FileNotFoundError):
+            if Path(directory).parent == settings.ADAPTER_STORE:
+                os.utime(directory)
 
 
 def sweep_store(known: Collection[str]) -> None:
