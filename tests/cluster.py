@@ -50,7 +50,8 @@ class Cluster:
         return f"http://127.0.0.1:{self.control_port}"
 
     def settings(self) -> dict[str, str]:
-        others = {name: str(free_port()) for name in ("MINDIE_PORT", "MINDIE_MANAGEMENT_PORT", "MINDIE_METRICS_PORT")}
+        names = ("MINDIE_PORT", "MINDIE_MANAGEMENT_PORT", "MINDIE_METRICS_PORT", "DJL_PORT")
+        others = {name: str(free_port()) for name in names}
         if not hasattr(self, "_others"):
             self._others = others
         return {

@@ -53,14 +53,17 @@ async def describe(exchange: Exchange, services: Services) -> None:
 
 
 def status_of(state: DeploymentState) -> str:
-    """READY, FAILED, or PENDING for all that cannot take requests yet."""
+    """READY, FAILED, or PENDING for all that cannot take requests yet. Workers are ready a moment before the state says so."""
+    if state.state == "starting" and _ready_workers(state):
+        return "READY"
     return STATUS.get(state.state, "PENDING")
 
 
 def health_of(state: DeploymentState) -> str:
     """A ready model is healthy when all the workers that it should have are ready."""
-    if state.state != "ready":
-        return status_of(state)
+    status = status_of(state)
+    if status != "READY":
+        return status
     return "Healthy" if _ready_workers(state) >= state.wanted_workers else "Unhealthy"
 
 
