@@ -46,6 +46,8 @@ class LiveServer:
     metrics_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
     djl_port: int = field(default_factory=free_port)
+    torchserve_inference_port: int = field(default_factory=free_port)
+    torchserve_management_port: int = field(default_factory=free_port)
     program: list[str] = field(default_factory=lambda: [sys.executable, "-W", "ignore", "manage.py"])
     folder: Path = ROOT
     process: subprocess.Popen | None = None
@@ -90,6 +92,8 @@ class LiveServer:
             "DRAGOMAN_MINDIE_METRICS_PORT": str(self.metrics_port),
             "DRAGOMAN_GRPC_PORT": str(self.grpc_port),
             "DRAGOMAN_DJL_PORT": str(self.djl_port),
+            "DRAGOMAN_TORCHSERVE_GRPC_INFERENCE_PORT": str(self.torchserve_inference_port),
+            "DRAGOMAN_TORCHSERVE_GRPC_MANAGEMENT_PORT": str(self.torchserve_management_port),
             "DRAGOMAN_THREADS": "1",
             "DRAGOMAN_MODEL": self.model,
             **self.environment,

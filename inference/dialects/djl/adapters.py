@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from inference.dialects.djl.adapter_failures import failed
 from inference.dialects.djl.errors import DEPENDENCY, NO_METHOD, DjlError, bad_request, conflict, not_ready, pretty
-from inference.dialects.djl.models import running, target_of
+from inference.dialects.djl.models import actor_of, running, target_of
 from inference.dialects.djl.parameters import read_parameters
 from inference.errors import AdapterExists, AdapterNotFound, ModelNotFound, ServingError, Unavailable
 from inference.http.exchange import Response
@@ -61,7 +61,7 @@ async def register(exchange: Exchange, services: Services, startup: StartupModel
             path,
             entry.name,
             False,
-            exchange.tenant,
+            actor_of(exchange),
             preload=preload is not False,
             pinned=bool(pin),
             options=options,
@@ -101,7 +101,7 @@ async def update(exchange: Exchange, services: Services, startup: StartupModel) 
         await services.adapters.update(
             adapter.name,
             entry.name,
-            exchange.tenant,
+            actor_of(exchange),
             preload=preload,
             pinned=pin,
             options=_options(parameters) or None,
@@ -116,7 +116,7 @@ async def unregister(exchange: Exchange, services: Services, startup: StartupMod
     entry = await _deployment(exchange, services, startup)
     adapter = _adapter(exchange, entry)
     try:
-        await services.adapters.unload(adapter.name, exchange.tenant, entry.name)
+        await services.adapters.unload(adapter.name, actor_of(exchange), entry.name)
     except AdapterNotFound as error:
         raise _unknown(_alias(exchange, adapter.name)) from error
     await _say(exchange, f"Adapter {_alias(exchange, adapter.name)} unregistered")

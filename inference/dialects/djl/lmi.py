@@ -187,5 +187,8 @@ def generation_request(parsed: Parsed, number: int, model: str, target: Target) 
         number=number,
     )
     if beams:
-        check_beams(request)
+        try:
+            check_beams(request)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message.replace("use_beam_search", "num_beams"), error.field) from error
     return request

@@ -12,6 +12,7 @@ from engine.failures import FinishReason
 from inference.dialects.djl.errors import DEPENDENCY, render_inference
 from inference.generation.answer import Reply, StreamFormat
 from inference.http.exchange import json_response
+from inference.http.offload import encoded
 from inference.http.sse import event
 
 if TYPE_CHECKING:
@@ -172,14 +173,14 @@ class Sequence:
         details: dict[str, Any] = {
             "finish_reason": self.finish_reason,
             "generated_tokens": len(self.tokens),
-            "tokens": self.tokens,
+            "tokens": encoded(self.tokens),
         }
         if self._parameters.decoder_input_details:
             logprobs: list[float | None] = [None, *(each.logprob for each in self._generation.prompt_logprobs)]
             ids = self._generation.prompt_token_ids
-            details["prefill"] = [self._token(i, value) for i, value in zip(ids, logprobs, strict=False)]
+            details["prefill"] = encoded(self._token(i, value) for i, value in zip(ids, logprobs, strict=False))
         if self.top_tokens:
-            details["top_tokens"] = self.top_tokens
+            details["top_tokens"] = encoded(self.top_tokens)
         return details
 
     def _token(self, token_id: int, logprob: float | None) -> dict[str, Any]:

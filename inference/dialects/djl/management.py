@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from inference.dialects.djl.errors import DjlError, bad_request, conflict, not_found, not_ready, pretty
 from inference.dialects.djl.listing import DEFAULTS, status_of
-from inference.dialects.djl.models import NOTES, states_of
+from inference.dialects.djl.models import NOTES, actor_of, states_of
 from inference.dialects.djl.parameters import INT_MAX, read_parameters
 from inference.errors import DeadlineExceeded, ModelExists, NotServed, ServingError, SourceNotFound, StartFailed
 from inference.workers.registry import NewDeployment
@@ -36,7 +36,7 @@ async def register(exchange: Exchange, services: Services) -> None:
     wanted = _wanted(parameters, url)
     synchronous = parameters.flag("synchronous")
     try:
-        state = await services.registry.create_deployment(wanted, exchange.tenant)
+        state = await services.registry.create_deployment(wanted, actor_of(exchange))
     except ModelExists as error:
         raise conflict(f"Workflow {error.name[:200]} is already registered.") from error
     except SourceNotFound as error:
@@ -46,7 +46,7 @@ async def register(exchange: Exchange, services: Services) -> None:
         await exchange.respond(pretty({"status": f'Model "{name}" registration scheduled.'}, 202))
         return
     if wanted.workers:
-        await exchange.unless_gone(_until_ready(services, state, exchange.tenant))
+        await exchange.unless_gone(_until_ready(services, state, actor_of(exchange)))
     await exchange.respond(pretty({"status": f'Model "{name}" registered.'}))
 
 
@@ -61,7 +61,7 @@ async def scale(exchange: Exchange, services: Services) -> None:
     limits = [_limits(state, least, most) for state in found]
     lines = []
     for state, (minimum, maximum) in zip(found, limits, strict=True):
-        if not await services.registry.scale_deployment(state.name, minimum, maximum, exchange.tenant):
+        if not await services.registry.scale_deployment(state.name, minimum, maximum, actor_of(exchange)):
             raise _not_found(exchange)
         lines.append(
             f'Workflow "{state.served_name}" worker scaled. New Worker configuration min workers:{minimum} '
@@ -73,7 +73,7 @@ async def scale(exchange: Exchange, services: Services) -> None:
 async def unregister(exchange: Exchange, services: Services) -> None:
     """DELETE /models/{model} and /models/{model}/{version}: running requests finish first. Without a version, all."""
     for state in await _found(exchange, services):
-        await services.registry.remove_deployment(state.name, exchange.tenant)
+        await services.registry.remove_deployment(state.name, actor_of(exchange))
     text = f'Model or workflow "{exchange.parameters["model"]}" unregistered'
     await exchange.respond(pretty({"status": text}))
 

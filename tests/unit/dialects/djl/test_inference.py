@@ -7,6 +7,7 @@ import json
 import pytest
 
 from engine.failures import FinishReason
+from inference.dialects.djl import results
 from tests.unit.dialects.djl.models import Djl
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
@@ -414,6 +415,18 @@ async def test_results_are_bounded_and_belong_to_a_key(djl):
     name, result = next(iter(djl.state.results._results.items()))
     result.tenant = "another"
     assert (await djl.post("/invocations", x_starting_token=name)).status == 400
+
+
+async def test_a_result_may_be_too_large(djl, monkeypatch):
+    for limit in ("MAX_BYTES", "MAX_TOTAL_BYTES"):
+        with monkeypatch.context() as patched:
+            patched.setattr(results, limit, 10)
+            begun = await djl.post("/invocations", {**ASK, "stream": True}, x_synchronous="false")
+            await eventually(lambda: all(r.ended is not None for r in djl.state.results._results.values()))
+        answer = await djl.post("/invocations", x_starting_token=begun.header("x-next-token"))
+        assert "result" in answer.text
+        assert answer.header("x-next-token") is None
+    assert djl.services.admission.in_flight == 0
 
 
 async def test_overload_is_throttled(start):
