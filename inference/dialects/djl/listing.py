@@ -54,7 +54,7 @@ async def describe(exchange: Exchange, services: Services) -> None:
 
 def status_of(state: DeploymentState) -> str:
     """READY, FAILED, or PENDING for all that cannot take requests yet. Workers are ready a moment before the state says so."""
-    if state.state == "starting" and _ready_workers(state):
+    if state.state == "starting" and ready_workers(state):
         return "READY"
     return STATUS.get(state.state, "PENDING")
 
@@ -64,7 +64,7 @@ def health_of(state: DeploymentState) -> str:
     status = status_of(state)
     if status != "READY":
         return status
-    return "Healthy" if _ready_workers(state) >= state.wanted_workers else "Unhealthy"
+    return "Healthy" if ready_workers(state) >= state.wanted_workers else "Unhealthy"
 
 
 async def _by_name(services: Services) -> list[tuple[str, list[DeploymentState]]]:
@@ -108,5 +108,6 @@ def _workflow(services: Services, state: DeploymentState) -> dict[str, Any]:
     return {"workflowName": state.served_name, "version": state.label, "models": [model]}
 
 
-def _ready_workers(state: DeploymentState) -> int:
+def ready_workers(state: DeploymentState) -> int:
+    """How many of its workers can take requests."""
     return sum(worker.state == "ready" for worker in state.workers)
