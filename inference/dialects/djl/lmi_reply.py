@@ -111,6 +111,7 @@ class Sequence:
 
     def __init__(self, parsed: Parsed, generation: Generation, index: int) -> None:
         self._parameters, self._generation, self._index = parsed.parameters, generation, index
+        self._streams = parsed.form != "json"
         self.input = parsed.texts[generation.request.number]
         self.tokens: list[dict[str, Any]] = []
         self.top_tokens: list[list[dict[str, Any]]] = []
@@ -129,7 +130,8 @@ class Sequence:
         tokenizer = self._generation.target.tokenizer
         hidden = tokenizer.special_ids if self._generation.request.skip_special_tokens else frozenset()
         texts = self._texts_of(delta, hidden)
-        self._texts += texts or [delta.text]
+        # With stop strings, what a token's text is says nothing of where the whole text ends.
+        self._texts += texts if self._generation.request.token_texts and texts else [delta.text]
         for position, token_id in enumerate(delta.token_ids):
             logprob = delta.logprobs[position] if delta.logprobs else None
             value = None if logprob is None else logprob.logprob
@@ -144,9 +146,9 @@ class Sequence:
             self.finish_reason = _finish_reason(delta)
 
     def _texts_of(self, delta: Delta, hidden: frozenset[int] | set[int]) -> list[str]:
-        """A text for each token, which together are what the delta adds to the whole text."""
+        """A text for each token. In a stream they are together what the delta adds to the whole text."""
         count = len(delta.token_ids)
-        if not self._generation.request.token_texts:
+        if self._streams and not self._generation.request.token_texts:
             return [*[""] * (count - 1), delta.text] if count else []
         given = [*delta.token_texts, *[""] * (count - len(delta.token_texts))]
         return ["" if token in hidden else text for token, text in zip(delta.token_ids, given, strict=True)]

@@ -12,7 +12,9 @@ PAGE = (ROOT / "docs" / "djl.md").read_text()
 
 def test_every_route_is_documented():
     for route in routes(DjlState()).routes:
-        assert f"`{route.method} {route.plain_path}`" in PAGE, route.path
+        updates = route.method == "POST" and route.plain_path.endswith("/{adapter}")
+        path = f"{route.plain_path}/update" if updates else route.plain_path
+        assert f"`{route.method} {path}`" in PAGE, route.path
 
 
 def test_every_parameter_is_documented():
