@@ -7,7 +7,7 @@ import json
 import pytest
 
 from engine.failures import FinishReason
-from inference.dialects.djl import results
+from inference.dialects.djl import inference, results
 from tests.unit.dialects.djl.models import Djl
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
@@ -258,6 +258,26 @@ async def test_an_unknown_adapter_is_never_the_base(djl):
         answer = await djl.post(path, body, **headers)
         assert (answer.status, answer.json()["code"]) == (status, status)
         assert answer.json()["error"].startswith(text)
+    assert not djl.worker.submits
+
+
+@pytest.mark.parametrize("body", [ASK, {"messages": MESSAGES}])
+async def test_an_adapter_that_goes_after_it_was_selected_is_unknown(djl, body, monkeypatch):
+    await djl.has("a")
+    chosen = inference.select
+
+    def select(exchange, entry, *rest):
+        found = chosen(exchange, entry, *rest)
+        djl.registry.deployed["demo"].adapters.clear()
+        djl.registry.publish()
+        return found
+
+    monkeypatch.setattr(inference, "select", select)
+    answer = await djl.post("/invocations", {**body, "adapters": "a"})
+    assert (answer.status, answer.json()["error"]) == (
+        424,
+        "Input parsing failed: LoRA adapter a is no longer registered",
+    )
     assert not djl.worker.submits
 
 
