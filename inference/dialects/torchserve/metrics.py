@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from typing import TYPE_CHECKING
-
-from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from inference.generation.generation import Observer
 
@@ -15,21 +14,20 @@ if TYPE_CHECKING:
     from engine.failures import FinishReason
     from inference.generation.generation import Generation
 
-LABELS = ("model_name", "model_version", "hostname")
 MICROSECONDS = 1_000_000
+# prometheus_client would add a suffix to two of these names, so they are counted and written here.
 NAMES = {
-    "ts_inference_requests": "Total number of inference requests.",
+    "ts_inference_requests_total": "Total number of inference requests.",
     "ts_inference_latency_microseconds": "Total inference latency in Microseconds",
     "ts_queue_latency_microseconds": "Total queue latency in Microseconds",
 }
 
 
 class TorchServeMetrics(Observer):
-    """Counts the generations of all dialects."""
+    """Counts the generations of all dialects. Label values come only from the registry."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._counters = {name: Counter(name, text, LABELS, registry=self._registry) for name, text in NAMES.items()}
+        self._values: dict[str, Counter[tuple[str, str]]] = {name: Counter() for name in NAMES}
         self._hostname = socket.gethostname()
 
     def finished(
@@ -37,17 +35,26 @@ class TorchServeMetrics(Observer):
     ) -> None:
         """Count a generation that has ended."""
         entry, timings = generation.target.entry, generation.timings
-        labels = (entry.served_name or entry.name, entry.label, self._hostname)
-        values = {
-            "ts_inference_requests": 1.0,
-            "ts_inference_latency_microseconds": max(0.0, timings.finished - timings.arrived) * MICROSECONDS,
-            "ts_queue_latency_microseconds": max(0.0, timings.queue_s) * MICROSECONDS,
-        }
-        for name, value in values.items():
-            self._counters[name].labels(*labels).inc(value)
+        version = (entry.served_name or entry.name, entry.label)
+        latency_us = max(0.0, timings.finished - timings.arrived) * MICROSECONDS
+        self._values["ts_inference_requests_total"][version] += 1
+        self._values["ts_inference_latency_microseconds"][version] += round(latency_us)
+        self._values["ts_queue_latency_microseconds"][version] += round(max(0.0, timings.queue_s) * MICROSECONDS)
 
     def render(self, names: Sequence[str]) -> bytes:
         """The metrics of these names, or all, in the Prometheus text format."""
-        if not names:
-            return generate_latest(self._registry)
-        return generate_latest(self._registry.restricted_registry(list(names)))
+        lines = []
+        for name, text in NAMES.items():
+            if names and name not in names:
+                continue
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} counter"]
+            for (model, version), value in self._values[name].items():
+                labels = {"model_name": model, "model_version": version, "hostname": self._hostname}
+                written = ",".join(f'{label}="{_escaped(given)}"' for label, given in labels.items())
+                lines.append(f"{name}{{{written}}} {float(value)}")
+        return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _escaped(value: str) -> str:
+    """A label's value in the text format."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
