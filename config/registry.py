@@ -5,23 +5,36 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import structlog
-from django.db import Error, close_old_connections
+from django.db import Error, IntegrityError, close_old_connections
+from django.db.models import Prefetch
 
-from engine.adapters.files import CONFIG, WEIGHTS
-from inference.errors import AdapterNotFound, AdapterRefused, Unavailable
-from inference.workers.registry import DeploymentState
-from management.models import Adapter, Deployment, Model, Worker
-from management.services import adapters, deployments
-from management.services.errors import RegistryError
+from engine.adapters.failures import AdapterCode
+from inference.errors import (
+    AdapterExists,
+    AdapterNotFound,
+    AdapterRefused,
+    InvalidRequest,
+    ModelExists,
+    SourceForbidden,
+    SourceNotFound,
+    Unavailable,
+)
+from inference.workers.registry import DeploymentState, WorkerState
+from management.adapter_store import StoredAdapter
+from management.models import Adapter, Deployment, Worker
+from management.services import adapters, deployments, errors
+from management.services.served_models import NewVersion, create_version
+from management.services.sources import SourceNotAllowed
 from management.snapshot import AdapterEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from config.control import Control
+    from inference.workers.registry import Kept, NewDeployment
     from management.ledger import Observed
 
 logger = structlog.get_logger(__name__)
@@ -37,28 +50,29 @@ STATES = {
 }
 """The data plane's words for states."""
 T = TypeVar("T")
-P = ParamSpec("P")
 
 
 CALL_TIMEOUT_S = 8.0
 """A little more than one wait for the database may take."""
+CREATE_TIMEOUT_S = 300.0
+"""A model's own adapters are copied."""
 
 _threads = ThreadPoolExecutor(4, "registry")
 """A pool of its own, so that other work does not wait for the database."""
 
 
-async def _with_database(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def _with_database(function: Callable[..., T], *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> T:
     """Run in a thread; an unavailable database is reported as Unavailable, not as an internal error."""
 
     def call() -> T:
         close_old_connections()  # a connection that broke since the last call would fail forever
         try:
-            return function(*args, **kwargs)
+            return function(*args)
         finally:
             close_old_connections()
 
     try:
-        async with asyncio.timeout(CALL_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             return await asyncio.get_running_loop().run_in_executor(_threads, call)
     except (Error, TimeoutError) as error:
         logger.warning("database not reachable", error=str(error) or "no answer in time")
@@ -73,68 +87,165 @@ class DjangoRegistry:
     """
 
     def __init__(self, control: Control, roots: list[Path] | None) -> None:
-        self._control = control
-        self._roots = None if roots is None else [root.resolve() for root in roots]
+        self._control, self._roots = control, roots
 
     async def read_adapter(self, name: str, source: str) -> AdapterEntry:
         return await asyncio.to_thread(self._read, name, source)
 
-    async def register_adapter(self, name: str, model: str, source: str, actor: str) -> None:
-        identity = await asyncio.to_thread(_identity, Path(source))
-        await _with_database(self._register, name, model, source, actor, identity)
+    async def register_adapter(
+        self,
+        adapter: AdapterEntry,
+        deployment: str,
+        actor: str,
+        *,
+        replace: bool,
+        **kept: Unpack[Kept],
+    ) -> None:
+        await _with_database(self._register, adapter, deployment, actor, replace, kept)
 
-    async def remove_adapter(self, name: str, actor: str) -> None:
-        await _with_database(self._remove, name, actor)
+    async def change_adapter(self, name: str, deployment: str, actor: str, **kept: Unpack[Kept]) -> None:
+        await _with_database(self._change, name, deployment, actor, kept)
+
+    async def remove_adapter(self, name: str, actor: str, deployment: str | None = None) -> None:
+        await _with_database(self._remove, name, actor, deployment)
 
     async def deployments(self) -> list[DeploymentState]:
         return await _with_database(self._deployments)
+
+    async def create_deployment(self, wanted: NewDeployment, actor: str) -> DeploymentState:
+        return await _with_database(self._create, wanted, actor, timeout_s=CREATE_TIMEOUT_S)
+
+    async def scale_deployment(self, name: str, minimum: int, maximum: int, actor: str) -> bool:
+        return await _with_database(self._act, name, deployments.set_workers, actor, minimum, maximum)
+
+    async def remove_deployment(self, name: str, actor: str) -> bool:
+        return await _with_database(self._act, name, deployments.delete_deployment, actor)
+
+    async def make_default_version(self, name: str, actor: str) -> bool:
+        return await _with_database(self._act, name, deployments.make_default_version, actor)
 
     async def start_deployment(self, name: str, actor: str) -> bool:
         return await _with_database(self._start, name, actor)
 
     async def stop_deployment(self, name: str, actor: str) -> bool:
-        return await _with_database(self._stop, name, actor)
+        return await _with_database(self._act, name, deployments.stop_deployment, actor)
 
     def _read(self, name: str, source: str) -> AdapterEntry:
         try:
-            directory = Path(source).expanduser().resolve()
-            files = [(directory / file).resolve() for file in (CONFIG, WEIGHTS)]
-            # An adapter's file is never empty; files that the kernel generates on reading have size 0.
-            there = all(file.is_file() and file.stat().st_size for file in files)
-        except (
-            OSError,
-            ValueError,
-            RuntimeError,
-        ) as error:  # not valid text, or an unknown user's home
-            raise AdapterNotFound(source[:MAX_SHOWN]) from error
-        # Files are checked too: a symbolic link must not lead out of the folders.
-        allowed = self._roots is None or all(
-            any(path.is_relative_to(root) for root in self._roots) for path in (directory, *files)
+            stored = adapters.read_adapter(source, self._roots)
+        except errors.RegistryError as error:
+            if error.failure is not None and error.failure.code is AdapterCode.MISSING:
+                raise AdapterNotFound(source[:MAX_SHOWN]) from error
+            raise AdapterRefused(str(error), error.failure) from error
+        return AdapterEntry(
+            name=name,
+            digest=stored.digest,
+            directory=str(stored.directory),
+            created=0,
+            rank=stored.rank,
+            source=source,
         )
-        if not allowed or not there:
-            raise AdapterNotFound(source[:MAX_SHOWN])
-        digest, _ = _identity(directory)
-        return AdapterEntry(name=name, digest=digest, directory=str(directory), created=0)
 
-    def _register(self, name: str, model: str, source: str, actor: str, identity: tuple[str, int]) -> None:
+    def _register(self, adapter: AdapterEntry, deployment: str, actor: str, replace: bool, kept: Kept) -> None:
+        row = Deployment.objects.filter(name=deployment, deleted=False).select_related("version__model").first()
+        if row is None:
+            raise Unavailable(f"The deployment {deployment} is being removed.")
+        stored = StoredAdapter(adapter.digest, adapter.rank, Path(adapter.directory))
         try:
-            adapters.register_read_adapter(name, Model.objects.get(name=model), source, actor, identity)
-        except RegistryError as error:
+            adapters.register_adapter(
+                adapter.name, row.version.model, adapter.source, actor, stored, replace=replace, deployment=row, **kept
+            )
+        except errors.RegistryConflict as error:
+            raise AdapterExists(adapter.name) from error
+        except errors.RegistryError as error:
             raise AdapterRefused(str(error), error.failure) from error
         self._control.refresh()
 
-    def _remove(self, name: str, actor: str) -> None:
-        adapter = Adapter.objects.filter(name=name).first()
-        if adapter is not None:
+    def _change(self, name: str, deployment: str, actor: str, kept: Kept) -> None:
+        row = Deployment.objects.filter(name=deployment, deleted=False).select_related("version").first()
+        adapter = None if row is None else Adapter.objects.filter(model=row.version.model_id, name=name).first()
+        if adapter is None:
+            raise AdapterNotFound(name)
+        try:
+            adapters.change_adapter(adapter, actor, **kept)
+        except errors.RegistryConflict as error:
+            raise AdapterNotFound(name) from error
+        except errors.RegistryError as error:
+            raise AdapterRefused(str(error), error.failure) from error
+        self._control.refresh()
+
+    def _remove(self, name: str, actor: str, deployment: str | None) -> None:
+        found = Adapter.objects.filter(name=name)
+        if deployment is not None:
+            found = found.filter(
+                model__versions__deployments__in=Deployment.objects.filter(name=deployment, deleted=False)
+            )
+        for adapter in found.distinct():
             adapters.remove_adapter(adapter, actor)
         self._control.refresh()
 
     def _deployments(self) -> list[DeploymentState]:
-        states = []
-        for row in Deployment.objects.filter(deleted=False).select_related("version"):
-            seen = self._control.observed(row)
-            states.append(DeploymentState(row.name, row.version.number, _state(row, seen), seen.reason))
-        return states
+        rows = Deployment.objects.filter(deleted=False).select_related("version").prefetch_related(_LIVE_WORKERS)
+        return [self._described(row) for row in rows.order_by("created_at", "pk")]
+
+    def _described(self, row: Deployment) -> DeploymentState:
+        seen = self._control.observed(row)
+        return DeploymentState(
+            name=row.name,
+            version=row.version.number,
+            state=_state(row, seen),
+            reason=seen.reason,
+            served_name=row.served_as,
+            label=row.version_label,
+            is_default_version=row.is_default_version,
+            source=row.version.source,
+            min_workers=row.min_workers,
+            max_workers=row.max_workers,
+            wanted_workers=_wanted(row, seen),
+            created=row.created_at.timestamp(),
+            notes=row.vendor_fields,
+            workers=tuple(map(_worker, row.workers.all())),
+            sleeps=row.scale_to_zero,
+        )
+
+    def _create(self, wanted: NewDeployment, actor: str) -> DeploymentState:
+        asked = NewVersion(
+            wanted.candidates,
+            wanted.served_name,
+            wanted.label,
+            wanted.workers,
+            wanted.max_workers,
+            wanted.notes,
+            wanted.folders,
+        )
+        try:
+            row = create_version(asked, actor)
+        except errors.SourceNotFound as error:
+            raise SourceNotFound(str(error)) from error
+        except SourceNotAllowed as error:
+            raise SourceForbidden(str(error)) from error
+        except errors.VersionExists as error:
+            raise ModelExists(error.name, error.label) from error
+        except errors.RegistryError as error:
+            raise InvalidRequest(str(error), next(iter(error.fields), None)) from error
+        except IntegrityError as error:  # another call took the name
+            raise ModelExists(wanted.served_name or wanted.candidates[0], wanted.label) from error
+        self._control.refresh()
+        return self._described(row)
+
+    def _act(self, name: str, act: Callable[..., object], actor: str, *args: Any) -> bool:
+        """Call a service for the deployment of this name."""
+        row = Deployment.objects.filter(name=name, deleted=False).first()
+        if row is None:
+            return False
+        try:
+            act(row, actor, *args)
+        except errors.RegistryConflict:  # it was deleted meanwhile
+            return False
+        except errors.RegistryError as error:
+            raise InvalidRequest(str(error), next(iter(error.fields), None)) from error
+        self._control.refresh()
+        return True
 
     def _start(self, name: str, actor: str) -> bool:
         row = Deployment.objects.filter(name=name, deleted=False).first()
@@ -145,21 +256,6 @@ class DjangoRegistry:
             deployments.start_deployment(row, actor)
         self._control.refresh()
         return True
-
-    def _stop(self, name: str, actor: str) -> bool:
-        row = Deployment.objects.filter(name=name, deleted=False).first()
-        if row is None:
-            return False
-        deployments.stop_deployment(row, actor)
-        self._control.refresh()
-        return True
-
-
-def _identity(directory: Path) -> tuple[str, int]:
-    try:
-        return adapters.read_identity(directory)
-    except RegistryError as error:
-        raise AdapterRefused(str(error), error.failure) from error
 
 
 def _state(row: Deployment, seen: Observed) -> str:
@@ -176,3 +272,17 @@ def _state(row: Deployment, seen: Observed) -> str:
             return "ready"
         return "stopping" if row.workers.filter(state__in=Worker.LIVE).exists() else "stopped"
     return STATES[state]
+
+
+_LIVE_WORKERS = Prefetch("workers", Worker.objects.filter(state__in=Worker.LIVE).order_by("index", "epoch"))
+WORKER_STATES = {str(Worker.State.READY): "ready", str(Worker.State.DRAINING): "draining"}
+
+
+def _worker(row: Worker) -> WorkerState:
+    state = WORKER_STATES.get(row.state, "starting")
+    return WorkerState(row.index, state, row.started_at.timestamp(), row.process_id)
+
+
+def _wanted(row: Deployment, seen: Observed) -> int:
+    """How many workers should run: what a person asked for, until the reconciler has acted on it."""
+    return row.target_workers if seen.generation == row.generation else row.replicas

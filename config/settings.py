@@ -100,6 +100,7 @@ TEMPLATES = [
     }
 ]
 MAX_ADAPTER_BYTES = options.max_adapter_bytes
+ADAPTER_STORE = options.data_dir / "adapters"
 ADAPTER_ROOTS = options.allowed_adapter_roots([options.host])
 MODEL_ROOTS = options.allowed_model_roots
 API_KEY_REQUIRED = options.api_key_required

@@ -250,7 +250,8 @@ class EngineCore:
         scheduler, stats = self.scheduler, self.stats
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
         stats.blocks_used = scheduler.pool.num_usable - scheduler.pool.num_free
-        stats.preemptions, stats.adapters = scheduler.num_preemptions, self.adapters.in_slots
+        stats.preemptions = scheduler.num_preemptions
+        stats.adapters, stats.failed_adapters = self.adapters.in_slots, self.adapters.failures
         stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
         return stats
 

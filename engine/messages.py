@@ -16,7 +16,7 @@ from engine.adapters.failures import AdapterFailure
 from engine.failures import Failure, FinishReason
 from engine.sampling.params import SamplingParams
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
 
@@ -189,6 +189,8 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     decode_s: float = 0.0
     adapters: list[str] = []
     """Digests of the adapters in slots."""
+    failed_adapters: dict[str, AdapterFailure] = {}
+    """The adapters that could not be loaded when they were last needed, by digest."""
 
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

@@ -28,7 +28,9 @@ class WorkerEntry(msgspec.Struct, frozen=True):
 
 class AdapterEntry(msgspec.Struct, frozen=True):
     """An adapter of a deployment's model. `created` is in Unix seconds. Workers load it before the first request if
-    `preload` or `pinned`, and never evict it from its slot if `pinned`.
+    `preload` or `pinned`, and never evict it from its slot if `pinned`; `workers` of them do so, 0 means all.
+
+    `source` is the directory that its registration named; `options` are what the client gave besides.
     """
 
     name: str
@@ -37,6 +39,10 @@ class AdapterEntry(msgspec.Struct, frozen=True):
     created: int
     preload: bool = False
     pinned: bool = False
+    rank: int = 0
+    source: str = ""
+    workers: int = 0
+    options: tuple[tuple[str, str], ...] = ()
 
 
 class Availability(StrEnum):
@@ -55,7 +61,8 @@ class DeploymentEntry(msgspec.Struct, frozen=True):
 
     `info` describes its last ready worker, as msgpack of `ModelInfo`; None if there never was one. `start_timeout_s`: how
     long a request may wait for a worker. `chat_template` replaces the model's own. `shares_with`: the deployment that
-    serves its requests while it has no ready worker.
+    serves its requests while it has no ready worker. Deployments of one `served_name` (empty: the own name) are its versions,
+    told apart by their `label`.
     """
 
     name: str
@@ -72,6 +79,15 @@ class DeploymentEntry(msgspec.Struct, frozen=True):
     start_timeout_s: float = 1200.0
     chat_template: str = ""
     shares_with: str = ""
+    served_name: str = ""
+    label: str = ""
+    is_default_version: bool = True
+
+    def answers_to(self, name: str) -> bool:
+        """Whether requests for this name are this deployment's: its served name if it is the default version, or its own."""
+        if name == (self.served_name or self.name):
+            return self.is_default_version
+        return name == self.name
 
     def adapter(self, name: str) -> AdapterEntry | None:
         """The adapter of this name, or None."""
@@ -116,27 +132,35 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     def only(self, public_id: str) -> Snapshot:
         """The snapshot with this deployment alone, which also serves requests that name no model."""
-        found = [msgspec.structs.replace(d, is_default=True) for d in self.deployments if d.public_id == public_id]
+        found = [
+            msgspec.structs.replace(d, is_default=True, is_default_version=True)
+            for d in self.deployments
+            if d.public_id == public_id
+        ]
         return Snapshot(tuple(found), self.keys)
 
     def resolve(self, name: str | None) -> Resolved | None:
         """Resolve a client's model name, or return None. "tgi", "dummy" and "" mean the default deployment; otherwise the
-        name of a deployment, of a model, the title of a single deployment, an adapter that only one deployment has, or
-        `deployment:adapter`, in this order.
+        served name of versions (the default one), the name of a deployment, of a model, the title of a single deployment, an
+        adapter that only one deployment has, or `deployment:adapter`, in this order. An adapter of several versions is the
+        default one's.
         """
         if not name or name in ("tgi", "dummy"):
             defaults = [d for d in self.deployments if d.is_default] or list(self.deployments)
             return Resolved(defaults[0]) if defaults else None
-        found = [d for d in self.deployments if d.name == name] or [d for d in self.deployments if d.model == name]
+        found = [d for d in self.deployments if d.answers_to(name)] or [
+            d for d in self.deployments if d.model == name and d.is_default_version
+        ]
         if not found:
             titled = [d for d in self.deployments if d.title == name]
             found = titled if len(titled) == 1 else []
         if found:
             return Resolved(found[0])
         matches = [(d, adapter) for d in self.deployments if (adapter := d.adapter(name)) is not None]
+        matches = [match for match in matches if match[0].is_default_version] or matches
         if not matches:
             first, _, second = name.rpartition(":")
-            matches = [(d, a) for d in self.deployments if d.name == first and (a := d.adapter(second)) is not None]
+            matches = [(d, a) for d in self.deployments if d.answers_to(first) and (a := d.adapter(second)) is not None]
         return Resolved(*matches[0]) if len(matches) == 1 else None
 
 

@@ -25,6 +25,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 256
 PART_BYTES = 1 << 18
+OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+"""Non-blocking, because opening a pipe would wait for a writer."""
 LENGTH_BYTES = 8
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 """Bytes per number of the types that weights may have, by their names in safetensors."""
@@ -57,13 +59,19 @@ def never() -> None:
 def open_file(directory: Path, name: str, max_bytes: int) -> Iterator[tuple[BinaryIO, os.stat_result]]:
     """Open a regular file of 1 to `max_bytes` bytes, unbuffered; yields it with its status. Raises AdapterError."""
     try:
-        # Non-blocking, because opening a pipe would wait for a writer.
-        descriptor = os.open(directory / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(directory / name, OPEN_FLAGS)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AdapterError(AdapterCode.MISSING, file=name) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no path"
         raise AdapterError(AdapterCode.UNREADABLE, file=name, reason=reason) from error
+    with regular_file(descriptor, name, max_bytes) as opened:
+        yield opened
+
+
+@contextmanager
+def regular_file(descriptor: int, name: str, max_bytes: int) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+    """The same for a file that is open already; closes it."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
@@ -167,14 +175,25 @@ def read_header(weights: memoryview, max_bytes: int) -> tuple[dict[str, Tensor],
     (https://github.com/huggingface/safetensors#format). Returns its tensors and the bytes that their offsets refer to;
     raises AdapterError.
     """
-    length = int.from_bytes(weights[:LENGTH_BYTES], "little")
-    if len(weights) < LENGTH_BYTES or length > len(weights) - LENGTH_BYTES:
+    length = header_length(weights[:LENGTH_BYTES], len(weights), max_bytes)
+    data = weights[LENGTH_BYTES + length :]
+    return parse_header(weights[LENGTH_BYTES : LENGTH_BYTES + length], len(data)), data
+
+
+def header_length(first: bytes | memoryview, size: int, max_bytes: int) -> int:
+    """The header's bytes, from the file's first eight; `size` is the file's. Raises AdapterError for more than `max_bytes`."""
+    length = int.from_bytes(first, "little")
+    if size < LENGTH_BYTES or length > size - LENGTH_BYTES:
         raise AdapterError(AdapterCode.HEADER_CUT, file=WEIGHTS)
     if length > max_bytes:
         raise AdapterError(AdapterCode.HEADER_SIZE, file=WEIGHTS, limit=max_bytes, size=length)
-    data = weights[LENGTH_BYTES + length :]
+    return length
+
+
+def parse_header(header: bytes | memoryview, data_bytes: int) -> dict[str, Tensor]:
+    """The header's tensors, which lie in `data_bytes` bytes without gaps. Raises AdapterError."""
     try:
-        entries = msgspec.json.decode(weights[LENGTH_BYTES : LENGTH_BYTES + length], type=dict[str, msgspec.Raw])
+        entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         entries.pop("__metadata__", None)
         tensors = {name: msgspec.json.decode(entry, type=Tensor) for name, entry in entries.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -187,6 +206,6 @@ def read_header(weights: memoryview, max_bytes: int) -> tuple[dict[str, Tensor],
         if min(tensor.shape, default=1) < 1 or tensor.data_offsets != (end, end + size):
             raise AdapterError(AdapterCode.WEIGHT_PLACE, file=WEIGHTS, tensor=name)
         end += size
-    if end != len(data):
-        raise AdapterError(AdapterCode.WEIGHTS_LENGTH, file=WEIGHTS, size=len(data), declared=end)
-    return tensors, data
+    if end != data_bytes:
+        raise AdapterError(AdapterCode.WEIGHTS_LENGTH, file=WEIGHTS, size=data_bytes, declared=end)
+    return tensors

@@ -84,6 +84,11 @@ class AdapterSlots:
         """Digests of the adapters in slots."""
         return [digest for digest, entry in self._entries.items() if entry.in_slot]
 
+    @property
+    def failures(self) -> dict[str, AdapterFailure]:
+        """Why adapters could not be loaded, by digest."""
+        return {digest: entry.error for digest, entry in self._entries.items() if entry.error is not None}
+
     def request(self, ref: AdapterRef) -> AdapterFailure | None:
         """Called for each new request with the adapter; forgets an earlier failure to load it. Returns the reason if
         the model takes no adapters.

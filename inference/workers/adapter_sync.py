@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +14,8 @@ from engine.client import EngineDead
 from engine.messages import AdapterRef
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.client import EngineClient
     from inference.workers.target import Target
     from management.snapshot import AdapterEntry, DeploymentEntry, WorkerEntry
@@ -48,14 +51,16 @@ class AdapterSync:
         known = {adapter.digest for adapter in deployment.adapters}
         gone = {a.digest: _released(a) for a in target.entry.adapters if a.digest not in known}
         target.entry = deployment
+        workers = list(target.clients)
         for worker, client in target.clients.items():
+            wanted = _desired_adapters(deployment, worker, workers)
             if gone:
                 sent = self._sent.setdefault(worker, {})
                 sent.update({digest: adapter for digest, adapter in gone.items() if digest not in sent})
-            if self._needs_sync(worker, client, deployment):
-                self._syncs[worker] = asyncio.ensure_future(self._sync_adapters(worker, client, deployment))
+            if self._needs_sync(worker, client, wanted):
+                self._syncs[worker] = asyncio.ensure_future(self._sync_adapters(worker, client, wanted, known))
 
-    def _needs_sync(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> bool:
+    def _needs_sync(self, worker: WorkerEntry, client: EngineClient, wanted: dict[str, AdapterEntry]) -> bool:
         """Whether the worker's adapters differ from the desired state and no sync is running."""
         if client.failure is not None or client.model.embedding is not None:
             return False
@@ -63,17 +68,18 @@ class AdapterSync:
             return False
         if worker in self._syncs and not self._syncs[worker].done():
             return False
-        return self._sent.get(worker, {}) != _desired_adapters(deployment)
+        return self._sent.get(worker, {}) != wanted
 
-    async def _sync_adapters(self, worker: WorkerEntry, client: EngineClient, deployment: DeploymentEntry) -> None:
-        """Sync a worker's adapters with the registry: preload, pin, unload.
+    async def _sync_adapters(
+        self, worker: WorkerEntry, client: EngineClient, wanted: dict[str, AdapterEntry], known: set[str]
+    ) -> None:
+        """Sync a worker's adapters with the registry: load and pin those of `wanted`, release those that are only `known`,
+        unload the others.
 
         Commands that the worker cannot carry out yet (pinning while it loads, unloading while in use) are retried
         after RESEND_AFTER_S.
         """
         sent = self._sent.setdefault(worker, {})
-        wanted = _desired_adapters(deployment)
-        known = {adapter.digest for adapter in deployment.adapters}
         try:
             for digest, adapter in wanted.items():
                 if sent.get(digest) == adapter:
@@ -93,7 +99,8 @@ class AdapterSync:
                 ref = AdapterRef(digest, adapter.directory)
                 if adapter.pinned:
                     await client.command("unpin", ref)
-                if digest in known or await client.command("unload", ref) is None:
+                # One that requests may still name is evicted later if it is in use now.
+                if await client.command("unload", ref) is None or digest in known:
                     del sent[digest]
                 else:
                     self._retry_at[worker] = time.monotonic() + RESEND_AFTER_S
@@ -101,9 +108,27 @@ class AdapterSync:
             logger.info("adapter sync failed", worker=worker.worker_id, reason=str(error))
 
 
-def _desired_adapters(deployment: DeploymentEntry) -> dict[str, AdapterEntry]:
-    """The desired adapters (preload or pinned), by digest."""
-    return {adapter.digest: adapter for adapter in deployment.adapters if adapter.preload or adapter.pinned}
+def placed(adapter: AdapterEntry, workers: Sequence[WorkerEntry]) -> list[WorkerEntry]:
+    """The workers that load the adapter ahead of requests: all, or the `adapter.workers` with the highest hash of both. Every
+    process makes the same choice, and a worker that comes or goes moves few adapters (rendezvous hashing, Thaler and
+    Ravishankar 1996).
+    """
+    if not adapter.workers or adapter.workers >= len(workers):
+        return list(workers)
+    digest = adapter.digest.encode()
+    ranked = sorted(workers, key=lambda worker: sha256(digest + worker.worker_id.encode()).digest(), reverse=True)
+    return ranked[: adapter.workers]
+
+
+def _desired_adapters(
+    deployment: DeploymentEntry, worker: WorkerEntry, workers: Sequence[WorkerEntry]
+) -> dict[str, AdapterEntry]:
+    """The adapters that the worker should have (preload or pinned), by digest."""
+    return {
+        adapter.digest: adapter
+        for adapter in deployment.adapters
+        if (adapter.preload or adapter.pinned) and worker in placed(adapter, workers)
+    }
 
 
 def _released(adapter: AdapterEntry) -> AdapterEntry:

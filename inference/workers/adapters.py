@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
 
+from engine.adapters.failures import AdapterCode, AdapterFailure
+from engine.adapters.files import CONFIG
 from engine.client import EngineDead
 from engine.messages import AdapterRef
 from inference.errors import (
@@ -16,12 +19,16 @@ from inference.errors import (
     TooManyAdapters,
     Unavailable,
 )
+from inference.workers.adapter_sync import placed
 
 if TYPE_CHECKING:
-    from inference.workers.registry import Registry
+    from collections.abc import Mapping
+
+    from engine.client import EngineClient
+    from inference.workers.registry import Kept, Registry
     from inference.workers.router import EngineRouter
     from inference.workers.target import Target
-    from management.snapshot import SnapshotHolder
+    from management.snapshot import AdapterEntry, SnapshotHolder
 
 LOAD_TIMEOUT_S = 300.0
 
@@ -34,10 +41,21 @@ class AdapterControl:
         self._changing = asyncio.Lock()
 
     async def load(
-        self, name: str, source: str, base: str | None, replace: bool, actor: str, max_adapters: int | None = None
+        self,
+        name: str,
+        source: str,
+        base: str | None,
+        replace: bool,
+        actor: str,
+        max_adapters: int | None = None,
+        *,
+        preload: bool | None = None,
+        pinned: bool | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> None:
         """Load the adapter on every worker, then register it for the model of the deployment `base` (None: the
-        default).
+        default). A sleeping deployment is woken for it. With `preload` false and `pinned` not true, no worker loads it before
+        a request does.
 
         `max_adapters` limits the registered adapters; None: no limit. Raises TooManyAdapters, AdapterExists,
         AdapterNotFound, AdapterRefused, ModelNotFound or Unavailable; nothing is registered then.
@@ -45,46 +63,118 @@ class AdapterControl:
         async with self._changing:
             target = self._router.resolve(base)
             snapshot = self._holder.current
-            if any(name in (deployment.name, deployment.model) for deployment in snapshot.deployments):
+            if any(name in (d.name, d.served_name, d.model) for d in snapshot.deployments):
                 raise AdapterNameTaken(f"The name {name!r} is a model's.")
-            if not replace and any(d.adapter(name) is not None for d in snapshot.deployments):
+            if not replace and target.entry.adapter(name) is not None:
                 raise AdapterExists(name)
-            if max_adapters is not None and sum(len(d.adapters) for d in snapshot.deployments) >= max_adapters:
+            registered = {(d.model, a.name) for d in snapshot.deployments for a in d.adapters}
+            if max_adapters is not None and len(registered) >= max_adapters:
                 raise TooManyAdapters(f"There are {max_adapters} adapters already.")
-            entry = await self._registry.read_adapter(name, source)
-            adapter = AdapterRef(entry.digest, entry.directory)
-            await self._have_read(target, adapter)
+            adapter = await self._registry.read_adapter(name, source)
+            if adapter.rank > target.info.max_adapter_rank:
+                raise AdapterRefused(*_rank_refusal(adapter.rank, target.info.max_adapter_rank))
+            loads = preload is not False or pinned is True
+            if loads:
+                await self._have_read(target, adapter, pinned is True)
+            kept: Kept = {"preload": preload, "pinned": pinned, "options": options}
             try:
-                await self._registry.register_adapter(name, target.entry.model, entry.directory, actor)
+                await self._registry.register_adapter(adapter, target.entry.name, actor, replace=replace, **kept)
             except ServingError:
-                await self._forget(target, adapter)
+                if loads:
+                    await self._forget(target, adapter)
                 raise
 
-    async def unload(self, name: str, actor: str) -> None:
-        """Unload: new requests no longer find the adapter; running ones finish, then workers free it. Raises
-        AdapterNotFound.
+    async def update(
+        self,
+        name: str,
+        base: str | None,
+        actor: str,
+        *,
+        preload: bool | None = None,
+        pinned: bool | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """Change how an adapter is kept; None keeps the present value. What is to be loaded or pinned is, on every worker,
+        before this is recorded. Raises AdapterNotFound, AdapterRefused, ModelNotFound or Unavailable; nothing has changed
+        then.
         """
         async with self._changing:
-            if not any(d.adapter(name) is not None for d in self._holder.current.deployments):
+            target = self._router.resolve(base)
+            adapter = target.entry.adapter(name)
+            if adapter is None:
                 raise AdapterNotFound(name)
-            await self._registry.remove_adapter(name, actor)
+            pins = pinned is True and not adapter.pinned
+            if pins or (preload is True and not adapter.preload):
+                await self._have_read(target, adapter, pins)
+            kept: Kept = {"preload": preload, "pinned": pinned, "options": options}
+            await self._registry.change_adapter(name, target.entry.name, actor, **kept)
 
-    async def _forget(self, target: Target, adapter: AdapterRef) -> None:
+    async def unload(self, name: str, actor: str, base: str | None = None) -> None:
+        """Unload an adapter of the deployment `base` (None: of every deployment): new requests no longer find it; running ones
+        finish, then workers free it. Raises AdapterNotFound or ModelNotFound.
+        """
+        async with self._changing:
+            entries = self._holder.current.deployments if base is None else (self._router.resolve(base).entry,)
+            if not any(entry.adapter(name) is not None for entry in entries):
+                raise AdapterNotFound(name)
+            await self._registry.remove_adapter(name, actor, None if base is None else entries[0].name)
+
+    def failures(self, base: str | None) -> dict[str, AdapterFailure]:
+        """Why workers of the deployment `base` could not load adapters when they were last needed, by digest. Raises
+        ModelNotFound or Unavailable.
+        """
+        found: dict[str, AdapterFailure] = {}
+        for client in self._router.resolve(base).clients.values():
+            found |= client.stats.failed_adapters
+        return found
+
+    async def _forget(self, target: Target, adapter: AdapterEntry) -> None:
         """Unload from the workers, unless another registered name has the same digest."""
         if any(a.digest == adapter.digest for d in self._holder.current.deployments for a in d.adapters):
             return
+        ref = AdapterRef(adapter.digest, adapter.directory)
         clients = [client for client in target.clients.values() if client.usable]
-        await asyncio.gather(*(client.command("unload", adapter) for client in clients), return_exceptions=True)
+        await asyncio.gather(*(_command(client, "unload", ref) for client in clients))
 
-    async def _have_read(self, target: Target, adapter: AdapterRef) -> None:
-        clients = [client for client in target.clients.values() if client.usable]
+    async def _have_read(self, target: Target, adapter: AdapterEntry, pin: bool) -> None:
+        """Load the adapter on every worker that should have it, and pin it there; a refusal leaves none of it."""
+        if target.asleep:
+            await self._router.hold(target, "", LOAD_TIMEOUT_S)
+            target = self._router.resolve(target.entry.name)
+        workers = placed(adapter, [worker for worker, client in target.clients.items() if client.usable])
+        clients = [target.clients[worker] for worker in workers]
         if not clients:
             raise Unavailable("The model is not available at the moment; its workers are starting or restarting.")
+        ref = AdapterRef(adapter.digest, adapter.directory)
+        refusal = await self._all(clients, "load", ref)
+        if refusal is None and pin:
+            refusal = await self._all(clients, "pin", ref)
+        if refusal is not None:
+            if pin:
+                await asyncio.gather(*(_command(client, "unpin", ref) for client in clients))
+            await self._forget(target, adapter)
+            raise AdapterRefused(refusal.words, refusal)
+
+    async def _all(
+        self, clients: list[EngineClient], action: Literal["load", "pin"], ref: AdapterRef
+    ) -> AdapterFailure | None:
+        """Send the command to all; the first refusal, if there is one. Raises Unavailable."""
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
-                replies = await asyncio.gather(*(client.command("load", adapter) for client in clients))
+                replies = await asyncio.gather(*(client.command(action, ref) for client in clients))
         except (EngineDead, TimeoutError) as error:
             raise Unavailable("A worker did not read the adapter in time.") from error
-        refusal = next((reply for reply in replies if reply is not None), None)
-        if refusal is not None:
-            raise AdapterRefused(refusal.words, refusal)
+        return next((reply for reply in replies if reply is not None), None)
+
+
+async def _command(client: EngineClient, action: Literal["unpin", "unload"], ref: AdapterRef) -> None:
+    """Undo on a worker what it may have done; a dead worker has nothing to undo, and a busy one evicts the adapter later."""
+    with suppress(EngineDead):
+        await client.command(action, ref)
+
+
+def _rank_refusal(rank: int, limit: int) -> tuple[str, AdapterFailure]:
+    failure = AdapterFailure(AdapterCode.RANK, {"tensor": CONFIG, "rank": rank, "limit": limit})
+    if not limit:
+        failure = AdapterFailure(AdapterCode.NO_ADAPTERS)
+    return failure.words, failure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,6 +77,14 @@ class NewDeployment:
     folders: Sequence[Path] = ()
 
 
+class Kept(TypedDict, total=False):
+    """How an adapter is kept; None or absent keeps the present value. `options` are what the client gave besides."""
+
+    preload: bool | None
+    pinned: bool | None
+    options: Mapping[str, str] | None
+
+
 class Registry(Protocol):
     """Changes are durable and in the snapshot when a call returns. `actor` is recorded in the audit log. Every call may raise
     Unavailable if the registry cannot be reached.
@@ -97,25 +105,14 @@ class Registry(Protocol):
         actor: str,
         *,
         replace: bool,
-        preload: bool | None = None,
-        pinned: bool | None = None,
-        options: Mapping[str, str] | None = None,
+        **kept: Unpack[Kept],
     ) -> None:
-        """Register what `read_adapter` returned for the model of a deployment. None keeps the present values. Raises
-        AdapterExists unless `replace`, AdapterRefused.
+        """Register what `read_adapter` returned for the model of a deployment. Raises AdapterExists unless `replace`,
+        AdapterRefused.
         """
         ...
 
-    async def change_adapter(
-        self,
-        name: str,
-        deployment: str,
-        actor: str,
-        *,
-        preload: bool | None = None,
-        pinned: bool | None = None,
-        options: Mapping[str, str] | None = None,
-    ) -> None:
+    async def change_adapter(self, name: str, deployment: str, actor: str, **kept: Unpack[Kept]) -> None:
         """Change how an adapter is kept, and merge `options` over its own. Raises AdapterNotFound."""
         ...
 

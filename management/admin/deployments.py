@@ -16,6 +16,7 @@ from management.admin.engine_options import EngineOptionsForm
 from management.admin.fields import NamesField, ProvidersField
 from management.models import Deployment, Worker
 from management.services import deployments
+from management.services.discovery import register_beside
 from management.services.errors import RegistryError
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ class DeploymentAdmin(ServiceAdmin):
             inference_kind=obj.inference_kind,
             **fields,
         )
+        register_beside(saved.version, actor(request))
         obj.pk, obj._state.adding = saved.pk, False
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:

@@ -3,13 +3,14 @@
 from management.models.access import ApiKey, AuditEvent
 from management.models.capacity import Node, Price
 from management.models.deployment import Deployment
-from management.models.model import Adapter, Model, ModelVersion
+from management.models.model import Adapter, AdapterVersion, Model, ModelVersion
 from management.models.processes import LeaderLease, WebProcess
 from management.models.secret import Secret
 from management.models.worker import Worker
 
 __all__ = [
     "Adapter",
+    "AdapterVersion",
     "ApiKey",
     "AuditEvent",
     "Deployment",

@@ -56,6 +56,22 @@ class Deployment(models.Model):
     version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
     inference_kind = models.CharField(max_length=16, choices=Model.Kind, default=Model.Kind.LLM)
     is_default = models.BooleanField(default=False, help_text="Serves requests that name no model.")
+    served_name = models.CharField(
+        max_length=128,
+        blank=True,
+        editable=False,
+        validators=[valid_name],
+        help_text="The name under which clients find it as one of several versions; empty is its own name.",
+    )
+    label = models.CharField(
+        max_length=64,
+        blank=True,
+        editable=False,
+        help_text="Which version of the served name it is; empty is the number of its model's version.",
+    )
+    is_default_version = models.BooleanField(
+        default=True, editable=False, help_text="Serves requests for the served name that give no version."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     # How its workers run.
@@ -189,6 +205,16 @@ class Deployment(models.Model):
             found["min_throughput_rate"] = "conflicts with min_workers"
         if found:
             raise ValidationError(found)
+
+    @property
+    def served_as(self) -> str:
+        """The name under which clients find it, alone or as one of several versions."""
+        return self.served_name or self.name
+
+    @property
+    def version_label(self) -> str:
+        """Which version of that name it is, such as "1.0"."""
+        return self.label or f"{self.version.number}.0"
 
     @property
     def scaling(self) -> ScalingConfig:

@@ -1,75 +1,199 @@
-"""Registers and removes adapters. It reads an adapter's digest and rank, no tensors."""
+"""Writes the registry of adapters: register, replace, roll back, change, remove. Their files are in the adapter store."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
-from engine.adapters.failures import AdapterError
-from management.adapter_identity import identify
-from management.models import Adapter, Model
+from engine.adapters.failures import AdapterCode, AdapterError, AdapterFailure
+from engine.adapters.files import CONFIG
+from management.adapter_source import NotAllowed, open_source
+from management.adapter_store import StoredAdapter, store_adapter
+from management.models import Adapter, AdapterVersion, Model
 from management.services import audit
-from management.services.errors import RegistryError
+from management.services.errors import RegistryConflict, RegistryError, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from management.models import Deployment
+
+MAX_OPTIONS = 64
+MAX_OPTION_CHARACTERS = 4096
+MAX_VERSIONS = 100
+"""Versions of one adapter that are kept; the oldest ones are forgotten."""
+
+
+def read_adapter(source: str, roots: Sequence[Path] | None) -> StoredAdapter:
+    """Check the files of a PEFT directory below one of the folders `roots` (None: anywhere), and copy them into the store.
+    Nothing is registered. Raises RegistryError.
+    """
+    try:
+        with open_source(source, roots) as directory:
+            return store_adapter(directory)
+    except NotAllowed as error:
+        failure = AdapterFailure(AdapterCode.MISSING, {"file": CONFIG})
+        raise RegistryError(
+            "source: must be a directory with an adapter that this server may read",
+            failure,
+            fields={"source": ["must be a directory with an adapter that this server may read"]},
+        ) from error
+    except AdapterError as error:
+        raise RegistryError(f"source: {error}", error.failure, fields={"source": [str(error)]}) from error
 
 
 def register_adapter(
-    name: str, model: Model, source: str, actor: str, preload: bool | None = None, pinned: bool | None = None
-) -> Adapter:
-    """Register a PEFT directory under a name; other content under the same name replaces it. `preload` and `pinned` None
-    keep their present values. Raises RegistryError.
-    """
-    # Hash the files before the transaction, so that no lock is held meanwhile.
-    return register_read_adapter(name, model, source, actor, read_identity(Path(source)), preload, pinned)
-
-
-@transaction.atomic
-def register_read_adapter(
     name: str,
     model: Model,
     source: str,
     actor: str,
-    identity: tuple[str, int],
+    stored: StoredAdapter | None = None,
+    *,
+    replace: bool = True,
     preload: bool | None = None,
     pinned: bool | None = None,
+    workers: int | None = None,
+    options: Mapping[str, str] | None = None,
+    deployment: Deployment | None = None,
 ) -> Adapter:
-    """Register a directory whose `identity` (digest and rank) is known. Raises RegistryError."""
-    digest, rank = identity
-    adapter = Adapter.objects.filter(name=name).first()
-    if adapter is None:
-        adapter = Adapter(name=name)
-    elif adapter.model_id != model.pk:
-        raise RegistryError(f"name: {name} is an adapter of {adapter.model.name}")
-    flags = (
-        adapter.preload if preload is None else preload,
-        adapter.pinned if pinned is None else pinned,
-    )  # fmt: skip
-    if (adapter.digest, adapter.source, adapter.preload, adapter.pinned) == (digest, source, *flags):
-        return adapter
-    adapter.model, adapter.source, adapter.digest, adapter.rank = model, source, digest, rank
-    adapter.preload, adapter.pinned = flags
+    """Register what `read_adapter` has read (None: it is read now, from any folder) under a name; other content under a known
+    name becomes its next version. None keeps the present values. A `deployment` that serves only chosen adapters serves this
+    one as well.
+
+    Raises RegistryConflict if the name is known and `replace` is false; RegistryError.
+    """
+    if stored is None:
+        stored = read_adapter(source, None)  # before the transaction, so that no lock is held meanwhile
     try:
-        adapter.full_clean()
-    except ValidationError as error:
-        raise RegistryError("; ".join(error.messages)) from error
-    adapter.save()
-    audit.record(actor, "adapter.register", name, model=model.name, source=source, digest=digest,
-                 preload=adapter.preload, pinned=adapter.pinned)  # fmt: skip
-    return adapter
+        with transaction.atomic():
+            known = Adapter.objects.select_for_update().filter(model=model, name=name).first()
+            if known is not None and not replace:
+                raise RegistryConflict(f"name: {name} is registered", fields={"name": ["is registered"]})
+            adapter = known or Adapter(name=name, model=model)
+            changed = _changes(adapter, preload=preload, pinned=pinned, workers=workers, options=options)
+            if known is None or changed:
+                _save(adapter)
+            replaced = _serve(adapter, source, stored)
+            if deployment is not None and deployment.adapters.exists():
+                deployment.adapters.add(adapter)
+            if known is None or changed or replaced:
+                audit.record(actor, "adapter.register", name, model=model.name, source=source, digest=stored.digest,
+                             preload=adapter.preload, pinned=adapter.pinned)  # fmt: skip
+            return adapter
+    except IntegrityError as error:
+        raise RegistryConflict(f"name: {name} is being registered", fields={"name": ["is registered"]}) from error
+
+
+@transaction.atomic
+def change_adapter(
+    adapter: Adapter,
+    actor: str,
+    *,
+    preload: bool | None = None,
+    pinned: bool | None = None,
+    workers: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> None:
+    """Change how an adapter is kept, and merge `options` over its own. Raises RegistryError."""
+    current = _locked(adapter)
+    merged = None if options is None else {**current.options, **options}
+    changed = _changes(current, preload=preload, pinned=pinned, workers=workers, options=merged)
+    if changed:
+        _save(current)
+        audit.record(actor, "adapter.change", current.name, model=current.model.name, **changed)
+
+
+@transaction.atomic
+def roll_back(adapter: Adapter, actor: str, number: int | None = None) -> AdapterVersion:
+    """Serve an earlier version again; None means the one before the current. Requests that run finish with what they began
+    with. Raises RegistryError.
+    """
+    current = _locked(adapter)
+    versions = {version.number: version for version in current.versions.all()}
+    now = current.current
+    if number is None:
+        number = max((each for each in versions if each < now.number), default=None)
+    if number not in versions:
+        choices = ", ".join(str(each) for each in sorted(versions) if each != now.number) or "none"
+        raise RegistryError(f"version: {current.name} has no such earlier version; there are: {choices}",
+                            fields={"version": [f"must be one of {choices}"]})  # fmt: skip
+    _make_current(current, versions[number])
+    audit.record(actor, "adapter.roll_back", current.name, model=current.model.name, version=number,
+                 digest=versions[number].digest)  # fmt: skip
+    return versions[number]
 
 
 @transaction.atomic
 def remove_adapter(adapter: Adapter, actor: str) -> None:
-    """Remove an adapter from the registry."""
-    audit.record(actor, "adapter.remove", adapter.name)
+    """Remove an adapter and its versions from the registry. Its files leave the store later."""
+    audit.record(actor, "adapter.remove", adapter.name, model=adapter.model.name)
     adapter.delete()
 
 
-def read_identity(directory: Path) -> tuple[str, int]:
-    """The digest and rank of an adapter. Raises RegistryError if it cannot be served."""
+def _locked(adapter: Adapter) -> Adapter:
+    current = Adapter.objects.select_for_update().filter(pk=adapter.pk).first()
+    if current is None:
+        raise RegistryConflict(f"{adapter.name} is removed")
+    return current
+
+
+def _changes(
+    adapter: Adapter,
+    *,
+    preload: bool | None,
+    pinned: bool | None,
+    workers: int | None,
+    options: Mapping[str, str] | None,
+) -> dict[str, object]:
+    """Set the fields that are given; returns those that changed."""
+    given = {
+        "preload": preload,
+        "pinned": pinned,
+        "workers": workers,
+        "options": None if options is None else dict(options),
+    }
+    changed: dict[str, object] = {
+        name: value for name, value in given.items() if value is not None and value != getattr(adapter, name)
+    }
+    for name, value in changed.items():
+        setattr(adapter, name, value)
+    return changed
+
+
+def _save(adapter: Adapter) -> None:
+    long = any(len(str(part)) > MAX_OPTION_CHARACTERS for pair in adapter.options.items() for part in pair)
+    if len(adapter.options) > MAX_OPTIONS or long:
+        text = f"must be at most {MAX_OPTIONS}, each of at most {MAX_OPTION_CHARACTERS} characters"
+        raise RegistryError(f"options: {text}", fields={"options": [text]})
     try:
-        identity = identify(directory)
-    except AdapterError as error:
-        raise RegistryError(f"source: {error}", error.failure) from error
-    return identity.digest, identity.rank
+        adapter.full_clean()
+    except ValidationError as error:
+        raise refused(error) from error
+    adapter.save()
+
+
+def _serve(adapter: Adapter, source: str, stored: StoredAdapter) -> bool:
+    """Make this content the current version, a new one unless it was there before. False if it is current already."""
+    versions = list(adapter.versions.all())
+    known = next((version for version in versions if version.digest == stored.digest), None)
+    if known is not None and (known.is_current, known.source, known.directory) == (True, source, str(stored.directory)):
+        return False
+    if known is None:
+        number = max((version.number for version in versions), default=0) + 1
+        known = AdapterVersion(adapter=adapter, number=number, digest=stored.digest, rank=stored.rank, is_current=False)
+    known.source, known.directory = source, str(stored.directory)
+    known.save()
+    _make_current(adapter, known)
+    for old in sorted(versions, key=lambda version: -version.number)[MAX_VERSIONS - 1 :]:
+        if old.pk != known.pk:
+            old.delete()
+    return True
+
+
+def _make_current(adapter: Adapter, version: AdapterVersion) -> None:
+    adapter.versions.filter(is_current=True).exclude(pk=version.pk).update(is_current=False)
+    version.is_current = True
+    version.save(update_fields=["is_current"])

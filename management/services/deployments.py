@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import connection, transaction
+from django.db.models import Q
 
 from engine.config import OPTIONS, RESERVED, EngineConfig
 from management.model_files import longest_sequence
@@ -53,6 +54,8 @@ def create_deployment(
     if name in RESERVED_NAMES:
         raise RegistryError(f"name: {name} always means the default deployment", fields={"name": ["is reserved"]})
     first = not Deployment.objects.filter(is_default=True).exists()
+    others = versions_of(str(fields.get("served_name") or name))
+    fields.setdefault("is_default_version", not any(other.is_default_version for other in others))
     fields.setdefault("inference_kind", version.model.kind)
     fields.setdefault("title", name)
     deployment = Deployment(
@@ -132,10 +135,51 @@ def delete_deployment(deployment: Deployment, actor: str, force: bool = False) -
     repeated = current.deleted
     current.deleted, current.force, current.is_default = True, force, False
     _ask(current, 0, force)
+    heirs = versions_of(current.served_as)
+    if heirs and not any(heir.is_default_version for heir in heirs):
+        Deployment.objects.filter(pk=heirs[0].pk).update(is_default_version=True)
     current.keys.update(revoked=True)
     if not repeated:
         audit.record(actor, "deployment.delete", deployment.name, force=force)
     return True
+
+
+@transaction.atomic
+def set_workers(deployment: Deployment, actor: str, minimum: int, maximum: int) -> None:
+    """Set the limits of the number of workers, and ask for the number within them that is nearest to the present one; a maximum
+    of 0 stops the deployment. Raises RegistryError.
+    """
+    current = _locked(deployment)
+    for name, value in (("min_workers", minimum), ("max_workers", maximum)):
+        if not 0 <= value <= MAX_REPLICAS:
+            text = f"must be between 0 and {MAX_REPLICAS}"
+            raise RegistryError(f"{name}: {text}, got {value}", fields={name: [text]})
+    if minimum > maximum:
+        text = f"must be at least min_workers, which is {minimum}"
+        raise RegistryError(f"max_workers: {text}, got {maximum}", fields={"max_workers": [text]})
+    now = current.target_workers if current.current_state == str(Deployment.State.ACTIVE) else current.replicas
+    current.min_workers, current.max_workers = minimum, max(1, maximum)
+    current.scale_to_zero = current.scale_to_zero and not minimum
+    _save(current)
+    _ask(current, min(max(now, minimum), maximum))
+    audit.record(actor, "deployment.scale", deployment.name, min_workers=minimum, max_workers=maximum)
+
+
+def versions_of(served_name: str) -> list[Deployment]:
+    """The deployments that are versions of a served name, oldest first; within a transaction they are locked."""
+    rows = Deployment.objects.select_for_update() if connection.in_atomic_block else Deployment.objects.all()
+    own = Q(served_name=served_name) | Q(served_name="", name=served_name)
+    return list(rows.filter(own, deleted=False).order_by("created_at", "pk"))
+
+
+@transaction.atomic
+def make_default_version(deployment: Deployment, actor: str) -> None:
+    """Let this deployment answer the requests for its served name that give no version."""
+    current = _locked(deployment)
+    others = [other.pk for other in versions_of(current.served_as)]
+    Deployment.objects.filter(pk__in=others).update(is_default_version=False)
+    Deployment.objects.filter(pk=current.pk).update(is_default_version=True)
+    audit.record(actor, "deployment.make_default_version", deployment.name, served_name=current.served_as)
 
 
 @transaction.atomic

@@ -30,6 +30,18 @@ class RegistryConflict(RegistryError):
     """The change does not fit the present state, or another change came first."""
 
 
+class SourceNotFound(RegistryError):
+    """None of the named sources of a model exists."""
+
+
+class VersionExists(RegistryConflict):
+    """The served name has this version already; `name` and `label` say which."""
+
+    def __init__(self, name: str, label: str) -> None:
+        super().__init__(f"{name} has a version {label} already", fields={"label": ["exists"]})
+        self.name, self.label = name, label
+
+
 def refused(error: ValidationError) -> RegistryError:
     """A model's validation error as a RegistryError."""
     if not hasattr(error, "error_dict"):

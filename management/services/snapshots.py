@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from management.models import Adapter, ApiKey, Deployment, Node, Price, Secret, Worker
+from management.models import AdapterVersion, ApiKey, Deployment, Node, Price, Secret, Worker
 from management.services.secrets import HUB_TOKEN
 from management.snapshot import AdapterEntry, ApiKeyEntry, Availability, DeploymentEntry, Snapshot, WorkerEntry
 
@@ -19,7 +19,8 @@ class Registries:
 
     deployments: tuple[Deployment, ...] = ()
     """All deployments but deleted ones without workers, oldest first, with their versions, models and adapters."""
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[AdapterVersion, ...] = ()
+    """The current versions, in the order of their adapters' registration."""
     keys: tuple[ApiKey, ...] = ()
     prices: tuple[Price, ...] = ()
     nodes: tuple[Node, ...] = ()
@@ -34,7 +35,7 @@ def read_registries() -> Registries:
         deployments=tuple(
             rows.select_related("version__model").prefetch_related("adapters").order_by("created_at", "pk")
         ),
-        adapters=tuple(Adapter.objects.order_by("name")),
+        adapters=tuple(AdapterVersion.objects.filter(is_current=True).select_related("adapter").order_by("adapter_id")),
         keys=tuple(ApiKey.objects.filter(revoked=False).select_related("deployment")),
         prices=tuple(Price.objects.all()),
         nodes=tuple(Node.objects.all()),
@@ -65,14 +66,19 @@ def build_snapshot(
         serving.setdefault(worker.deployment_id, []).append(worker)
     adapters: dict[int, list[AdapterEntry]] = {}
     by_id: dict[int, AdapterEntry] = {}
-    for adapter in registries.adapters:
+    for content in registries.adapters:
+        adapter = content.adapter
         entry = AdapterEntry(
             name=adapter.name,
-            digest=adapter.digest,
-            directory=adapter.source,
+            digest=content.digest,
+            directory=content.directory,
             created=int(adapter.created_at.timestamp()),
             preload=adapter.preload,
             pinned=adapter.pinned,
+            rank=content.rank,
+            source=content.source,
+            workers=adapter.workers,
+            options=tuple(adapter.options.items()),
         )
         by_id[adapter.pk] = entry
         adapters.setdefault(adapter.model_id, []).append(entry)
@@ -102,6 +108,9 @@ def build_snapshot(
                 start_timeout_s=float(row.start_timeout_s),
                 chat_template=row.chat_template,
                 shares_with=_shared_with(row, registries.deployments, serving),
+                served_name=row.served_as,
+                label=row.version_label,
+                is_default_version=row.is_default_version,
             )
         )
     keys = {

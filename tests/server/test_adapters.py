@@ -15,15 +15,10 @@ import httpx
 import psutil
 import pytest
 
-from config.registry import DjangoRegistry
 from engine.adapters.failures import AdapterCode, AdapterFailure
-from engine.adapters.files import CONFIG, WEIGHTS, content_digest
+from engine.adapters.files import CONFIG, WEIGHTS
 from engine.client import EngineClient
 from engine.messages import AdapterRef
-from inference.errors import AdapterNotFound
-from management.launchers.local import LocalLauncher
-from management.reconcile import Reconciler
-from management.snapshot import SnapshotHolder
 from tests.conftest import ROOT
 from tests.live import LiveServer, wait_until
 
@@ -128,30 +123,6 @@ def test_a_pattern_that_never_ends_costs_its_adapter_alone(field, server, tmp_pa
     assert answer(server, "pirate")
 
 
-def test_links_do_not_lead_out_of_the_folders(tmp_path):
-    inside, outside = tmp_path / "inside", copy(tmp_path / "outside")
-    inside.mkdir()
-    launcher = LocalLauncher()
-    registry = DjangoRegistry(Reconciler(launcher, SnapshotHolder(), ""), [inside])
-    for name, target in (("whole", outside), ("weights", outside / WEIGHTS), ("config", outside / CONFIG)):
-        if target == outside:
-            (inside / name).symlink_to(target)
-        else:
-            folder = copy(inside / name)
-            (folder / target.name).unlink()
-            (folder / target.name).symlink_to(target)
-        with pytest.raises(AdapterNotFound):
-            asyncio.run(registry.read_adapter("x", str(inside / name)))
-    blobs = copy(inside / "blobs")  # as the hub's cache lays them out
-    snapshot = inside / "snapshot"
-    snapshot.mkdir()
-    for name in (CONFIG, WEIGHTS):
-        (snapshot / name).symlink_to(blobs / name)
-    entry = asyncio.run(registry.read_adapter("x", str(snapshot)))
-    assert entry.digest == content_digest(blobs)
-    launcher.close()
-
-
 def test_the_registry_decides_what_is_read_ahead_and_pinned(tmp_path):
     """A worker refuses to pin what it has not read; so that tells whether it has."""
     live = LiveServer(tmp_path / "var").start()
@@ -160,9 +131,12 @@ def test_the_registry_decides_what_is_read_ahead_and_pinned(tmp_path):
     def column(query: str) -> list[tuple]:
         return database.execute(query).fetchall()
 
-    refs = {
-        name: AdapterRef(d, source) for name, d, source in column("select name, digest, source from management_adapter")
-    }
+    known = (
+        "select a.id, name, digest, directory from management_adapter a"
+        " join management_adapterversion v on v.adapter_id = a.id"
+    )
+    ids = {name: number for number, name, _, _ in column(known)}
+    refs = {name: AdapterRef(digest, directory) for _, name, digest, directory in column(known)}
     ready = "select address, epoch from management_worker where state = 'ready'"
     wait_until(lambda: column(ready), 60, lambda: live.log)  # rows are written behind what happens
     ((address, epoch),) = column(ready)
@@ -184,7 +158,8 @@ def test_the_registry_decides_what_is_read_ahead_and_pinned(tmp_path):
     wish(preload=1)
     wait_until(lambda: all(asyncio.run(ask(name, "unpin")) is None for name in refs), 20, lambda: live.log)
     assert answer(live, "json").startswith("{")
-    database.execute("delete from management_adapter where name = 'json'")
+    database.execute("delete from management_adapterversion where adapter_id = ?", (ids["json"],))
+    database.execute("delete from management_adapter where id = ?", (ids["json"],))
     database.commit()
     wait_until(lambda: asyncio.run(ask("json", "unpin")) == NOT_LOADED, 20, lambda: live.log)
     assert live.get("/v1/models/json").status_code == 404

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +11,14 @@ from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from inference.dialects import declared_dialects
 from inference.dialects.mindie.routes import answer_headers, route_sets
 from inference.dialects.mindie.settings import MindieSettings
 from inference.dialects.mindie.state import MindieState
 from inference.dialects.triton.statistics import TritonStatistics
-from inference.errors import AdapterNotFound
+from inference.errors import AdapterExists, AdapterNotFound, ModelExists, SourceNotFound
 from inference.generation.embeddings import Embedder
 from inference.generation.prepare import Generator
 from inference.http.admission import Admission
@@ -123,13 +126,23 @@ class Call:
         self._came.set()
 
 
+def _kept(adapter, preload, pinned, options):
+    return msgspec.structs.replace(
+        adapter,
+        preload=adapter.preload if preload is None else preload,
+        pinned=adapter.pinned if pinned is None else pinned,
+        options=adapter.options if options is None else tuple(options.items()),
+    )
+
+
 class KnownRegistry:
     """The registries as a list: adapters are what a test says lies at a path."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self.files: dict[str, AdapterEntry] = {}
-        self.states: list[DeploymentState] = [DeploymentState("demo", 1, "ready", "")]
+        self.states: list[DeploymentState] = [DeploymentState("demo", 1, "ready", "", served_name="demo", label="1.0")]
+        self.sources: dict[str, str] = {}
         self.asked: list[tuple[str, str]] = []
 
     async def read_adapter(self, name: str, source: str) -> AdapterEntry:
@@ -137,15 +150,65 @@ class KnownRegistry:
             raise AdapterNotFound(name)
         return self.files[source]
 
-    async def register_adapter(self, name: str, model: str, source: str, actor: str) -> None:
-        entry = next(e for e in self.files.values() if e.directory == source)
-        known = [a for a in self._serving.adapters if a.name != name]
-        self._serving.adapters = (*known, AdapterEntry(name, entry.digest, entry.directory, 1))
+    async def register_adapter(self, adapter, deployment, actor, *, replace, preload=None, pinned=None, options=None):
+        known = {a.name: a for a in self._serving.adapters}
+        if adapter.name in known and not replace:
+            raise AdapterExists(adapter.name)
+        known[adapter.name] = _kept(msgspec.structs.replace(adapter, created=1), preload, pinned, options)
+        self._serving.adapters = tuple(known.values())
         self._serving.publish()
 
-    async def remove_adapter(self, name: str, actor: str) -> None:
+    async def change_adapter(self, name, deployment, actor, *, preload=None, pinned=None, options=None):
+        known = {a.name: a for a in self._serving.adapters}
+        if name not in known:
+            raise AdapterNotFound(name)
+        known[name] = _kept(known[name], preload, pinned, {**dict(known[name].options), **(options or {})})
+        self._serving.adapters = tuple(known.values())
+        self._serving.publish()
+
+    async def remove_adapter(self, name, actor, deployment=None):
         self._serving.adapters = tuple(a for a in self._serving.adapters if a.name != name)
         self._serving.publish()
+
+    async def create_deployment(self, wanted, actor):
+        """Sources are known if a test says so: `sources` maps a candidate to the model that is found."""
+        found = next((self.sources[c] for c in wanted.candidates if c in self.sources), None)
+        if found is None:
+            raise SourceNotFound("no model of this name is known here")
+        name = wanted.served_name or found
+        versions = [s for s in self.states if s.served_name == name]
+        label = wanted.label or f"{len(versions) + 1}.0"
+        if any(s.label == label or (s.source == found and not wanted.label) for s in versions):
+            raise ModelExists(name, label)
+        state = DeploymentState(
+            f"{name}/{label}" if versions else name, 1, "starting" if wanted.workers else "stopped", "",
+            served_name=name, label=label, is_default_version=not versions, source=found,
+            min_workers=wanted.workers, max_workers=wanted.max_workers or max(1, wanted.workers),
+            wanted_workers=wanted.workers, created=1700000000.0, notes=wanted.notes,
+        )  # fmt: skip
+        self.states.append(state)
+        return state
+
+    async def scale_deployment(self, name, minimum, maximum, actor):
+        self.asked.append(("scale", f"{name} {minimum} {maximum}"))
+        return self._change(name, min_workers=minimum, max_workers=max(1, maximum), wanted_workers=minimum)
+
+    async def remove_deployment(self, name, actor):
+        self.asked.append(("remove", name))
+        known = any(s.name == name for s in self.states)
+        self.states = [s for s in self.states if s.name != name]
+        return known
+
+    async def make_default_version(self, name, actor):
+        served = next((s.served_name for s in self.states if s.name == name), None)
+        for state in [s for s in self.states if s.served_name == served]:
+            self._change(state.name, is_default_version=state.name == name)
+        return served is not None
+
+    def _change(self, name, **changes):
+        known = any(s.name == name for s in self.states)
+        self.states = [dataclasses.replace(s, **changes) if s.name == name else s for s in self.states]
+        return known
 
     async def deployments(self) -> list[DeploymentState]:
         return self.states

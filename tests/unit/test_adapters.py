@@ -68,6 +68,7 @@ async def test_what_a_worker_refuses_is_not_registered(known):
     answer = await known.post(LOAD, NAMED)
     assert answer.status == 500
     assert "rank 512" in answer.text
+    assert told(known)[-1] == ("unload", "d1")
     assert known.adapters == ()
 
 
@@ -76,7 +77,7 @@ async def test_every_worker_reads_it_first(start):
     serving.registry.files["/adapters/pirate"] = PIRATE
     serving.workers[1].replies["load"] = AdapterFailure(AdapterCode.CACHE_IN_USE)
     assert (await serving.post(LOAD, NAMED)).status == 500
-    assert [len(w.commands) for w in serving.workers] == [1, 1]
+    assert [[command.action for command in w.commands] for w in serving.workers] == [["load", "unload"]] * 2
     assert serving.adapters == ()
 
 

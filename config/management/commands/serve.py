@@ -29,6 +29,7 @@ from management.services.deployments import (
     start_deployment,
     stop_deployment,
 )
+from management.services.discovery import register_beside
 from management.services.errors import RegistryError
 from management.services.models import register_model
 
@@ -86,7 +87,7 @@ def deploy_as_configured(model: str | None, settings: Options, setups: Iterable[
         return deploy(model or settings.model)
     deployment = deploy(wanted.source, wanted.name, dict(wanted.engine_options))
     for name, directory in wanted.adapters:
-        register_adapter(name, deployment.version.model, directory, ACTOR)
+        register_adapter(name, deployment.version.model, str(Path(directory).expanduser().resolve()), ACTOR)
     return deployment
 
 
@@ -118,5 +119,6 @@ def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None =
     if local and path.resolve() == DEMO_MODEL:
         for directory in sorted(p for p in DEMO_ADAPTERS.glob("*") if p.is_dir()):
             register_adapter(directory.name, version.model, str(directory), ACTOR)
+    register_beside(version, ACTOR)
     deployment.refresh_from_db()
     return deployment

@@ -162,7 +162,7 @@ def _merged(row: Deployment, body: Mapping[str, Any]) -> tuple[Wanted, Wanted]:
 def _check_ranks(row: Deployment, wanted: Wanted, found: tuple[FoundAdapter, ...]) -> None:
     """Running workers have room for adapters of a limited rank."""
     limit = row.engine_options.get("max_adapter_rank", OPTIONS["max_adapter_rank"].default)
-    too_large = {each.name for each in found if each.identity[1] > limit}
+    too_large = {each.name for each in found if each.stored.rank > limit}
     if too_large:
         raise InvalidFields(
             FieldError(("llm_loras", index, "hf_repo"), f"must have a rank of at most {limit}", "less_than_equal")

@@ -13,14 +13,16 @@ from django.db import IntegrityError, transaction
 from engine.config import OPTIONS
 from management.api.scalegenai.errors import ApiError, FieldError, InvalidFields
 from management.api.scalegenai.normaliser import normalise
-from management.api.scalegenai.sources import FoundAdapter, FoundModel, find_adapter, find_model
+from management.api.scalegenai.sources import FoundAdapter, find_adapter, find_model
 from management.model_files import longest_sequence
 from management.models import Deployment
 from management.models.deployment import new_public_id
-from management.services.deployments import RESERVED_NAMES, create_deployment, start_deployment
+from management.services.deployments import RESERVED_NAMES, create_deployment, start_deployment, versions_of
+from management.services.discovery import register_beside
 from management.services.errors import RegistryError
 from management.services.keys import create_key
 from management.services.secrets import ENDPOINT_KEY, HUB_TOKEN, store_secret
+from management.services.sources import FoundModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +56,9 @@ def create(body: Mapping[str, Any], actor: str) -> Deployment:
     plan = _plan(normalise(body))
     for _ in range(ATTEMPTS):
         with suppress(IntegrityError):  # another create took a name
-            return _write(plan, actor)
+            deployment = _write(plan, actor)
+            register_beside(deployment.version, actor)
+            return deployment
     raise ApiError(409, "other calls took the names of the deployment, its model or its adapters; try again")
 
 
@@ -98,7 +102,7 @@ def _plan(wanted: Wanted) -> Plan:
         errors += error.errors
     if errors:
         raise InvalidFields(errors)
-    rank = max((adapter.identity[1] for adapter in adapters), default=0)
+    rank = max((adapter.stored.rank for adapter in adapters), default=0)
     if rank > OPTIONS["max_adapter_rank"].default:
         options["max_adapter_rank"] = rank
     return Plan(wanted, model, adapters, options)
@@ -140,5 +144,9 @@ def refused_fields(error: RegistryError) -> ApiError:
 def _free_name(title: str, public_id: str) -> str:
     """A unique name that clients can use as `model`: the vendor's name if it is free and allowed, else with a suffix."""
     name = re.sub(r"[^A-Za-z0-9._/-]+", "-", title).lstrip("._/-")[:MAX_NAME] or "deployment"
-    taken = name in RESERVED_NAMES or Deployment.objects.filter(name=name, deleted=False).exists()
+    taken = (
+        name in RESERVED_NAMES
+        or Deployment.objects.filter(name=name, deleted=False).exists()
+        or bool(versions_of(name))
+    )
     return f"{name}-{public_id[:8]}" if taken else name

@@ -12,8 +12,9 @@ from management.autoscale.config import Strategy
 from management.management.deployment_command import ACTOR, DeploymentCommand, is_active
 from management.management.deployment_fields import add_fields, fields_of, option, pair
 from management.models import Model, ModelVersion
-from management.services.adapters import read_identity, register_read_adapter
+from management.services.adapters import read_adapter, register_adapter
 from management.services.deployments import create_deployment, start_deployment
+from management.services.discovery import register_beside
 from management.services.models import register_model
 
 if TYPE_CHECKING:
@@ -47,13 +48,12 @@ class Command(DeploymentCommand):
         if "max_workers" not in fields and "min_workers" in fields:
             fields["max_workers"] = max(1, fields["min_workers"])
         adapters = [pair(text, "adapter") for text in options["adapter"]]
-        # Files are hashed before the transaction, so that no lock is held meanwhile.
-        identities = {name: read_identity(Path(directory)) for name, directory in adapters}
+        # Files are copied before the transaction, so that no lock is held meanwhile.
+        stored = {name: read_adapter(str(Path(directory).expanduser().resolve()), None) for name, directory in adapters}
         with transaction.atomic():
             version = _version(options["model"], kind)
             registered = [
-                register_read_adapter(name, version.model, str(Path(directory).resolve()), ACTOR, identities[name])
-                for name, directory in adapters
+                register_adapter(name, version.model, directory, ACTOR, stored[name]) for name, directory in adapters
             ]
             deployment = create_deployment(
                 options["name"] or version.model.name,
@@ -65,6 +65,7 @@ class Command(DeploymentCommand):
                 **fields,
             )
             start_deployment(deployment, ACTOR, max(1, deployment.min_workers))
+        register_beside(version, ACTOR)
         return deployment, is_active
 
 

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import shutil
 
 import pytest
-from django.db import connection
 from django.utils import timezone
 
-from engine.adapters.files import CONFIG, WEIGHTS, content_digest, parts
-from management import adapter_identity
-from management.models import Adapter, AuditEvent, Deployment
-from management.services.adapters import register_adapter, remove_adapter
+from management.models import AuditEvent, Deployment
 from management.services.deployments import (
     change_deployment,
     create_deployment,
@@ -26,7 +20,6 @@ from management.services.errors import RegistryError
 from management.services.keys import create_key, revoke_key
 from management.services.models import register_model, remove_model
 from management.services.snapshots import build_snapshot, read_registries
-from tests.conftest import ROOT
 
 pytestmark = pytest.mark.django_db
 
@@ -128,97 +121,3 @@ def test_audit_events_are_for_ever(deployment):
         event.save()
     with pytest.raises(TypeError, match="never deleted"):
         event.delete()
-
-
-def test_adapters(deployment, tmp_path):
-    model = deployment.version.model
-    source = ROOT / "models" / "demo-adapters" / "pirate"
-    adapter = register_adapter("pirate", model, str(source), "tester")
-    assert adapter.rank == 8
-    assert len(adapter.digest) == 64
-    assert register_adapter("pirate", model, str(source), "tester") == adapter
-    with pytest.raises(RegistryError, match=r"adapter_config\.json is missing"):
-        register_adapter("none", model, str(tmp_path), "tester")
-    (tmp_path / "adapter_config.json").write_text("{}")
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-    with pytest.raises(RegistryError, match="not a PEFT configuration"):
-        register_adapter("none", model, str(tmp_path), "tester")
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 9999}')
-    with pytest.raises(RegistryError, match="rank between"):
-        register_adapter("none", model, str(tmp_path), "tester")
-    other = register_model("other", "/b", "tester").model
-    with pytest.raises(RegistryError, match="an adapter of demo"):
-        register_adapter("pirate", other, str(source), "tester")
-    remove_adapter(adapter, "tester")
-    assert not Adapter.objects.exists()
-
-
-def test_preload_and_pinned_are_kept_until_they_change(deployment):
-    model = deployment.version.model
-    source = str(ROOT / "models" / "demo-adapters" / "pirate")
-    register_adapter("pirate", model, source, "tester", preload=True)
-    again = register_adapter("pirate", model, source, "tester")
-    assert (again.preload, again.pinned) == (True, False)
-    changed = register_adapter("pirate", model, source, "tester", preload=False, pinned=True)
-    assert (changed.preload, changed.pinned) == (False, True)
-
-
-@pytest.fixture
-def copied(tmp_path):
-    """An adapter's directory whose files have been there for a while."""
-    source = ROOT / "models" / "demo-adapters" / "pirate"
-    for name in (CONFIG, WEIGHTS):
-        shutil.copy(source / name, tmp_path / name)
-    return tmp_path
-
-
-def test_an_adapter_is_read_outside_of_the_transaction(deployment, copied, monkeypatch):
-    outside = len(connection.savepoint_ids)
-    depths = []
-
-    def watched(*arguments):
-        depths.append(len(connection.savepoint_ids))
-        return parts(*arguments)
-
-    monkeypatch.setattr(adapter_identity, "parts", watched)
-    register_adapter("copied", deployment.version.model, str(copied), "tester")
-    assert set(depths) == {outside}
-
-
-def test_an_adapter_that_did_not_change_is_not_read_again(copied, monkeypatch):
-    monkeypatch.setattr(adapter_identity, "SETTLED_S", -60.0)  # as if it had been there for a minute
-    read = []
-    monkeypatch.setattr(adapter_identity, "parts", lambda f, name, size: read.append(name) or parts(f, name, size))
-    first = adapter_identity.identify(copied)
-    assert adapter_identity.identify(copied) == first
-    assert read.count(WEIGHTS) == 1
-    with (copied / WEIGHTS).open("r+b") as file:  # as long as before, at its old time
-        status = os.fstat(file.fileno())
-        file.seek(-1, os.SEEK_END)
-        last = file.read(1)
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last[0] ^ 1]))
-        file.flush()
-        os.utime(file.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert adapter_identity.identify(copied).digest != first.digest
-    assert read.count(WEIGHTS) == 2
-    assert adapter_identity.identify(copied).digest == content_digest(copied)
-
-
-def test_an_adapter_of_a_moment_ago_is_read_each_time(copied, monkeypatch):
-    monkeypatch.setattr(adapter_identity, "SETTLED_S", 3600.0)
-    read = []
-    monkeypatch.setattr(adapter_identity, "parts", lambda f, name, size: read.append(name) or parts(f, name, size))
-    os.utime(copied / WEIGHTS)
-    for _ in range(2):
-        adapter_identity.identify(copied)
-    assert read.count(WEIGHTS) == 2
-
-
-def test_weights_over_the_limit_are_refused_unread(copied, settings, monkeypatch):
-    settings.MAX_ADAPTER_BYTES = (copied / WEIGHTS).stat().st_size - 1
-    read = []
-    monkeypatch.setattr(adapter_identity, "parts", lambda f, name, size: read.append(name) or parts(f, name, size))
-    with pytest.raises(match="must have between 1 and"):
-        adapter_identity.identify(copied)
-    assert WEIGHTS not in read
