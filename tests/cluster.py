@@ -23,6 +23,10 @@ from tests.waiting import wait_until
 
 MANAGE = [sys.executable, "-W", "ignore", "manage.py"]
 START_S = 120
+OTHER_PORTS = (
+    "MINDIE_PORT", "MINDIE_MANAGEMENT_PORT", "MINDIE_METRICS_PORT", "TORCHSERVE_GRPC_INFERENCE_PORT",
+    "TORCHSERVE_GRPC_MANAGEMENT_PORT",
+)  # fmt: skip
 
 
 @dataclass
@@ -50,7 +54,7 @@ class Cluster:
         return f"http://127.0.0.1:{self.control_port}"
 
     def settings(self) -> dict[str, str]:
-        others = {name: str(free_port()) for name in ("MINDIE_PORT", "MINDIE_MANAGEMENT_PORT", "MINDIE_METRICS_PORT")}
+        others = {name: str(free_port()) for name in OTHER_PORTS}
         if not hasattr(self, "_others"):
             self._others = others
         return {

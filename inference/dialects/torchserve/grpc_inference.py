@@ -13,6 +13,7 @@ from inference.dialects.torchserve.protocol import inference_pb2 as pb
 from inference.dialects.torchserve.sequences import Sequences
 from inference.dialects.torchserve.tokens import tenant_of
 from inference.server.grpc_calls import Calls, Method
+from inference.workers.scope import within
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -89,7 +90,8 @@ async def pieces(state: State, request: Any, caller: RpcCaller) -> AsyncGenerato
 
     async def known() -> Served:
         served = await chosen(state, given, name, version)
-        router.resolve(served.model)
+        with within(served.entry.public_id):
+            router.resolve(served.model)
         return served
 
     async def prepared() -> Prediction:

@@ -15,6 +15,7 @@ from inference.errors import MethodNotAllowed, RouteNotFound
 from inference.generation.requests import ChatPrompt, GenerationRequest, TextPrompt
 from inference.http.offload import INLINE_BYTES, in_thread_if
 from inference.vendors.vllm_sampling import sampling_overrides
+from inference.workers.scope import within
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -78,24 +79,25 @@ async def predict(state: State, given: Input, model: str, version: str, caller: 
     """Validate the request; nothing is sent to an engine. Raises a ServingError."""
     served = await chosen(state, given, model, version)
     asked = await in_thread_if(len(given.raw) > INLINE_BYTES, parse_asked, given, state.services.limits)
-    target = state.services.router.resolve(served.model)
     prompt: Prompt = TextPrompt(asked.prompt)
     if asked.messages is not None:
         prompt = ChatPrompt(
             parse_messages(asked.messages), template_arguments=template_arguments(asked.template_arguments)
         )
     body = asked.sampling
-    request = GenerationRequest(
-        model=served.model,
-        prompt=prompt,
-        sampling=sampling_overrides(body, target.tokenizer),
-        max_tokens=state.settings.torchserve_max_tokens if asked.max_tokens is None else asked.max_tokens,
-        seed=body.engine_seed,
-        stop=body.stop_strings,
-        include_stop=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
-    )
-    generation = await state.services.generator.prepare(request, caller, NAME)
+    with within(served.entry.public_id):  # its name may be that of another, default version
+        target = state.services.router.resolve(served.model)
+        request = GenerationRequest(
+            model=served.model,
+            prompt=prompt,
+            sampling=sampling_overrides(body, target.tokenizer),
+            max_tokens=state.settings.torchserve_max_tokens if asked.max_tokens is None else asked.max_tokens,
+            seed=body.engine_seed,
+            stop=body.stop_strings,
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+        )
+        generation = await state.services.generator.prepare(request, caller, NAME)
     return Prediction(generation, as_json=given.text is None)
 
 
