@@ -6,11 +6,12 @@ appears whole or not at all, and is never changed. It loads no tensors.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -35,7 +36,7 @@ from engine.adapters.files import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from management.adapter_source import SourceDirectory
 
@@ -48,6 +49,8 @@ PROGRESS_INTERVAL_S = 5.0
 GRACE_S = 3600.0
 """Seconds that files which nothing refers to are kept: a registration under way refers to them in the end."""
 INCOMING = ".incoming-"
+ABANDONED_S = 10.0
+"""Seconds in which a new folder is surely locked by its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +80,38 @@ def store_adapter(source: SourceDirectory) -> StoredAdapter:
         return StoredAdapter(digest, rank, _placed(folder, digest))
 
 
+def release(directories: Iterable[str]) -> None:
+    """The content in these directories is not needed any more: it may leave after GRACE_S, in which running requests end."""
+    for directory in directories:
+        with suppress(FileNotFoundError):
+            if Path(directory).parent == settings.ADAPTER_STORE:
+                os.utime(directory)
+
+
 def sweep_store(known: Collection[str]) -> None:
-    """Remove the content of unknown digests, and what interrupted registrations left, once they are older than GRACE_S."""
+    """Remove the content of unknown digests once it is older than GRACE_S, and what interrupted registrations left."""
     store: Path = settings.ADAPTER_STORE
     if not store.is_dir():
         return
     for folder in store.iterdir():
-        if folder.name not in known and folder.stat().st_mtime < time.time() - GRACE_S:
-            logger.info("unused adapter files removed", folder=folder.name)
-            shutil.rmtree(folder)
+        with suppress(FileNotFoundError):  # another process was quicker
+            age_s = time.time() - folder.stat().st_mtime
+            abandoned = folder.name.startswith(INCOMING) and age_s > ABANDONED_S and _is_unlocked(folder)
+            if abandoned or (folder.name not in known and age_s > GRACE_S):
+                logger.info("unused adapter files removed", folder=folder.name)
+                shutil.rmtree(folder)
+
+
+def _is_unlocked(folder: Path) -> bool:
+    """Whether no process holds the lock of a registration that is under way; a lock ends with its process (flock(2))."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _rank(config: bytes) -> int:
@@ -114,9 +140,12 @@ def _incoming() -> Iterator[Path]:
     store: Path = settings.ADAPTER_STORE
     store.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=INCOMING, dir=store))
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield folder
     finally:
+        os.close(descriptor)
         shutil.rmtree(folder, ignore_errors=True)  # only moved folders are missing
 
 

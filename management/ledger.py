@@ -24,8 +24,9 @@ from django.utils import timezone
 
 from engine.process.cpus import usable_cpus
 from management import changes
+from management.adapter_store import sweep_store
 from management.leadership import LeadershipLost
-from management.models import Deployment, Node, WebProcess, Worker
+from management.models import AdapterVersion, Deployment, Node, WebProcess, Worker
 from management.services import audit
 from management.services.snapshots import Registries, read_registries
 
@@ -242,8 +243,8 @@ class Ledger:
         Node.objects.update_or_create(name=os.uname().nodename, defaults=fields)
 
     def keep_house(self) -> None:
-        """Record this machine; remove the records of deployments that were deleted a day ago, and of web processes that
-        are gone.
+        """Record this machine; remove the records of deployments that were deleted a day ago, of web processes that are gone,
+        and the files of removed adapters.
         """
         if time.monotonic() - self._kept_at < HOUSEKEEPING_S:
             return
@@ -254,6 +255,8 @@ class Ledger:
                 state=Deployment.State.DELETED, ended_at__lt=timezone.now() - KEEP_DELETED
             ).delete()
             WebProcess.objects.filter(seen_at__lt=Now() - SILENT_FOR).delete()
+            digests = set(AdapterVersion.objects.values_list("digest", flat=True))
+        sweep_store(digests)
 
     def follow(self, stop: threading.Event, publish: Callable[[], None]) -> None:
         """Read, publish and write in a loop until `stop` is set; retries with pauses while the database is unreachable."""

@@ -6,8 +6,8 @@ CHECKOUT is a working copy of github.com/pytorch/serve. Nothing is written into 
 folder, where `torchserve` is this script, which starts `manage.py serve` with the demo model under the names that the tests
 register. The tests need `orjson` and `requests`, and the ports 7070 and 7071 (of REST 8080 to 8082 too).
 
-Two things differ from TorchServe, since this server has no models of images: archives are not made, and the picture that
-the tests send is replaced by a text. `--pictures` keeps the picture, which is then refused.
+Two things differ from TorchServe, since this server has no models of images: archives are not made, and the pictures
+that the tests send are replaced by a text. `--pictures` keeps them; they are then refused.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ DEMO = ROOT / "models" / "demo"
 PROTOS = "frontend/server/src/main/resources/proto"
 COPIED = ("test", "ts", "ts_scripts", PROTOS)
 PICTURE = Path("examples", "image_classifier", "kitten.jpg")
+DIGIT = Path("test", "pytest", "test_data", "0.png")
 TEXTS = Path("examples", "text_classification", "sample_text.txt")
 MODELS = ("densenet161", "mnist", "squeezenet1_1", "resnet-18", "resnet-152-batch", "echo_stream", "alexnet")
 TESTS = (
@@ -67,7 +68,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="torchserve-suite-") as folder:
         home = Path(folder)
         environment = prepare(home, options.checkout.resolve(), options.pictures)
-        print(f"the picture is {'sent as it is' if options.pictures else 'replaced by a text'}", flush=True)
+        print(f"the pictures are {'sent as they are' if options.pictures else 'replaced by a text'}", flush=True)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", ".", "-v"]
         status = subprocess.run(
             [*command, *options.tests], cwd=home / "test" / "pytest", env=environment, check=False
@@ -85,7 +86,8 @@ def prepare(home: Path, checkout: Path, pictures: bool) -> dict[str, str]:
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(checkout / name, home / name)
     if not pictures:
-        (home / PICTURE).write_text("Question: What is the capital of Spain?\nAnswer:")
+        for name in (PICTURE, DIGIT):
+            (home / name).write_text("Question: What is the capital of Spain?\nAnswer:")
     (home / "ts_scripts" / "marsgen.py").write_text(MARSGEN)
     (home / "ts" / "__init__.py").write_text("")  # the real one needs torch's extensions
     for name in MODELS:
@@ -181,7 +183,7 @@ def shim(arguments: list[str]) -> int:
 
 def settings(options: argparse.Namespace, given: dict[str, str], home: Path, data: str) -> dict[str, str]:
     """The environment of the server, for TorchServe's options and properties."""
-    tokens = "off" if options.disable_token_auth or given.get("disable_token_authorization") == "true" else "on"
+    tokens = "off" if options.disable_token_auth or disables_tokens(given) else "on"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TMPDIR")}
     zero = ("GRPC_PORT", "MINDIE_PORT", "MINDIE_MANAGEMENT_PORT", "MINDIE_METRICS_PORT")
     named = {
@@ -204,6 +206,14 @@ def settings(options: argparse.Namespace, given: dict[str, str], home: Path, dat
         listed = ", ".join(f'"{url}"' for url in given["allowed_urls"].split(","))
         named["TORCHSERVE_ALLOWED_URLS"] = f"[{listed}]"
     return {**environment, **{f"DRAGOMAN_{name}": value for name, value in named.items()}}
+
+
+def disables_tokens(given: dict[str, str]) -> bool:
+    """Whether the environment says so, where it counts, or else the properties."""
+    said = given.get("disable_token_authorization", "false")
+    if given.get("enable_envvars_config") == "true":
+        said = os.environ.get("TS_DISABLE_TOKEN_AUTHORIZATION", said)
+    return said == "true"
 
 
 def properties(path: str | None) -> dict[str, str]:

@@ -14,6 +14,7 @@ DIALECTS = (  # folders; the first dialect renders errors for paths of the front
     "vllm",
     "triton",
     "mindie",
+    "djl",
     "torchserve",
 )
 

@@ -131,6 +131,32 @@ class Exchange:
         value = self.headers.get(name.encode())
         return None if value is None else value.decode("latin-1")
 
+    @property
+    def query(self) -> str:
+        """The query string, without the question mark and not decoded."""
+        text: bytes = self.scope.get("query_string", b"")
+        return text.decode("latin-1")
+
+    def inner(
+        self,
+        path: str,
+        body: dict[str, Any],
+        through: Callable[[Send], Send] | None = None,
+        receive: Receive | None = None,
+    ) -> Exchange:
+        """The same request, already admitted, as one for another path with another body (JSON). `through` wraps what sends its
+        response; `receive` tells of a disconnect instead of the client's own connection.
+        """
+        kept = [
+            (name, value) for name, value in self.scope["headers"] if name not in (b"content-type", b"content-length")
+        ]
+        headers = [*kept, (b"content-type", b"application/json")]
+        scope = {**self.scope, "path": path, "raw_path": path.encode(), "headers": headers}
+        made = Exchange(scope, receive or self._receive, self._send if through is None else through(self._send))
+        made.request_id, made.tenant, made.answer_headers = self.request_id, self.tenant, self.answer_headers
+        made.body_bytes, made._json, made._body = self.body_bytes, body, b""
+        return made
+
     async def body(self) -> bytes:
         """The whole body; its size is limited by the server. Cached."""
         if self._body is not None:

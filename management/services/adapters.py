@@ -9,6 +9,7 @@ from django.db import IntegrityError, transaction
 
 from engine.adapters.failures import AdapterCode, AdapterError, AdapterFailure
 from engine.adapters.files import CONFIG
+from management import adapter_store
 from management.adapter_source import NotAllowed, open_source
 from management.adapter_store import StoredAdapter, store_adapter
 from management.models import Adapter, AdapterVersion, Model
@@ -130,6 +131,7 @@ def roll_back(adapter: Adapter, actor: str, number: int | None = None) -> Adapte
 def remove_adapter(adapter: Adapter, actor: str) -> None:
     """Remove an adapter and its versions from the registry. Its files leave the store later."""
     audit.record(actor, "adapter.remove", adapter.name, model=adapter.model.name)
+    adapter_store.release(version.directory for version in adapter.versions.all())
     adapter.delete()
 
 
@@ -189,6 +191,7 @@ def _serve(adapter: Adapter, source: str, stored: StoredAdapter) -> bool:
     _make_current(adapter, known)
     for old in sorted(versions, key=lambda version: -version.number)[MAX_VERSIONS - 1 :]:
         if old.pk != known.pk:
+            adapter_store.release([old.directory])
             old.delete()
     return True
 

@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils.html import escape
 
 from engine.config import OPTIONS
-from management.models import ApiKey, AuditEvent, Deployment, Model, Worker
+from management.models import Adapter, AdapterVersion, ApiKey, AuditEvent, Deployment, Model, Worker
 from management.protection import ATTEMPTS_PER_ADDRESS, ATTEMPTS_PER_ADDRESS_AND_USER
 from management.services.deployments import start_deployment
 from management.services.keys import create_key
@@ -158,7 +158,36 @@ def test_a_reserved_name_is_refused_at_its_field(browser, deployment):
 
 def test_a_bad_adapter_is_refused_at_its_field(browser, deployment):
     body = {"name": "a", "model": deployment.version.model_id, "source": "/nowhere"}
-    assert "adapter_config.json is missing" in browser.post(url("adapter", "add"), body).content.decode()
+    page = browser.post(url("adapter", "add"), body).content.decode()
+    assert "must be a directory with an adapter that this server may read" in unescape(page)
+
+
+def inline(count):
+    """What the browser sends for the read-only list of versions."""
+    rows = {f"versions-{i}-id": str(AdapterVersion.objects.order_by("-number")[i].pk) for i in range(count)}
+    return {"versions-TOTAL_FORMS": count, "versions-INITIAL_FORMS": count, **rows}
+
+
+def test_an_adapter_is_registered_replaced_and_rolled_back(browser, deployment):
+    folder = ROOT / "models" / "demo-adapters"
+    body = {"name": "a", "model": deployment.version.model_id, "source": str(folder / "pirate"), "workers": 0}
+    body |= inline(0)
+    assert browser.post(url("adapter", "add"), body).status_code == 302
+    adapter = Adapter.objects.get()
+    assert (adapter.current.number, adapter.preload) == (1, False)
+    kept = {"source": "", "preload": "on", "workers": 2} | inline(1)
+    assert browser.post(url("adapter", "change", adapter.pk), kept).status_code == 302
+    adapter.refresh_from_db()
+    assert (adapter.current.number, adapter.preload, adapter.workers) == (1, True, 2)
+    changed = {"source": str(folder / "json"), "workers": 0} | inline(1)
+    assert browser.post(url("adapter", "change", adapter.pk), changed).status_code == 302
+    assert (Adapter.objects.get().current.number, Adapter.objects.get().preload) == (2, False)
+    page = browser.get(url("adapter", "change", adapter.pk)).content.decode()
+    assert str(folder / "pirate") in page
+    browser.post(url("adapter", "roll_back", adapter.pk))
+    assert Adapter.objects.get().current.number == 1
+    listed = browser.get(url("adapter", "changelist")).content.decode()
+    assert "1: " + str(folder / "pirate") in listed
 
 
 def test_a_deleted_deployment_stays_as_a_record(browser, deployment):

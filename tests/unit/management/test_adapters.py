@@ -16,7 +16,7 @@ from engine.adapters.failures import AdapterCode, AdapterError
 from engine.adapters.files import CONFIG, WEIGHTS, content_digest, parts
 from management import adapter_store
 from management.adapter_source import NotAllowed, open_source
-from management.adapter_store import GRACE_S, store_adapter, sweep_store
+from management.adapter_store import ABANDONED_S, GRACE_S, store_adapter, sweep_store
 from management.models import Adapter, AuditEvent
 from management.services.adapters import change_adapter, register_adapter, remove_adapter, roll_back
 from management.services.deployments import create_deployment
@@ -260,13 +260,23 @@ def test_unused_content_leaves_after_a_while(model, store):
     used = register_adapter("used", model, PIRATE, "tester").current.digest
     with open_source(JSON, None) as source:
         unused = store_adapter(source).digest
-    (store / ".incoming-killed").mkdir()
     sweep_store({used})
-    assert left(store) == sorted([used, unused, ".incoming-killed"])
+    assert left(store) == sorted([used, unused])
     for folder in store.iterdir():
         os.utime(folder, (0, time.time() - GRACE_S - 60))
     sweep_store({used})
     assert left(store) == [used]
+
+
+def test_what_a_killed_registration_left_is_removed(store):
+    with adapter_store._incoming() as running:
+        killed = store / ".incoming-killed"
+        killed.mkdir()
+        for folder in (running, killed):
+            os.utime(folder, (0, time.time() - ABANDONED_S - 1))
+        sweep_store(set())
+        assert left(store) == [running.name]
+    assert left(store) == []
 
 
 def test_only_allowed_folders_are_read(tmp_path, copied):

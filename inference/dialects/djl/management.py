@@ -1,0 +1,160 @@
+"""Changes of models: register, scale, unregister."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from inference.dialects.djl.errors import DjlError, bad_request, conflict, not_found, not_ready, pretty
+from inference.dialects.djl.listing import DEFAULTS, status_of
+from inference.dialects.djl.models import NOTES, states_of
+from inference.dialects.djl.parameters import INT_MAX, read_parameters
+from inference.errors import DeadlineExceeded, ModelExists, NotServed, ServingError, SourceNotFound, StartFailed
+from inference.workers.registry import NewDeployment
+from inference.workers.versions import until_scaled
+
+if TYPE_CHECKING:
+    from inference.dialects.djl.parameters import Parameters
+    from inference.http.exchange import Exchange
+    from inference.services import Services
+    from inference.workers.registry import DeploymentState
+
+START_TIMEOUT_S = 600.0
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,10}")
+NO_WORKFLOWS = "Workflows cannot be registered on this server. Register a model with POST /models."
+
+
+async def register(exchange: Exchange, services: Services) -> None:
+    """POST /models: create a deployment; `synchronous` (true) answers when its workers are ready."""
+    parameters = await read_parameters(exchange)
+    url = parameters.text("url")
+    if url is None:
+        raise bad_request("Parameter url is required.")
+    wanted = _wanted(parameters, url)
+    synchronous = parameters.flag("synchronous")
+    try:
+        state = await services.registry.create_deployment(wanted, exchange.tenant)
+    except ModelExists as error:
+        raise conflict(f"Workflow {error.name[:200]} is already registered.") from error
+    except SourceNotFound as error:
+        raise not_found(f"The model was not found at {url[:500]}, or this server may not serve it.") from error
+    name = state.served_name or state.name
+    if synchronous is False:
+        await exchange.respond(pretty({"status": f'Model "{name}" registration scheduled.'}, 202))
+        return
+    if wanted.workers:
+        await exchange.unless_gone(_until_ready(services, state, exchange.tenant))
+    await exchange.respond(pretty({"status": f'Model "{name}" registered.'}))
+
+
+async def scale(exchange: Exchange, services: Services) -> None:
+    """PUT /models/{model} and /models/{model}/{version}: the limits of the number of workers. Without a version, of all."""
+    parameters = await read_parameters(exchange)
+    least, most = _workers(parameters, "min_worker"), _workers(parameters, "max_worker")
+    found = await _found(exchange, services)
+    for state in found:
+        if status_of(state) != "READY" and state.state != "stopped":
+            raise not_ready(f"Model or workflow is not ready: {state.served_name}")
+    limits = [_limits(state, least, most) for state in found]
+    lines = []
+    for state, (minimum, maximum) in zip(found, limits, strict=True):
+        if not await services.registry.scale_deployment(state.name, minimum, maximum, exchange.tenant):
+            raise _not_found(exchange)
+        lines.append(
+            f'Workflow "{state.served_name}" worker scaled. New Worker configuration min workers:{minimum} '
+            f"max workers:{maximum}"
+        )
+    await exchange.respond(pretty({"status": "\n".join(lines)}))
+
+
+async def unregister(exchange: Exchange, services: Services) -> None:
+    """DELETE /models/{model} and /models/{model}/{version}: running requests finish first. Without a version, all."""
+    for state in await _found(exchange, services):
+        await services.registry.remove_deployment(state.name, exchange.tenant)
+    text = f'Model or workflow "{exchange.parameters["model"]}" unregistered'
+    await exchange.respond(pretty({"status": text}))
+
+
+async def refuse_workflow(exchange: Exchange, services: Services) -> None:
+    """POST /workflows."""
+    raise NotServed(NO_WORKFLOWS)
+
+
+async def _until_ready(services: Services, state: DeploymentState, actor: str) -> None:
+    """Wait for the workers; if they do not come, the deployment is removed again."""
+    try:
+        await until_scaled(services, state.name, START_TIMEOUT_S)
+    except (StartFailed, DeadlineExceeded) as error:
+        with suppress(ServingError):  # the reason of the failure is more useful
+            await services.registry.remove_deployment(state.name, actor)
+        kind, status = ("ModelException", 400) if isinstance(error, StartFailed) else ("WlmException", 503)
+        raise DjlError(status, kind, f"The model could not be started: {error.message}") from error
+
+
+async def _found(exchange: Exchange, services: Services) -> list[DeploymentState]:
+    name, version = exchange.parameters["model"], exchange.parameters.get("version", "")
+    found = states_of(await services.registry.deployments(), name, version)
+    if not found:
+        raise _not_found(exchange)
+    return found
+
+
+def _not_found(exchange: Exchange) -> DjlError:
+    return not_found(f"Model or workflow not found: {exchange.parameters['model']}")
+
+
+def _wanted(parameters: Parameters, url: str) -> NewDeployment:
+    scheme = _SCHEME.match(url)
+    if scheme is not None and (scheme[1].lower() != "file" or urlsplit(url).netloc not in ("", "localhost")):
+        raise bad_request(
+            f"This server downloads nothing: {scheme[1]} URLs are not supported. Name a directory, or a model that is "
+            "registered or in the local cache."
+        )
+    least, most = _workers(parameters, "min_worker"), _workers(parameters, "max_worker")
+    workers = (1 if most is None else min(1, most)) if least is None else least
+    if most is not None and most < workers:
+        raise bad_request("max_worker cannot be less than min_worker.")
+    notes: dict[str, Any] = {name: value for name in DEFAULTS if (value := _number(parameters, name)) is not None}
+    for name in ("engine", "device"):
+        if (text := parameters.text(name)) is not None:
+            notes[name] = text
+    return NewDeployment(
+        candidates=[unquote(urlsplit(url).path) if scheme is not None else url],
+        served_name=parameters.text("model_name") or "",
+        label=parameters.text("model_version") or "",
+        workers=workers,
+        max_workers=most,
+        notes={NOTES: notes},
+    )
+
+
+def _limits(state: DeploymentState, least: int | None, most: int | None) -> tuple[int, int]:
+    """The new limits; the one that is not given moves only as far as the other needs it."""
+    if least is not None and most is not None and most < least:
+        raise bad_request("max_worker cannot be less than min_worker.")
+    minimum = min(state.min_workers, state.max_workers if most is None else most) if least is None else least
+    maximum = max(state.max_workers, minimum) if most is None else most
+    return minimum, maximum
+
+
+def _workers(parameters: Parameters, name: str) -> int | None:
+    """A number of workers; -1 is the vendor's word for a missing one."""
+    value = _number(parameters, name)
+    if value is None or value == -1:
+        return None
+    if value < 0:
+        raise bad_request(f"Parameter {name} must not be negative.")
+    return value
+
+
+def _number(parameters: Parameters, name: str) -> int | None:
+    """An integer of 32 bits; raises BadRequestException."""
+    text = parameters.text(name)
+    if text is None:
+        return None
+    if not _NUMBER.fullmatch(text) or abs(int(text)) > INT_MAX:
+        raise bad_request(f'parameter is invalid number.For input string: "{text[:100]}"')
+    return int(text)

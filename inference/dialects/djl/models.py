@@ -1,0 +1,70 @@
+"""The models of this plane: deployments by their served names and versions, or by their own names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inference.errors import ModelNotFound
+from inference.workers.scope import scoped
+
+if TYPE_CHECKING:
+    from inference.services import Services
+    from inference.workers.registry import DeploymentState
+    from inference.workers.target import Target
+    from management.snapshot import DeploymentEntry, Snapshot
+
+NOTES = "djl"
+"""The key of this dialect in a deployment's notes."""
+
+
+class StartupModel:
+    """The model of requests that name none: the only one, or the only one that was not registered over this plane."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Snapshot, str | None] | None = None
+
+    async def name(self, services: Services) -> str | None:
+        """Its served name; None if there is none, or more than one."""
+        snapshot = services.holder.current
+        served = {served_name(entry) for entry in snapshot.deployments}
+        if len(served) == 1:
+            return served.pop()
+        if self._known is None or self._known[0] is not snapshot:
+            states = await services.registry.deployments()
+            names = {state.served_name for state in states if NOTES not in state.notes} & served
+            self._known = snapshot, names.pop() if len(names) == 1 else None
+        return self._known[1]
+
+
+def served_name(entry: DeploymentEntry) -> str:
+    """The name under which clients know it."""
+    return entry.served_name or entry.name
+
+
+def find_entry(services: Services, name: str, version: str = "") -> DeploymentEntry | None:
+    """The running deployment of this served name and version ("": the default version), or of this name of its own."""
+    entries = scoped(services.holder.current).deployments
+    versions = [entry for entry in entries if served_name(entry) == name]
+    if version:
+        return next((entry for entry in versions if entry.label == version), None)
+    found = next((entry for entry in versions if entry.is_default_version), None)
+    return found or next((entry for entry in entries if entry.name == name), None)
+
+
+def states_of(states: list[DeploymentState], name: str, version: str = "") -> list[DeploymentState]:
+    """The versions of a served name, or the deployment of this name; those of `version` if one is given."""
+    found = [state for state in states if state.served_name == name] or [s for s in states if s.name == name]
+    return [state for state in found if not version or state.label == version]
+
+
+async def running(services: Services, name: str, version: str = "") -> DeploymentEntry | None:
+    """`find_entry`; raises ModelNotFound if the registry does not know it either, else None: it is stopped."""
+    entry = find_entry(services, name, version)
+    if entry is None and not states_of(await services.registry.deployments(), name, version):
+        raise ModelNotFound(name)
+    return entry
+
+
+def target_of(services: Services, entry: DeploymentEntry) -> Target | None:
+    """What this process knows of a deployment's model; None before its first worker was ready."""
+    return next((target for target in services.router.targets if target.entry.name == entry.name), None)

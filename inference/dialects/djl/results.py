@@ -1,0 +1,142 @@
+"""Results that are polled: a request with `x-synchronous: false` runs in the background, and its output is kept for a while.
+
+A result belongs to the API key that asked for it. Numbers, sizes and times are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from inference.dialects.djl.errors import bad_request, render_inference
+from inference.errors import InternalError, Overloaded, ServingError
+from inference.http.exchange import Exchange, Response
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from inference.http.exchange import Headers
+
+logger = structlog.get_logger(__name__)
+
+MAX_RESULTS = 256
+MAX_RESULTS_PER_TENANT = 64
+MAX_BYTES = 4 << 20
+"""The largest result."""
+KEPT_S = 600.0
+"""How long a result is kept after its end."""
+NEXT_TOKEN = "x-next-token"
+ATTRIBUTES = b"x-amzn-sagemaker-custom-attributes"
+_TOKEN = re.compile(r"([0-9a-f]{32})(?:\.([0-9]{1,9}))?")
+_ITEMS = re.compile(r"-?[0-9]{1,9}")
+
+
+@dataclass(eq=False)
+class Result:
+    """The output of one request so far; `ended` is in monotonic seconds."""
+
+    tenant: str
+    status: int = 0
+    content_type: bytes = b"application/json"
+    chunks: list[bytes] = field(default_factory=list)
+    size: int = 0
+    ended: float | None = None
+    task: asyncio.Task[None] | None = None
+
+    async def record(self, message: dict[str, Any]) -> None:
+        """Take what would be sent to a client."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.content_type = dict(message["headers"]).get(b"content-type", self.content_type)
+            return
+        chunk = message.get("body", b"")
+        self.size += len(chunk)
+        if self.size > MAX_BYTES:
+            raise InternalError(f"The result is larger than {MAX_BYTES} bytes.")
+        if chunk:
+            self.chunks.append(chunk)
+
+    def fail(self, error: ServingError) -> None:
+        """The error is the result, or its last chunk if there are others."""
+        response = render_inference(error)
+        if not self.status:
+            self.status, self.content_type = response.status, response.content_type
+        self.chunks.append(response.body)
+
+
+class Results:
+    """The results of this process."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._results: dict[str, Result] = {}
+
+    async def begin(self, exchange: Exchange, body: dict[str, Any], run: Callable[[Exchange], Awaitable[None]]) -> None:
+        """Run in the background and answer with the token of the result; raises Overloaded if too many are kept.
+
+        `run` gets an exchange whose responses are recorded, and may raise a ServingError.
+        """
+        self._forget_old()
+        mine = sum(result.tenant == exchange.tenant for result in self._results.values())
+        if len(self._results) >= MAX_RESULTS or mine >= MAX_RESULTS_PER_TENANT:
+            raise Overloaded("Too many results are kept; poll for those that were asked for.")
+        result, name = Result(exchange.tenant), secrets.token_hex(16)
+        recorded = exchange.inner(exchange.path, body, lambda send: result.record, _never)
+        recorded.answer_headers, recorded.parameters = [], exchange.parameters
+        result.task = asyncio.create_task(self._run(result, run, recorded))
+        self._results[name] = result
+        await exchange.respond(Response(200, b"", headers=_token_headers(name)))
+
+    async def answer(self, exchange: Exchange, token: str, max_items: str | None) -> None:
+        """The chunks of a result from the token on, at most `max_items`; 202 while there are none. The header x-next-token
+        says where to go on, until all have been returned.
+        """
+        self._forget_old()
+        match = _TOKEN.fullmatch(token)
+        result = self._results.get(match[1]) if match else None
+        if match is None or result is None or not secrets.compare_digest(result.tenant, exchange.tenant):
+            raise bad_request(f"Invalid x-starting-token: {token[:100]}")
+        if max_items is not None and not _ITEMS.fullmatch(max_items):
+            raise bad_request("The header x-max-items must be an integer")
+        first, limit = int(match[2] or 0), -1 if max_items is None else int(max_items)
+        chunks = result.chunks[first:] if limit < 0 else result.chunks[first : first + limit]
+        end = min(first, len(result.chunks)) + len(chunks)
+        done = result.ended is not None and end >= len(result.chunks)
+        headers = [] if done else _token_headers(f"{match[1]}.{end}")
+        status = result.status if chunks or done else 202
+        await exchange.respond(Response(status, b"".join(chunks), result.content_type, headers))
+
+    async def _run(self, result: Result, run: Callable[[Exchange], Awaitable[None]], recorded: Exchange) -> None:
+        try:
+            await run(recorded)
+        except ServingError as error:
+            result.fail(error)
+        except Exception:  # outermost handler of the task
+            logger.exception("unhandled error", path=recorded.path)
+            result.fail(InternalError("internal error"))
+        finally:
+            result.ended = self._clock()
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        self._results = {
+            name: result
+            for name, result in self._results.items()
+            if result.ended is None or now - result.ended < KEPT_S
+        }
+
+
+def _token_headers(token: str) -> Headers:
+    return [(NEXT_TOKEN.encode(), token.encode()), (ATTRIBUTES, f"{NEXT_TOKEN}={token}".encode())]
+
+
+async def _never() -> dict[str, Any]:
+    """The client of a result is not connected, so it never disconnects."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError

@@ -1,0 +1,93 @@
+"""The routes of DJL Serving's plane."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inference.dialects.djl import adapters, inference, listing, management, operations
+from inference.dialects.djl.errors import STATUSES, render, render_inference
+from inference.http.routing import Route, RouteSet
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from inference.dialects.djl.models import StartupModel
+    from inference.dialects.djl.state import DjlState
+    from inference.http.exchange import Exchange, Headers
+    from inference.http.routing import Handler
+    from inference.services import Services
+
+    AdapterHandler = Callable[[Exchange, Services, StartupModel], Awaitable[None]]
+
+NO_CACHE: Headers = [
+    (b"pragma", b"no-cache"),
+    (b"cache-control", b"no-cache; no-store, must-revalidate, private"),
+    (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
+]
+INFERENCE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
+CHAT = "/v1/chat/completions"
+
+
+def answer_headers(path: str, request_id: str) -> Headers:
+    """The headers of every response."""
+    return [(b"x-request-id", request_id.encode()), *NO_CACHE]
+
+
+def routes(state: DjlState) -> RouteSet:
+    """All routes; of patterns that fit one path, the first one counts."""
+    return RouteSet((*_inference(state), *_adapters(state), *_management()), render, STATUSES)
+
+
+def _inference(state: DjlState) -> list[Route]:
+    async def infer(exchange: Exchange, services: Services) -> None:
+        await inference.infer(exchange, services, state)
+
+    found = [Route("GET", "/ping", operations.ping, render, "List the models' health", scope=None)]
+    for path in (*INFERENCE, CHAT):
+        summary = "Answer a conversation" if path == CHAT else "Generate text"
+        found.append(Route("POST", path, infer, render_inference, summary, needs_permit=True))
+        found.append(Route("OPTIONS", path, operations.options, render, "Describe the route", scope=None))
+    found.append(Route("OPTIONS", "/", operations.options, render, "Describe the server", scope=None))
+    return found
+
+
+def _adapters(state: DjlState) -> list[Route]:
+    def with_model(handler: AdapterHandler) -> Handler:
+        async def handle(exchange: Exchange, services: Services) -> None:
+            await handler(exchange, services, state.startup)
+
+        return handle
+
+    found = []
+    for base in ("/adapters", "/models/{model}/adapters"):
+        for method, path, handler, summary in (
+            ("GET", base, adapters.list_adapters, "List the adapters"),
+            ("POST", base, adapters.register, "Register an adapter"),
+            ("GET", f"{base}/{{adapter}}", adapters.describe, "Describe an adapter"),
+            ("DELETE", f"{base}/{{adapter}}", adapters.unregister, "Unregister an adapter"),
+            ("POST", f"{base}/{{adapter}}/{{action}}", adapters.update, "Update an adapter (action: update)"),
+        ):
+            found.append(Route(method, path, with_model(handler), render, summary, scope="manage"))
+    return found
+
+
+def _management() -> list[Route]:
+    def manage(method: str, path: str, handler: Handler, summary: str) -> Route:
+        return Route(method, path, handler, render, summary, scope="manage")
+
+    found = [
+        manage("GET", "/models", listing.list_models, "List the models"),
+        manage("POST", "/models", management.register, "Register a model"),
+        manage("GET", "/workflows", listing.list_workflows, "List the models as workflows"),
+        manage("POST", "/workflows", management.refuse_workflow, "Register a workflow (refused)"),
+        manage("POST", "/server/logging", operations.configure_logging, "Set the log's level"),
+        Route("GET", "/server/metrics", operations.metrics, render, "List the metrics", scope="metrics"),
+    ]
+    for base in ("/models", "/workflows"):
+        for path in (f"{base}/{{model}}", f"{base}/{{model}}/{{version}}"):
+            found += [
+                manage("GET", path, listing.describe, "Describe a model's versions and workers"),
+                manage("PUT", path, management.scale, "Set the limits of a model's workers"),
+                manage("DELETE", path, management.unregister, "Unregister a model"),
+            ]
+    return found

@@ -1,0 +1,419 @@
+"""Inference: which model and adapter answer, LMI's schema, OpenAI's bodies, and polled results."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.failures import FinishReason
+from tests.unit.dialects.djl.models import Djl
+from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
+from tests.waiting import eventually
+
+ROUTES = (
+    "/invocations",
+    "/predictions/demo",
+    "/predictions/demo/1.0",
+    "/models/demo/invoke",
+    "/invocations?model_name=demo",
+)
+ASK = {"inputs": "Hello"}
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def lines(answer):
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def adapter_of(djl):
+    used = djl.worker.submits[-1].adapter
+    return "" if used is None else used.digest
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_every_route_answers(djl, route):
+    djl.worker.scripts.append(says("Ahoy there"))
+    answer = await djl.post(route, ASK)
+    assert (answer.status, answer.json()) == (200, {"generated_text": "Ahoy there"})
+    assert djl.worker.submits[0].params.max_tokens == 30
+    assert djl.worker.submits[0].params.greedy
+    assert (await djl.call("OPTIONS", route)).json() == {}
+
+
+async def test_details(djl):
+    djl.worker.scripts.append(says("Ahoy there"))
+    answer = (await djl.post("/invocations", {**ASK, "parameters": {"details": True}})).json()
+    details = answer["details"]
+    assert (details["finish_reason"], details["inputs"]) == ("eos_token", "Hello")
+    assert details["generated_tokens"] == len(details["tokens"])
+    assert "".join(token["text"] for token in details["tokens"]) == answer["generated_text"] == "Ahoy there"
+    assert details["tokens"][0].keys() == {"id", "text", "log_prob"}
+    assert details["tokens"][-1]["special_token"] is True
+    assert "prefill" not in details
+
+
+async def test_prefill_top_tokens_and_full_text(djl):
+    djl.worker.scripts.append(says("Ahoy"))
+    parameters = {"details": True, "decoder_input_details": True, "top_n_tokens": 2, "return_full_text": True}
+    answer = (await djl.post("/invocations", {**ASK, "parameters": parameters})).json()
+    assert answer["generated_text"] == "HelloAhoy"
+    assert len(answer["details"]["prefill"]) == len(djl.worker.submits[0].prompt_token_ids)
+    assert answer["details"]["prefill"][0]["log_prob"] is None
+    assert [len(top) for top in answer["details"]["top_tokens"]] == [2] * answer["details"]["generated_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("script", "parameters", "reason", "text"),
+    [
+        (says("Ahoy there"), {"max_new_tokens": 1}, "length", None),
+        (says("Ahoy there"), {}, "eos_token", "Ahoy there"),
+        (says("one two three"), {"stop_sequences": ["two"]}, "stop_sequence", "one "),
+        (
+            says("one two three"),
+            {"stop_sequences": "two", "include_stop_str_in_output": True},
+            "stop_sequence",
+            "one two",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ends(djl, script, parameters, reason, text, stream):
+    djl.worker.scripts.append(script)
+    answer = await djl.post("/invocations", {**ASK, "parameters": {**parameters, "details": True}, "stream": stream})
+    last = lines(answer)[-1]
+    assert last["details"]["finish_reason"] == reason
+    assert text in (None, last["generated_text"])
+    tokens = [line["token"] for line in lines(answer)] if stream else last["details"]["tokens"]
+    assert "".join(token["text"] for token in tokens) == last["generated_text"]
+
+
+async def test_a_stream_is_a_line_for_each_token(djl):
+    djl.worker.scripts.append(says("Ahoy there"))
+    answer = await djl.post("/invocations", {**ASK, "stream": True, "parameters": {"return_full_text": True}})
+    assert answer.header("content-type") == "application/jsonlines"
+    *first, last = lines(answer)
+    assert all(line.keys() == {"token"} for line in first)
+    assert last["generated_text"] == "HelloAhoy there"
+    assert "details" not in last
+    djl.worker.scripts.append(says("Ahoy there"))
+    parameters = {"output_formatter": "sse", "details": True}
+    events = (await djl.post("/invocations", {**ASK, "parameters": parameters})).events
+    assert events[-1]["details"] == {"finish_reason": "eos_token", "generated_tokens": len(events), "inputs": "Hello"}
+
+
+async def test_several_inputs(djl):
+    djl.worker.scripts += [says("one"), says("two")]
+    answer = await djl.post("/invocations", {"inputs": ["a", "b"]})
+    assert sorted(each["generated_text"] for each in answer.json()) == ["one", "two"]
+    answer = await djl.post("/predictions/demo", b"Hello", content_type="text/plain")
+    assert [each.keys() for each in answer.json()] == [{"generated_text"}]
+
+
+async def test_several_sequences(djl):
+    djl.worker.scripts += [says("one", logprobs=[-2.0] * 9), says("two", logprobs=[-1.0] * 9)]
+    parameters = {"n": 2, "do_sample": True, "seed": 1}
+    answer = (await djl.post("/invocations", {**ASK, "parameters": parameters})).json()
+    assert answer["generated_text"] == "two"
+    assert [each["generated_text"] for each in answer["details"]["best_of_sequences"]] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("given", "temperature"),
+    [
+        ({}, 0.0),
+        ({"do_sample": True}, 1.0),
+        ({"do_sample": False, "temperature": 0.7}, 0.0),
+        ({"temperature": 0.7}, 0.7),
+        ({"do_sample": True, "temperature": 0.7}, 0.7),
+        ({"top_p": 0.9}, 0.0),
+    ],
+)
+async def test_when_tokens_are_sampled(djl, given, temperature):
+    await djl.post("/invocations", {**ASK, "parameters": given})
+    assert djl.worker.submits[0].params.temperature == temperature
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{", 424, "Input Parsing failed"),
+        (b"[]", 424, "Input Parsing failed"),
+        ({}, 424, "'inputs' field"),
+        ({"inputs": ""}, 424, "does not contain any content"),
+        ({"inputs": []}, 424, "does not contain any content"),
+        ({"inputs": ["a", ""]}, 424, "does not contain any content"),
+        ({"inputs": 3}, 424, "inputs"),
+        ({"inputs": "a", "parameters": []}, 424, "parameters"),
+        ({"inputs": "a", "stream": "yes"}, 424, "stream"),
+        ({"inputs": "a", "parameters": {"temperature": "hot"}}, 424, "parameters.temperature"),
+        ({"inputs": "a", "parameters": {"temperature": -1}}, 400, "temperature must be between 0 and 2"),
+        ({"inputs": "a", "parameters": {"top_p": 0}}, 400, "top_p must be in (0, 1]"),
+        ({"inputs": "a", "parameters": {"max_new_tokens": 0}}, 400, "max_new_tokens must be between 1"),
+        ({"inputs": "a", "parameters": {"stop_sequences": [""]}}, 400, "stop_sequences"),
+        ({"inputs": "a", "parameters": {"stop_sequences": ["x"] * 99}}, 400, "stop_sequences"),
+        ({"inputs": "a", "parameters": {"n": 2, "do_sample": True}, "stream": True}, 400, "n, best_of and num_beams"),
+        ({"inputs": ["a", "b"], "stream": True}, 400, "a stream has one input"),
+        ({"inputs": ["a"] * 1000}, 400, "inputs must have at most"),
+        (
+            {"inputs": "a", "parameters": {"details": True, "decoder_input_details": True}, "stream": True},
+            400,
+            "stream",
+        ),
+        ({"inputs": "word " * 4000}, 400, "maximum context length"),
+    ],
+)
+async def test_bodies_that_cannot_be(djl, body, status, words):
+    answer = await djl.post("/invocations", body)
+    assert (answer.status, answer.json()["code"]) == (status, status)
+    assert words in answer.json()["error"]
+    assert not djl.worker.submits
+
+
+async def test_an_engine_failure_whole_and_in_a_stream(djl):
+    djl.worker.scripts += [Script(fail_after=1), Script(fail_after=2)]
+    answer = await djl.post("/invocations", ASK)
+    assert answer.status == 424
+    body = answer.json()
+    assert (body["generated_text"], body["code"], body["details"]) == (None, 424, {"finish_reason": "error"})
+    answer = await djl.post("/invocations", {"inputs": "one two three", "stream": True})
+    last = lines(answer)[-1]
+    assert answer.status == 200
+    assert (last["token"]["id"], last["token"]["text"], last["details"]["finish_reason"]) == (-1, "", "error")
+    assert "the step that computed this request failed" in last["token"]["error_msg"]
+
+
+async def test_unknown_models(djl):
+    for path in ("/predictions/none", "/models/none/invoke", "/invocations?model_name=none"):
+        await djl.refused("POST", path, 404, "ModelNotFoundException", "Model or workflow not found: none", body=ASK)
+    text = "Model or workflow not found: demo:9"
+    await djl.refused("POST", "/predictions/demo/9", 404, "ModelNotFoundException", text, body=ASK)
+    djl.registry.add("other", [])
+    text = "Parameter model_name is required."
+    await djl.refused("POST", "/invocations", 400, "BadRequestException", text, body=ASK)
+    assert (await djl.post("/invocations", {**ASK, "model_name": "demo"})).status == 200
+    attributes = "trace=1; model_name=demo"
+    assert (await djl.post("/invocations", ASK, x_amzn_sagemaker_custom_attributes=attributes)).status == 200
+
+
+async def test_adapters_by_header_query_body_and_model(djl):
+    await djl.has("a", "b", "c", "d")
+    body = {**ASK, "adapters": "c", "model": "d"}
+    header = {"x_amzn_sagemaker_adapter_identifier": "a"}
+    for path, given, headers, used in (
+        ("/invocations?adapter=b", body, header, "digest-a"),
+        ("/invocations?adapter=b", body, {}, "digest-b"),
+        ("/invocations", body, {}, "digest-c"),
+        ("/invocations", {**ASK, "model": "d"}, {}, "digest-d"),
+        ("/invocations", {**ASK, "model": "demo"}, {}, ""),
+        ("/invocations", {**ASK, "adapters": "", "model": "d"}, {}, ""),
+        ("/invocations", ASK, {}, ""),
+    ):
+        assert (await djl.post(path, given, **headers)).status == 200
+        assert adapter_of(djl) == used, (path, given, headers)
+
+
+async def test_an_adapter_for_each_input(djl):
+    await djl.has("a", "b")
+    body = {"inputs": ["1", "2", "3"], "adapters": ["a", "", "b"]}
+    assert (await djl.post("/invocations", body)).status == 200
+    used = [None if submit.adapter is None else submit.adapter.digest for submit in djl.worker.submits]
+    assert sorted(used, key=str) == [None, "digest-a", "digest-b"]
+    answer = await djl.post("/invocations", {**body, "adapters": ["a", "b"]})
+    assert answer.status == 424
+    assert "Number of adapters is not equal to the number of inputs" in answer.json()["error"]
+
+
+async def test_an_unknown_adapter_is_never_the_base(djl):
+    await djl.has("a")
+    unknown = "Input parsing failed: LoRA adapter x not found in registry. Available adapters: ['a']"
+    for path, body, headers, status, text in (
+        ("/invocations", ASK, {"x_amzn_sagemaker_adapter_identifier": "x"}, 424, unknown),
+        ("/invocations?adapter=x", ASK, {}, 424, "The adapter x has not been registered"),
+        ("/invocations", {**ASK, "adapters": "x"}, {}, 424, unknown),
+        ("/invocations", {**ASK, "adapters": ["x"]}, {}, 424, unknown),
+        ("/invocations", {**ASK, "adapters": 7}, {}, 424, "Input parsing failed: adapters must be a text"),
+        ("/invocations", {**ASK, "model": "x"}, {}, 404, "The model `x` does not exist."),
+        ("/invocations", {"messages": MESSAGES, "adapters": "x"}, {}, 424, unknown),
+        ("/v1/chat/completions", {"messages": MESSAGES, "model": "x"}, {}, 404, "The model `x` does not exist."),
+        ("/v1/chat/completions?adapter=x", {"messages": MESSAGES}, {}, 424, "The adapter x has not been registered"),
+    ):
+        answer = await djl.post(path, body, **headers)
+        assert (answer.status, answer.json()["code"]) == (status, status)
+        assert answer.json()["error"].startswith(text)
+    assert not djl.worker.submits
+
+
+async def test_the_handler_cannot_be_named(djl):
+    text = "The handler can't be overridden in a request"
+    headers = {"handler": "register_adapter", "name": "bad", "src": "/bad"}
+    await djl.refused("POST", "/predictions/demo", 400, "BadRequestException", text, body=ASK, **headers)
+    given = {"x_amzn_sagemaker_custom_attributes": "Handler=x"}
+    await djl.refused("POST", "/invocations", 400, "BadRequestException", text, body=ASK, **given)
+    assert await djl.adapters() == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations", "/predictions/demo", "/models/demo/invoke"])
+async def test_conversations(djl, path):
+    await djl.has("a")
+    djl.worker.scripts.append(says("Ahoy"))
+    answer = await djl.post(path, {"messages": MESSAGES, "adapters": "a"})
+    assert (answer.status, answer.json()["object"], answer.json()["model"]) == (200, "chat.completion", "a")
+    assert answer.json()["choices"][0]["message"]["content"] == "Ahoy"
+    assert adapter_of(djl) == "digest-a"
+    assert answer.header("x-request-id")
+
+
+async def test_conversations_are_streamed_as_events_or_lines(djl):
+    for path, kind in (("/v1/chat/completions", "text/event-stream"), ("/invocations", "application/jsonlines")):
+        djl.worker.scripts.append(says("Ahoy there"))
+        answer = await djl.post(path, {"messages": MESSAGES, "stream": True})
+        assert answer.header("content-type").startswith(kind)
+        chunks = [each for each in answer.events if each != "[DONE]"] if path != "/invocations" else lines(answer)
+        assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == "Ahoy there"
+
+
+async def test_completions_and_openais_errors(djl):
+    djl.worker.scripts.append(says("Ahoy"))
+    answer = await djl.post("/invocations", {"prompt": "Hello", "max_tokens": 5})
+    assert answer.json()["choices"][0]["text"] == "Ahoy"
+    answer = await djl.post("/v1/chat/completions", {"messages": MESSAGES, "temperature": 9})
+    assert (answer.status, answer.json()["code"]) == (400, 400)
+    assert "temperature" in answer.json()["error"]
+    assert (await djl.post("/v1/chat/completions", ASK)).status == 424
+
+
+async def test_a_model_name_of_openai_chooses_the_deployment(djl):
+    djl.registry.add("other", [])
+    answer = await djl.post("/v1/chat/completions", {"messages": MESSAGES, "model": "demo"})
+    assert (answer.status, answer.json()["model"]) == (200, "demo")
+
+
+def multipart(*parts, end=True):
+    head = "".join(f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in parts)
+    return (head + ("--x--\r\n" if end else "")).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "prompt"),
+    [
+        (multipart(("data", "Hello")), "multipart/form-data; boundary=x", "Hello"),
+        (
+            multipart(("model_name", "demo"), ("data", '{"inputs": "Hello"}')),
+            "multipart/form-data; boundary=x",
+            "Hello",
+        ),
+        (
+            multipart(("inputs", "Hello"), ("parameters", '{"max_new_tokens": 3}')),
+            "multipart/form-data; boundary=x",
+            "Hello",
+        ),
+        (b"inputs=Hello%20you&model_name=demo", "application/x-www-form-urlencoded", "Hello you"),
+        (b'{"inputs": "Hello"}', "application/x-www-form-urlencoded", "Hello"),
+    ],
+)
+async def test_forms(djl, body, kind, prompt):
+    answer = await djl.post("/invocations", body, content_type=kind)
+    assert answer.status == 200, answer.text
+    assert djl.worker.submits[0].prompt_token_ids[-len(ids(prompt)) :] == ids(prompt)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (multipart(("data", "Hello"), end=False), "multipart/form-data; boundary=x"),
+        (multipart(("data", "a"), ("data", "b")), "multipart/form-data; boundary=x"),
+        (multipart(("other", "a")), "multipart/form-data; boundary=x"),
+        (multipart(*((f"f{i}", "a") for i in range(99))), "multipart/form-data; boundary=x"),
+        (multipart(("d" * 9000, "a")), "multipart/form-data; boundary=x"),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="data"\r\n\r\n\xff\r\n--x--\r\n',
+            "multipart/form-data; boundary=x",
+        ),
+        (b"nothing", "multipart/form-data; boundary=x"),
+        (b"nothing", "multipart/form-data"),
+        (b"", "multipart/form-data; boundary="),
+        (b"&".join(b"f%d=1" % i for i in range(99)), "application/x-www-form-urlencoded"),
+        (b"inputs=%ff", "application/x-www-form-urlencoded"),
+        (b"\xff", "text/plain"),
+        (b"abc", "tensor/npz"),
+        (multipart(("data", "{")), "multipart/form-data; boundary=x"),
+    ],
+)
+async def test_forms_that_cannot_be(djl, body, kind):
+    answer = await djl.post("/invocations", body, content_type=kind)
+    assert (answer.status, answer.json()["code"]) == (424, 424)
+    assert "Input Parsing failed" in answer.json()["error"]
+
+
+async def test_embeddings(start):
+    djl = Djl(await start(info=EMBEDDING))
+    answer = await djl.post("/invocations", {"inputs": ["one", "two"]})
+    assert [len(vector) for vector in answer.json()] == [4, 4]
+    for body in ({"inputs": []}, {"inputs": ""}, {"inputs": [1]}, {"inputs": "a", "parameters": {"normalize": 1}}):
+        assert (await djl.post("/invocations", body)).status == 424
+
+
+async def test_results_are_polled(djl):
+    gate = Gate()
+    djl.worker.scripts.append(says("one two three", gate_after=1, gate=gate))
+    begun = await djl.post("/predictions/demo", {**ASK, "stream": True}, x_synchronous="false")
+    token = begun.header("x-next-token")
+    assert (begun.status, begun.text) == (200, "")
+    assert begun.header("x-amzn-sagemaker-custom-attributes") == f"x-next-token={token}"
+    await eventually(lambda: len(next(iter(djl.state.results._results.values())).chunks) == 1)
+    first = await djl.post("/predictions/demo", x_starting_token=token, x_max_items="1")
+    assert (first.status, len(lines(first))) == (200, 1)
+    later = first.header("x-next-token")
+    pending = await djl.post("/predictions/demo", x_starting_token=later)
+    assert (pending.status, pending.text, pending.header("x-next-token")) == (202, "", later)
+    gate.open()
+    await eventually(lambda: next(iter(djl.state.results._results.values())).ended is not None)
+    rest = await djl.post("/predictions/demo", x_starting_token=later)
+    assert (rest.status, rest.header("x-next-token")) == (200, None)
+    assert lines(rest)[-1]["generated_text"] == "one two three"
+    again = await djl.post("/predictions/demo", x_starting_token=token)
+    assert again.text == first.text + rest.text
+    djl.now = 601.0
+    text = f"Invalid x-starting-token: {token}"
+    await djl.refused("POST", "/predictions/demo", 400, "BadRequestException", text, x_starting_token=token)
+
+
+async def test_a_failed_request_is_a_result(djl):
+    djl.worker.scripts.append(Script(tokens=ids("one"), fail_after=1, finish=FinishReason.STOP))
+    for body, status in ((ASK, 424), ({"inputs": 7}, 424)):
+        begun = await djl.post("/invocations", body, x_synchronous="false")
+        await eventually(lambda: all(r.ended is not None for r in djl.state.results._results.values()))
+        answer = await djl.post("/invocations", x_starting_token=begun.header("x-next-token"))
+        assert (answer.status, answer.json()["code"]) == (status, status)
+
+
+@pytest.mark.parametrize("token", ["", "x", "0" * 32, "0" * 32 + ".x", "/etc/passwd", "0" * 32 + "." + "9" * 40])
+async def test_unknown_results(djl, token):
+    answer = await djl.post("/invocations", x_starting_token=token)
+    assert (answer.status, answer.json()["type"]) == (400, "BadRequestException")
+
+
+async def test_results_are_bounded_and_belong_to_a_key(djl):
+    for _ in range(64):
+        assert (await djl.post("/invocations", ASK, x_synchronous="false")).status == 200
+    refused = await djl.post("/invocations", ASK, x_synchronous="false")
+    assert (refused.status, refused.json()["type"]) == (503, "WlmCapacityException")
+    assert (await djl.post("/invocations", ASK, x_synchronous="perhaps")).status == 400
+    name, result = next(iter(djl.state.results._results.items()))
+    result.tenant = "another"
+    assert (await djl.post("/invocations", x_starting_token=name)).status == 400
+
+
+async def test_overload_is_throttled(start):
+    djl = Djl(await start(max_concurrent_requests=1))
+    gate = Gate()
+    djl.worker.scripts.append(Script(gate_after=0, gate=gate))
+    running = djl.serving.begin("/invocations", ASK, plane="djl")
+    await eventually(lambda: djl.worker.submits)
+    answer = await djl.post("/invocations", ASK)
+    assert (answer.status, answer.json()["type"]) == (503, "WlmCapacityException")
+    assert answer.header("retry-after") == "1"
+    gate.open()
+    assert (await running.end()).status == 200
+    assert djl.services.admission.in_flight == 0
