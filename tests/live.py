@@ -45,6 +45,7 @@ class LiveServer:
     management_port: int = field(default_factory=free_port)
     metrics_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
+    djl_port: int = field(default_factory=free_port)
     torchserve_port: int = field(default_factory=free_port)
     torchserve_management_port: int = field(default_factory=free_port)
     program: list[str] = field(default_factory=lambda: [sys.executable, "-W", "ignore", "manage.py"])
@@ -86,6 +87,7 @@ class LiveServer:
             "DRAGOMAN_MINDIE_MANAGEMENT_PORT": str(self.management_port),
             "DRAGOMAN_MINDIE_METRICS_PORT": str(self.metrics_port),
             "DRAGOMAN_GRPC_PORT": str(self.grpc_port),
+            "DRAGOMAN_DJL_PORT": str(self.djl_port),
             "DRAGOMAN_TORCHSERVE_GRPC_INFERENCE_PORT": str(self.torchserve_port),
             "DRAGOMAN_TORCHSERVE_GRPC_MANAGEMENT_PORT": str(self.torchserve_management_port),
             "DRAGOMAN_THREADS": "1",

@@ -118,7 +118,7 @@ async def register(state: State, asked: Registration, actor: str) -> Outcome:
         return Outcome(ACCEPTED, PROGRESS)
     timeout_s = positive(asked.startup_timeout, DEFAULT_TIMEOUT_S)
     try:
-        await _until_started(state, made, timeout_s)
+        await _until_started(state, made, (asked.workers, asked.workers), timeout_s)
     except TorchServeError:
         await state.services.registry.remove_deployment(made.name, actor or NAME)
         raise
@@ -146,10 +146,17 @@ async def _create(state: State, asked: Registration, source: Source, actor: str)
         raise TorchServeError(text, "ALREADY_EXISTS", f"{HTTP}ConflictStatusException", 409) from error
 
 
-async def _until_started(state: State, wanted: DeploymentState, timeout_s: float) -> None:
+async def _until_started(state: State, wanted: DeploymentState, limits: tuple[int, int], timeout_s: float) -> None:
+    """Wait until the number of ready workers is within the limits. Raises TorchServeError."""
+    minimum, maximum = limits
     try:
-        await until_scaled(state.services, wanted.name, timeout_s)
-    except (StartFailed, DeadlineExceeded) as error:
+        async with asyncio.timeout(timeout_s):
+            while True:  # what the reconciler has not seen yet is not wanted yet
+                scaled = await until_scaled(state.services, wanted.name, timeout_s)
+                if minimum <= sum(worker.state == "ready" for worker in scaled.workers) <= maximum:
+                    return
+                await asyncio.sleep(POLL_S)
+    except (StartFailed, DeadlineExceeded, TimeoutError) as error:
         text = f"Failed to start workers for model {wanted.served_name} version: {wanted.label}"
         raise internal(text) from error
 
@@ -166,7 +173,7 @@ async def scale(
     if not synchronous:
         return Outcome(ACCEPTED, PROGRESS)
     startup = found.notes.get(NAME, {}).get("startupTimeout", DEFAULT_TIMEOUT_S)
-    await _until_started(state, found, startup)
+    await _until_started(state, found, (minimum, maximum), startup)
     suffix = f", version: {version}" if version else ""
     return Outcome(OK, f"Workers scaled to {minimum} for model: {model}{suffix}")
 
