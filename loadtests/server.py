@@ -30,6 +30,7 @@ def running_server(settings: dict[str, str]) -> Iterator[str]:
             "DRAGOMAN_CONTROL_PORT": str(control),
             "DRAGOMAN_MINDIE_PORT": "0",
             "DRAGOMAN_GRPC_PORT": "0",
+            "DRAGOMAN_DJL_PORT": "0",
             "DRAGOMAN_TORCHSERVE_GRPC_INFERENCE_PORT": "0",
             "DRAGOMAN_TORCHSERVE_GRPC_MANAGEMENT_PORT": "0",
             "DRAGOMAN_LOG_FORMAT": "json",

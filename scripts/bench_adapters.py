@@ -28,8 +28,8 @@ from scripts.bench import engine_worker, prompts
 from scripts.random_models import make_model
 
 
-def make_adapter(model: Path, target: Path, rank: int, seed: int) -> AdapterRef:
-    """A random LoRA on every linear layer of a Llama-shaped model."""
+def make_adapter(model: Path, target: Path, rank: int, seed: int, strength: float = 1.0) -> AdapterRef:
+    """A random LoRA on every linear layer of a Llama-shaped model; `strength` scales what it adds."""
     config = AutoConfig.from_pretrained(model)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     hidden, wide = config.hidden_size, config.intermediate_size
@@ -48,7 +48,7 @@ def make_adapter(model: Path, target: Path, rank: int, seed: int) -> AdapterRef:
             tensors[f"{path}.lora_B.weight"] = torch.randn(out, rank, generator=generator) * 0.02
     target.mkdir(parents=True)
     save_file(tensors, target / WEIGHTS)
-    (target / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+    (target / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank * strength}))
     return AdapterRef(content_digest(target), str(target))
 
 

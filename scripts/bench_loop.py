@@ -165,8 +165,8 @@ def probed_server(tree: str) -> Iterator[tuple[str, str, socket.socket, psutil.P
     front, mindie, probe = free_port(), free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="dragoman-loop-") as folder:
         settings = {"DATA_DIR": folder, "FRONT_PORT": front, "CONTROL_PORT": front, "MINDIE_PORT": mindie, "THREADS": 1,
-                    "MINDIE_MANAGEMENT_PORT": 0, "MINDIE_METRICS_PORT": 0, "GRPC_PORT": 0,
-                    "TORCHSERVE_GRPC_INFERENCE_PORT": 0, "TORCHSERVE_GRPC_MANAGEMENT_PORT": 0}  # fmt: skip
+                    "MINDIE_MANAGEMENT_PORT": 0, "MINDIE_METRICS_PORT": 0, "GRPC_PORT": 0, "DJL_PORT": 0, "TORCHSERVE_GRPC_INFERENCE_PORT": 0,
+                    "TORCHSERVE_GRPC_MANAGEMENT_PORT": 0}  # fmt: skip
         environment = {**os.environ, **{f"DRAGOMAN_{name}": str(value) for name, value in settings.items()}}
         environment["PROBE_PORT"] = str(probe)
         with Path(folder, "log").open("w") as log:

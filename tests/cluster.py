@@ -21,6 +21,10 @@ from tests.conftest import DEMO, ROOT
 from tests.live import free_port, heed_interrupts
 from tests.waiting import wait_until
 
+OTHER_PORTS = (
+    "MINDIE_PORT", "MINDIE_MANAGEMENT_PORT", "MINDIE_METRICS_PORT", "DJL_PORT", "TORCHSERVE_GRPC_INFERENCE_PORT",
+    "TORCHSERVE_GRPC_MANAGEMENT_PORT",
+)  # fmt: skip
 MANAGE = [sys.executable, "-W", "ignore", "manage.py"]
 START_S = 120
 OTHER_PORTS = (

@@ -46,7 +46,7 @@ class LiveServer:
     metrics_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
     djl_port: int = field(default_factory=free_port)
-    torchserve_port: int = field(default_factory=free_port)
+    torchserve_inference_port: int = field(default_factory=free_port)
     torchserve_management_port: int = field(default_factory=free_port)
     program: list[str] = field(default_factory=lambda: [sys.executable, "-W", "ignore", "manage.py"])
     folder: Path = ROOT
@@ -73,6 +73,10 @@ class LiveServer:
         return f"http://127.0.0.1:{self.metrics_port}"
 
     @property
+    def djl_url(self) -> str:
+        return f"http://127.0.0.1:{self.djl_port}"
+
+    @property
     def log(self) -> str:
         return (self.data_dir / "test.log").read_text()
 
@@ -88,7 +92,7 @@ class LiveServer:
             "DRAGOMAN_MINDIE_METRICS_PORT": str(self.metrics_port),
             "DRAGOMAN_GRPC_PORT": str(self.grpc_port),
             "DRAGOMAN_DJL_PORT": str(self.djl_port),
-            "DRAGOMAN_TORCHSERVE_GRPC_INFERENCE_PORT": str(self.torchserve_port),
+            "DRAGOMAN_TORCHSERVE_GRPC_INFERENCE_PORT": str(self.torchserve_inference_port),
             "DRAGOMAN_TORCHSERVE_GRPC_MANAGEMENT_PORT": str(self.torchserve_management_port),
             "DRAGOMAN_THREADS": "1",
             "DRAGOMAN_MODEL": self.model,

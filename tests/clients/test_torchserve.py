@@ -72,7 +72,7 @@ def live(tmp_path_factory):
 def run(stubs):
     def run_program(live, program, *keys):
         code = textwrap.dedent(COMMON) + textwrap.dedent(program)
-        addresses = [f"127.0.0.1:{live.torchserve_port}", f"127.0.0.1:{live.torchserve_management_port}"]
+        addresses = [f"127.0.0.1:{live.torchserve_inference_port}", f"127.0.0.1:{live.torchserve_management_port}"]
         command = [sys.executable, "-W", "ignore", "-c", code, *addresses, PROMPT, *keys]
         environment = {**os.environ, "PYTHONPATH": str(stubs)}
         done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment, check=False)
