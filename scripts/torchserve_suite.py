@@ -185,7 +185,7 @@ def settings(options: argparse.Namespace, given: dict[str, str], home: Path, dat
     """The environment of the server, for TorchServe's options and properties."""
     tokens = "off" if options.disable_token_auth or disables_tokens(given) else "on"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TMPDIR")}
-    zero = ("GRPC_PORT", "MINDIE_PORT", "MINDIE_MANAGEMENT_PORT", "MINDIE_METRICS_PORT")
+    zero = ("GRPC_PORT", "DJL_PORT", "MINDIE_PORT", "MINDIE_MANAGEMENT_PORT", "MINDIE_METRICS_PORT")
     named = {
         **dict.fromkeys(zero, "0"),
         "FRONT_PORT": "18000",

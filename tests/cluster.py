@@ -27,10 +27,6 @@ OTHER_PORTS = (
 )  # fmt: skip
 MANAGE = [sys.executable, "-W", "ignore", "manage.py"]
 START_S = 120
-OTHER_PORTS = (
-    "MINDIE_PORT", "MINDIE_MANAGEMENT_PORT", "MINDIE_METRICS_PORT", "TORCHSERVE_GRPC_INFERENCE_PORT",
-    "TORCHSERVE_GRPC_MANAGEMENT_PORT",
-)  # fmt: skip
 
 
 @dataclass
