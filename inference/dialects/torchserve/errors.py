@@ -105,7 +105,7 @@ def translated(error: ServingError, strict: bool = False, managing: bool = False
         return TorchServeError(error.message, "UNAVAILABLE", OWN_LABEL, 503, "ServiceUnavailableException")
     if isinstance(error, errors.Overloaded | errors.Unavailable):
         busy = "RESOURCE_EXHAUSTED" if isinstance(error, errors.Overloaded) else "UNAVAILABLE"
-        text = error.message if managing or NO_WORKER in error.message else f"Model {NO_WORKER}"
+        text = error.message if managing or isinstance(error, NoWorker) else f"Model {NO_WORKER}"
         return TorchServeError(text, busy if exact else "INTERNAL", OWN_LABEL, 503, "ServiceUnavailableException")
     if isinstance(error, errors.GenerationFailed):
         if error.worker_lost:
