@@ -136,7 +136,7 @@ def openai_body(given: Input, served: Served, streams: bool) -> bytes:
     fields.update(given.fields)
     if given.adapter is not None:
         fields["model"] = given.adapter
-    fields.setdefault("model", served.entry.served_name)
+    fields.setdefault("model", served.name)
     if given.path.endswith("completions"):
         fields["stream"] = streams and fields.get("stream") is not False
     return Input(fields=fields).body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -47,7 +48,7 @@ async def invocations(exchange: Exchange, services: Services, state: State) -> N
         resolved = services.holder.current.resolve(None)
         if resolved is None:
             raise missing_name()
-        model = resolved.deployment.served_name
+        model = resolved.deployment.served_name or resolved.deployment.name
     await _answer(exchange, state, model, "", values)
 
 
@@ -60,7 +61,7 @@ async def kserve_predict(exchange: Exchange, services: Services, state: State) -
         inputs = [parse_input({"data": _data(instance)}) for instance in instances]
         model = exchange.parameters["model"]
         ready = [await predict(state, given, model, "", exchange) for given in inputs]
-        answers = [await exchange.unless_gone(each.whole()) for each in ready]
+        answers = await exchange.unless_gone(_all(ready))
         values = [_value(answer, given.text is None) for answer, given in zip(answers, inputs, strict=True)]
         await exchange.respond(json_response({"predictions": values}))
 
@@ -99,10 +100,22 @@ async def _openai(exchange: Exchange, state: State) -> None:
     served = await find_served(state.services, exchange.parameters["model"], exchange.parameters["version"])
     if not path.startswith(OPENAI):
         raise unknown(path)
+    exchange.headers[b"content-type"] = JSON  # TorchServe's handler reads the body as JSON whatever its type
     try:
         await state.front.answer(exchange, state.services, f"/{path}", served.entry.public_id)
     except (RouteNotFound, MethodNotAllowed) as error:
         raise unknown(path) from error
+
+
+async def _all(predictions: list[Prediction]) -> list[bytes]:
+    """The answers of predictions that run at once; the first error ends all."""
+    running = [asyncio.ensure_future(_whole(each)) for each in predictions]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def _whole(prediction: Prediction) -> bytes:

@@ -22,6 +22,11 @@ class Served:
     adapter: str = ""
 
     @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.entry.served_name or self.entry.name
+
+    @property
     def model(self) -> str:
         """The name for the router."""
         return f"{self.entry.name}:{self.adapter}" if self.adapter else self.entry.name
@@ -37,7 +42,9 @@ async def find_served(services: Services, model: str, version: str) -> Served:
         raise missing_name()
     snapshot = services.holder.current
     for entry in snapshot.deployments:
-        if entry.served_name == model and (entry.label == version if version else entry.is_default_version):
+        if (entry.served_name or entry.name) == model and (
+            entry.label == version if version else entry.is_default_version
+        ):
             return Served(entry)
     resolved = snapshot.resolve(model)
     if resolved is not None and version in ("", resolved.deployment.label):
@@ -56,7 +63,7 @@ def with_adapter(served: Served, adapter: str) -> Served:
 def named(services: Services, served: Served, name: str) -> Served:
     """What the `model` of a body means below a deployment: itself, or one of its adapters. Raises PredictionRefused."""
     entry = served.entry
-    if name in ("", entry.name, entry.served_name, entry.model):
+    if name in ("", entry.name, served.name, entry.model):
         return served
     resolved = services.holder.current.only(entry.public_id).resolve(name)
     if resolved is None:
