@@ -1,5 +1,5 @@
 """Opens the files of an adapter where a client or a person says that they lie. It never follows a link out of an allowed
-folder, and never opens a pickle or code.
+folder, and never opens pickled files or code.
 
 A directory is walked from an allowed folder, part by part, by descriptors: what is checked is what is read, whatever is
 moved meanwhile (path_resolution(7), openat(2)).
@@ -48,7 +48,7 @@ class SourceDirectory:
             yield opened
 
     def check(self) -> None:
-        """Refuse code, and weights that are only there as a pickle. Raises AdapterError."""
+        """Refuse code, and weights that are only there as pickled files. Raises AdapterError."""
         for name in CODE:
             if self._has(name):
                 raise AdapterError(AdapterCode.CODE, file=name)
@@ -56,7 +56,7 @@ class SourceDirectory:
             if not self._has(name):
                 pickled = [each for each in PICKLES if self._has(each)] if name == WEIGHTS else []
                 if pickled:
-                    raise AdapterError(AdapterCode.PICKLE, file=pickled[0])
+                    raise AdapterError(AdapterCode.PICKLED, file=pickled[0])
                 raise AdapterError(AdapterCode.MISSING, file=name)
 
     def _has(self, name: str) -> bool:

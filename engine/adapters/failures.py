@@ -16,7 +16,7 @@ class AdapterCode(StrEnum):
     NOT_A_FILE = "not_a_file"
     LINK = "link"
     CODE = "code"
-    PICKLE = "pickle"
+    PICKLED = "pickled"
     SIZE = "size"
     CHANGED_WHILE_READ = "changed_while_read"
     CHANGED = "changed"
@@ -73,7 +73,7 @@ TEMPLATES = {
     AdapterCode.NOT_A_FILE: "{file} is not a regular file",
     AdapterCode.LINK: "{file} is a link",
     AdapterCode.CODE: "{file}: adapters with code of their own are not supported",
-    AdapterCode.PICKLE: "{file} is a pickle, which is never read; save the adapter as safetensors",
+    AdapterCode.PICKLED: "{file} is pickled, which is never read; save the adapter as safetensors",
     AdapterCode.SIZE: "{file} must have between 1 and {limit} bytes, it has {size}",
     AdapterCode.CHANGED_WHILE_READ: "{file} changed while it was read",
     AdapterCode.CHANGED: "its files have changed since it was registered",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import struct
 import time
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,6 +97,20 @@ def test_other_content_is_the_next_version_and_can_be_rolled_back(model):
     assert [event.action for event in AuditEvent.objects.all()[:2]] == ["adapter.register", "adapter.roll_back"]
 
 
+def test_the_command_rolls_back(model):
+    adapter = register_adapter("a", model, PIRATE, "tester")
+    register_adapter("a", model, JSON, "tester")
+    out = io.StringIO()
+    call_command("rollback", "a", stdout=out)
+    assert out.getvalue() == f"a serves version 1, from {PIRATE}\n"
+    assert [number for number, _, current in kept(adapter) if current] == [1]
+    register_adapter("a", register_model("other", "/models/other", "tester").model, JSON, "tester")
+    for arguments, text in ((["a"], "--model: demo, other"), (["b"], "no adapter is named b"),
+                            (["a", "--model", "demo", "--to", "9"], "no such earlier version")):  # fmt: skip
+        with pytest.raises(CommandError, match=text):
+            call_command("rollback", *arguments)
+
+
 def test_names_are_each_models_own(model):
     other = register_model("other", "/models/other", "tester").model
     register_adapter("pirate", model, PIRATE, "tester")
@@ -161,7 +177,7 @@ def header(size, content=b"{}"):
 HOSTILE = {
     "no config": (lambda d: (d / CONFIG).unlink(), AdapterCode.MISSING),
     "no weights": (lambda d: (d / WEIGHTS).unlink(), AdapterCode.MISSING),
-    "a pickle": (lambda d: (d / WEIGHTS).rename(d / "adapter_model.bin"), AdapterCode.PICKLE),
+    "a pickle": (lambda d: (d / WEIGHTS).rename(d / "adapter_model.bin"), AdapterCode.PICKLED),
     "code": (lambda d: (d / "model.py").write_text("import os"), AdapterCode.CODE),
     "requirements": (lambda d: (d / "requirements.txt").write_text("evil"), AdapterCode.CODE),
     "a linked file": (lambda d: relink(d / WEIGHTS, JSON + "/" + WEIGHTS), AdapterCode.LINK),
