@@ -197,7 +197,7 @@ class Serving:
             holder=self.holder,
             router=self.router,
             generator=Generator(self.router, [metrics], request_timeout_s, replay_wait_s),
-            embedder=Embedder(self.router, request_timeout_s),
+            embedder=Embedder(self.router, request_timeout_s, replay_wait_s),
             adapters=AdapterControl(self.registry, self.router, self.holder),
             registry=self.registry,
             admission=Admission(max_concurrent_requests, max_requests_per_tenant),
@@ -226,7 +226,9 @@ class Serving:
     def publish(self, workers: list[FakeWorker] | None = None) -> None:
         """What the registries say now."""
         listed = self.workers if workers is None else workers
-        entries = tuple(WorkerEntry(w.worker_id, w.epoch, f"unix:{w.path}", w.model_version) for w in listed)
+        entries = tuple(
+            WorkerEntry(w.worker_id, w.epoch, f"unix:{w.path}", w.model_version, w.numerics) for w in listed
+        )
         deployment = DeploymentEntry("demo", "demo", 1, 1700000000, True, entries, self.adapters)
         self.holder.publish(Snapshot((deployment,), self.keys))
 

@@ -207,26 +207,6 @@ async def test_no_worker_at_all(start):
     assert (line["cause"], "replays" in line) == ("worker_lost", False)
 
 
-async def test_a_worker_of_another_model_version_is_not_the_same(start, sockets):
-    serving = await start(1, replay_wait_s=600)
-    give(serving, *dies_after(3))
-    other = FakeWorker(sockets / "other.sock", "demo/1")
-    other.model_version = 2
-    serving.workers.append(await other.start())
-    serving.publish()
-    await serving.connected(2)
-    call = serving.begin(PATH, STREAM)
-    await serving.connected(1)
-    await settle()
-    assert not call.task.done()
-    same = FakeWorker(sockets / "same.sock", "demo/2")
-    same.default = says(TEXT)
-    serving.workers.append(await same.start())
-    serving.publish(serving.workers[1:])
-    assert text_of(await call.end())[0] == TEXT
-    assert not other.submits
-
-
 async def test_the_deadline_ends_the_wait(start):
     serving = await start(1, request_timeout_s=0.2, replay_wait_s=600)
     give(serving, *dies_after(3))
