@@ -1,7 +1,7 @@
 """The reconciler: brings the running workers into line with the desired state, and records the observed state.
 
 One pass: (1) observe every worker, (2) ask each deployment's scaling rules, if they are due, and carry out their actions,
-(3) replace workers of another version or with other options one after another, (4) record each deployment's observed
+(3) replace workers of another version or with other options one after another, each new one first, (4) record each deployment's observed
 state, (5) publish the snapshot. A pass needs no database: `management.ledger` holds the desired state as last read, and
 writes the observed state when it can.
 
@@ -32,7 +32,7 @@ from management.placement import Placement
 from management.scaling import SILENT_DECISIONS, LoadHistory, Scaler, capacity_for, facts, observed_state
 from management.services.capacity import worker_price
 from management.services.snapshots import Registries, build_snapshot
-from management.watched import Crashes, Watched, hang_reason
+from management.watched import Crashes, Watched, hang_reason, is_replacing, serving_of
 
 if TYPE_CHECKING:
     from management.autoscale.decision import Outcome
@@ -256,6 +256,7 @@ class Reconciler:
                     self._drain(watched)
             self._note_failure(deployment, scaler, crashes.failed or deployment.reason)
             return
+        self._retire_outdated(deployment, mine)
         ready = sum(w.ready and w.draining_since is None for w in mine)
         live, now = self._live(), time.monotonic()
         if scaler.due(deployment, sum(w.draining_since is None for w in mine), ready, now) or crashes.of_ready:
@@ -292,27 +293,31 @@ class Reconciler:
                 case Abort(key) | Kill(key) if key in by_name:
                     self._end(by_name[key], deployment.force)
 
-    def _replace_outdated(self, deployment: Deployment, mine: list[Watched], crashes: Crashes) -> None:
-        """Replace workers of another version or with other options, one at a time, the new one first."""
-        serving = [w for w in mine if w.draining_since is None]
-        outdated = [w for w in serving if not w.is_current(deployment)]
-        target = self.scalers[deployment.pk].memory.target
-        if not outdated or not target:
+    def _retire_outdated(self, deployment: Deployment, mine: list[Watched]) -> None:
+        """Drain a worker of another version or with other options whose successor is ready, before the scaling rules see
+        both: to them, one has taken the other's place.
+        """
+        scaler = self.scalers[deployment.pk]
+        serving, outdated = serving_of(deployment, mine)
+        if not scaler.memory.target:
             return
         for watched in [w for w in outdated if w.loading]:  # it would serve nobody
             self._drain(watched)
-        fresh = [w for w in serving if w.is_current(deployment)]
-        if any(w.loading for w in fresh):
-            return
-        if len(serving) > target:
-            self._drain(outdated[0])
-        else:
+        ready = sorted((w for w in outdated if not w.loading), key=lambda w: not w.spare)
+        if ready and not is_replacing(deployment, serving) and len(serving) > scaler.memory.target:
+            self._drain(ready[0])
+            scaler.note_replaced(ready[0].name)
+
+    def _replace_outdated(self, deployment: Deployment, mine: list[Watched], crashes: Crashes) -> None:
+        """Launch the successor of a worker of another version or with other options, one at a time."""
+        serving, outdated = serving_of(deployment, mine)
+        target = self.scalers[deployment.pk].memory.target
+        if outdated and len(serving) <= target and not is_replacing(deployment, serving):
             self._launch(deployment, crashes)
 
     def _is_replacement(self, watched: Watched, deployment: Deployment, mine: list[Watched]) -> bool:
         """Whether the worker starts only to take an outdated one's place. The scaling rules do not count it."""
-        outdated = [w for w in mine if w.draining_since is None and not w.is_current(deployment)]
-        return bool(outdated) and watched.loading and watched.is_current(deployment)
+        return bool(serving_of(deployment, mine)[1]) and is_replacing(deployment, [watched])
 
     def _launch(self, deployment: Deployment, crashes: Crashes) -> Watched | None:
         """Launch one worker; None if that has to wait, or failed."""

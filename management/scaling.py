@@ -120,6 +120,12 @@ class Scaler:
         self.ready_at_tick = sum(watched.ready and watched.draining_since is None for watched in mine)
         return self.outcome
 
+    def note_replaced(self, name: str) -> None:
+        """Another worker has taken the place of this one, which leaves and is not lost."""
+        self.memory = msgspec.structs.replace(
+            self.memory, ready=tuple(each for each in self.memory.ready if each != name)
+        )
+
     def _asked(self, deployment: Deployment) -> tuple[int | None, bool]:
         """The number of workers that a person asked for since the last tick, and whether the deployment is stopped.
 

@@ -12,6 +12,8 @@ from management.autoscale.observation import WorkerState, WorkerView
 from management.models import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from management.launchers.base import WorkerHandle, WorkerStatus
     from management.ledger import Ledger
     from management.models import Deployment
@@ -148,6 +150,17 @@ class Crashes:
         if self.killed_while_loading >= MAX_KILLED_WHILE_LOADING:
             return f"{self.killed_while_loading} workers were killed while loading the model; is there enough memory for it?"
         return f"{self.count} crashes in a row, the last: {reason}" if self.count >= MAX_CRASHES else None
+
+
+def serving_of(deployment: Deployment, mine: Iterable[Watched]) -> tuple[list[Watched], list[Watched]]:
+    """The workers that stay, and those of them that were launched with another version or other options."""
+    serving = [watched for watched in mine if watched.draining_since is None]
+    return serving, [watched for watched in serving if not watched.is_current(deployment)]
+
+
+def is_replacing(deployment: Deployment, serving: Iterable[Watched]) -> bool:
+    """Whether a worker with the desired version and options is not ready yet."""
+    return any(watched.loading and watched.is_current(deployment) for watched in serving)
 
 
 def pause_s(failures: int) -> float:

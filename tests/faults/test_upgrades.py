@@ -107,7 +107,7 @@ def test_another_version_of_the_model_loses_no_request_and_mixes_no_text(tmp_pat
         cluster.start("reconcile")
         wait_until(lambda: "this reconciler leads" in cluster.log, 60, lambda: cluster.log)
         cluster.start_web()
-        cluster.deploy("upgrades", "--min-workers", "2", "--max-workers", "2")
+        cluster.deploy("upgrades", "--max-workers", "2")
         cluster.run("scale", "upgrades", "2", "--wait", "120")
         before = [ask(cluster.url, "upgrades", number) for number in range(len(REQUESTS))]
         old = {worker["process_id"] for worker in cluster.deployment("upgrades")["workers"]}
