@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,16 @@ from management.autoscale.decision import Abort, Drain, Kill, Prepare, Promote, 
 from management.ledger import Ledger, Observed
 from management.models import Deployment, Worker
 from management.placement import Placement
-from management.scaling import SILENT_DECISIONS, LoadHistory, Scaler, capacity_for, facts, observed_state
+from management.scaling import (
+    SILENT_DECISIONS,
+    LoadHistory,
+    Scaler,
+    capacity_for,
+    facts,
+    has_failed,
+    last_served_at,
+    observed_state,
+)
 from management.services.capacity import worker_price
 from management.services.snapshots import Registries, build_snapshot
 from management.watched import Crashes, Watched, hang_reason, is_replacing, serving_of
@@ -114,12 +123,11 @@ class Reconciler:
     def snapshot(self) -> Snapshot:
         """A snapshot of the registries as last read and of the workers that are ready now."""
         ready = [watched.worker for watched in list(self.watched.values()) if watched.ready and not watched.spare]
-
-        def observed(row: Deployment) -> tuple[int, str]:
-            seen = self.observed(row)
-            return seen.generation, seen.state
-
-        return build_snapshot(self.ledger.registries or Registries(), ready, observed)
+        return build_snapshot(
+            self.ledger.registries or Registries(),
+            ready,
+            lambda row: (self.observed(row).generation, self.observed(row).state),
+        )
 
     def refresh(self) -> None:
         """Read the registries and publish a snapshot. Thread-safe; raises `django.db.Error`."""
@@ -240,7 +248,7 @@ class Reconciler:
             return
         logger.error("worker ended", worker=worker.worker_id, code=code, reason=reason)
         crashes = self._crashes[worker.deployment_id]
-        crashes.note(watched, code, reason)
+        crashes.note(watched, code, reason, last_served_at(self.scalers.get(worker.deployment_id)))
         if crashes.failed is not None:
             logger.error("deployment failed", deployment=worker.deployment.name, reason=crashes.failed)
 
@@ -250,15 +258,11 @@ class Reconciler:
             self._crashes[deployment.pk] = crashes = Crashes(deployment.generation)
         mine = self._of(deployment)
         scaler = self.scalers[deployment.pk]
-        if crashes.failed is not None or (_failed(deployment) and scaler.outcome is None):
-            for watched in mine:
-                if watched.draining_since is None:
-                    self._drain(watched)
-            self._note_failure(deployment, scaler, crashes.failed or deployment.reason)
+        if crashes.failed is not None or (has_failed(deployment) and scaler.outcome is None):
+            self._give_up(deployment, scaler, crashes)
             return
         self._retire_outdated(deployment, mine)
-        ready = sum(w.ready and w.draining_since is None for w in mine)
-        live, now = self._live(), time.monotonic()
+        ready, now = sum(w.ready and w.draining_since is None for w in mine), time.monotonic()
         if scaler.due(deployment, sum(w.draining_since is None for w in mine), ready, now) or crashes.of_ready:
             crashed, crashes.of_ready = tuple(crashes.of_ready), []
             outcome = scaler.tick(
@@ -266,7 +270,7 @@ class Reconciler:
                 [w for w in mine if not self._is_replacement(w, deployment, mine)],
                 self._loads.running,
                 crashed,
-                capacity_for(deployment, registries, live),
+                capacity_for(deployment, registries, self._live()),
                 self._unit_price(deployment),
             )
             self._carry_out(deployment, outcome, mine, crashes)
@@ -359,11 +363,17 @@ class Reconciler:
             logger.info("scaling decision", deployment=deployment.name, **facts(decision))
             self.ledger.note_decision(deployment.name, facts(decision))
 
-    def _note_failure(self, deployment: Deployment, scaler: Scaler, reason: str) -> None:
-        state = Deployment.State.FAILED
+    def _give_up(self, deployment: Deployment, scaler: Scaler, crashes: Crashes) -> None:
+        """Launch nothing more. What serves, perhaps an older version, goes on until a person acts."""
+        staying = [w for w in self._of(deployment) if w.draining_since is None]
+        serving = [w for w in staying if w.ready and not deployment.deleted and deployment.replicas]
+        for watched in staying:
+            if watched not in serving:
+                self._drain(watched)
+        state = Deployment.State.ACTIVE if serving else Deployment.State.FAILED
         if deployment.deleted:
             state = Deployment.State.DELETING if self._of(deployment) else Deployment.State.DELETED
-        self._note(deployment, scaler, str(state), reason, 0, "")
+        self._note(deployment, scaler, str(state), crashes.failed or deployment.reason, len(serving), "")
 
     def _note_state(self, deployment: Deployment, mine: list[Watched], scaler: Scaler, crashes: Crashes) -> None:
         if scaler.outcome is not None:
@@ -387,13 +397,4 @@ class Reconciler:
 
     def _live(self) -> dict[int, int]:
         """Workers by deployment id."""
-        live: dict[int, int] = defaultdict(int)
-        for watched in self.watched.values():
-            live[watched.worker.deployment_id] += 1
-        return live
-
-
-def _failed(deployment: Deployment) -> bool:
-    """Whether the row says that this generation has failed, as an earlier server process may have written."""
-    current = deployment.observed_generation == deployment.generation
-    return current and deployment.state == Deployment.State.FAILED
+        return Counter(watched.worker.deployment_id for watched in self.watched.values())

@@ -138,7 +138,7 @@ class Placement:
             now = time.monotonic()
             if now >= self._deadline:
                 raise DeadlineExceeded("The request ran into its deadline.")
-            if now >= give_up:
+            if now >= give_up or self._router.has_failed(self._target):
                 raise _lost(begun)
             await self._router.arrival(min(LOOK_EVERY_S, self._deadline - now, give_up - now))
         return None

@@ -173,9 +173,18 @@ class EngineRouter:
 
     def expects(self, target: Target) -> bool:
         """Whether the target's deployment has workers that are coming, or will have once a request wakes it."""
-        entries = self._holder.current.deployments
-        entry = next((each for each in entries if each.name == target.entry.name), None)
+        entry = self._entry(target)
         return entry is not None and not self._is_hopeless(entry) and not self.stopping
+
+    def has_failed(self, target: Target) -> bool:
+        """Whether no worker of the target's deployment will come until a person acts."""
+        entry = self._entry(target)
+        return entry is not None and self._is_hopeless(entry)
+
+    def _entry(self, target: Target) -> DeploymentEntry | None:
+        """The target's deployment in the snapshot."""
+        entries = self._holder.current.deployments
+        return next((each for each in entries if each.name == target.entry.name), None)
 
     def _is_hopeless(self, entry: DeploymentEntry) -> bool:
         """Whether nobody should wait: the deployment has failed, or its model's files cannot be used here."""

@@ -29,7 +29,7 @@ from inference.services import Limits, Services
 from inference.workers.adapters import AdapterControl
 from inference.workers.registry import DeploymentState
 from inference.workers.router import EngineRouter
-from management.snapshot import AdapterEntry, DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
+from management.snapshot import AdapterEntry, Availability, DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
 from tests.unit.fake_worker import FakeWorker, settle
 from tests.waiting import PATIENCE_S, eventually
 
@@ -187,6 +187,7 @@ class Serving:
     ) -> None:
         self.workers = workers
         self.adapters: tuple[AdapterEntry, ...] = ()
+        self.availability = Availability.COMING
         self.keys: dict[str, Any] = {}
         self.holder = SnapshotHolder()
         self.router = EngineRouter(self.holder, random=FirstOf())
@@ -229,7 +230,9 @@ class Serving:
         entries = tuple(
             WorkerEntry(w.worker_id, w.epoch, f"unix:{w.path}", w.model_version, w.numerics) for w in listed
         )
-        deployment = DeploymentEntry("demo", "demo", 1, 1700000000, True, entries, self.adapters)
+        deployment = DeploymentEntry(
+            "demo", "demo", 1, 1700000000, True, entries, self.adapters, availability=self.availability
+        )
         self.holder.publish(Snapshot((deployment,), self.keys))
 
     async def start(self) -> Serving:

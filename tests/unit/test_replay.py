@@ -7,6 +7,7 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
+from management.snapshot import Availability
 from tests.unit.fake_worker import FakeWorker, settle
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
@@ -205,6 +206,18 @@ async def test_no_worker_at_all(start):
     assert answer.events[-2]["error"]["message"] == DIED
     (line,) = [line for line in logs if line["event"] == "generation"]
     assert (line["cause"], "replays" in line) == ("worker_lost", False)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+async def test_the_deployments_failure_ends_the_wait(start, count):
+    serving = await start(1, replay_wait_s=600)
+    give(serving, *dies_after(count))
+    call = serving.begin(PATH, STREAM)
+    await eventually(lambda: not serving.router.ready)
+    serving.availability = Availability.FAILED
+    serving.publish([])
+    answer = await call.end()
+    assert answer.events[-2]["error"]["message"] == DIED if count else answer.status == 503
 
 
 async def test_the_deadline_ends_the_wait(start):

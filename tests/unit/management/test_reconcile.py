@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
+import time
 
 import pytest
 
@@ -74,6 +75,16 @@ def test_a_crash_loop_is_given_up(reconciler, launcher, deployment):
         launcher.workers[-1].code = 1
     assert len(launcher.workers) == watched.MAX_CRASHES
     assert state(deployment) == ("failed", "5 crashes in a row, the last: exit status 1")
+
+
+def test_crashes_between_served_requests_are_no_loop(reconciler, launcher, deployment, monkeypatch):
+    monkeypatch.setattr(reconcile, "last_served_at", lambda scaler: time.monotonic())
+    start_deployment(deployment, "tester")
+    for _ in range(20):
+        reconciler.reconcile_once()
+        launcher.workers[-1].code = 1
+    assert len(launcher.workers) == 20
+    assert state(deployment)[0] == "provisioning"
 
 
 def test_pauses_grow(reconciler, launcher, deployment, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from management.services.deployments import change_deployment, start_deployment
+from management.services.deployments import change_deployment, start_deployment, stop_deployment
 from management.services.models import register_model
 
 
@@ -64,6 +64,22 @@ def test_requests_get_the_version_that_most_workers_have(reconciler, launcher, d
     assert told[0] == (1, ["demo/0", "demo/1", "demo/2"])
     assert [(version, len(workers)) for version, workers in told[1:]] == [(1, 2), (2, 2), (2, 3)]
     assert reconciler.scalers[deployment.pk].memory.target == 3
+
+
+def test_a_version_that_cannot_be_served_leaves_the_old_workers_alone(reconciler, launcher, deployment):
+    running(reconciler, launcher, deployment, 2)
+    change_deployment(deployment, "tester", version=register_model("demo", "/models/bad", "tester"))
+    reconciler.reconcile_once()
+    launcher.workers[2].fail(3, "config.json is missing")
+    for _ in range(3):
+        reconciler.reconcile_once()
+    deployment.refresh_from_db()
+    assert (deployment.state, deployment.reason) == ("active", "config.json is missing")
+    assert published(reconciler) == (1, ["demo/0", "demo/1"])
+    assert len(launcher.workers) == 3
+    stop_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    assert all(worker.drained for worker in launcher.workers[:2])
 
 
 def test_a_spare_is_replaced_before_the_worker_that_serves(reconciler, launcher, deployment):
