@@ -137,7 +137,8 @@ class EngineRouter:
         entry = resolved.deployment
         target = self._targets.get(entry.name)
         if entry.shares_with and entry.shares_with in self._targets and not (target and target.responsive):
-            target = self._targets[entry.shares_with]
+            asleep = entry.availability is Availability.ASLEEP
+            target = replace(self._targets[entry.shares_with], wakes=entry.public_id if asleep else "")
         if target is None:
             if self._is_hopeless(entry):
                 raise unavailable(FAILED)
@@ -145,10 +146,12 @@ class EngineRouter:
         return target if resolved.adapter is None else replace(target, adapter=resolved.adapter)
 
     async def hold(self, target: Target, tenant: str, timeout_s: float) -> bool:
-        """Wait until the target's deployment has a worker; returns whether that took any time. Raises Overloaded or
-        Unavailable.
+        """Wait until the target's deployment has a worker, and wake the one that it serves for; returns whether that took
+        any time. Raises Overloaded or Unavailable.
         """
         name = target.entry.name
+        if target.wakes:
+            self.holding.wake(target.wakes)
         current = self._targets.get(name)
         if current is not None and current.responsive:
             return False

@@ -41,6 +41,8 @@ class Target:
     clients: dict[WorkerEntry, EngineClient] = field(default_factory=dict)
     version: int = 0
     """The model version (`WorkerEntry.model_version`) that `info` and `tokenizer` are of. `clients` may have workers of others."""
+    wakes: str = ""
+    """The public id of a sleeping deployment for which this one serves; set only in the result of `resolve`."""
     adapter: AdapterEntry | None = None
     """The requested adapter; set only in the result of `resolve`."""
 
