@@ -93,7 +93,8 @@ $(SCALEGEN)/.done: requirements/scalegen.lock
 
 # The messages of gRPC services, from their .proto files.
 protocol: $(VENV)/.dev  ## Messages of gRPC services from their .proto files
-	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. inference/dialects/triton/protocol/grpc_service.proto
+	$(VENV)/bin/python -m grpc_tools.protoc -I. -I$$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
+	  --python_out=. --pyi_out=. inference/dialects/*/protocol/*.proto
 
 # Needs uv (pip install uv). torch is installed by its exact version, because its files differ by platform.
 lock:  ## Resolve the dependencies anew

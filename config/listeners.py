@@ -77,12 +77,15 @@ def build_listeners(
     Raises SetupError, TlsError or ValueError, and binds nothing.
     """
     listeners = Listeners()
-    for plane in front_planes(services, dialects):
+    fronts = front_planes(services, dialects)
+    for plane in fronts:
         listeners.add((options.host, options.front_port), plane, options.max_body_bytes)
     listeners.add((options.host, options.control_port), ControlPlane(), options.max_body_bytes)
     for setup in setups:
         parts = setup.start(services, terminate)
         services.generator.observers += parts.observers
+        if parts.front is not None:
+            parts.front.use(fronts[0].table)
         for declared in parts.planes:
             if declared.port:
                 _add_plane(listeners, options, declared, services)
@@ -95,7 +98,7 @@ def build_listeners(
 def _add_plane(listeners: Listeners, options: Options, declared: PlaneListener, services: Services) -> None:
     tls = None if declared.tls is None else MutualContextFactory(declared.tls)
     # Client certificates replace API keys; without certificates, keys are required as on every plane.
-    authenticator = Authenticator(tls is None and options.api_key_required_on(declared.host))
+    authenticator = declared.authenticator or Authenticator(tls is None and options.api_key_required_on(declared.host))
     table = RouteTable([declared.routes])
     plane = Plane(declared.name, table, services, authenticator, declared.answer_headers)
     listeners.add((declared.host, declared.port), plane, declared.max_body_bytes, tls)

@@ -15,6 +15,7 @@ DIALECTS = (  # folders; the first dialect renders errors for paths of the front
     "triton",
     "mindie",
     "djl",
+    "torchserve",
 )
 
 

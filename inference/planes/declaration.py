@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     import grpc
 
     from inference.generation.generation import Observer
+    from inference.http.auth import Authenticator
     from inference.http.exchange import Headers
     from inference.http.routing import RouteSet
+    from inference.planes.forwarding import FrontRoutes
     from inference.server.tls import TlsFiles
     from inference.services import Services
 
@@ -68,7 +70,7 @@ class PlaneListener:
     """A plane of a dialect.
 
     Port 0 switches it off. Every response has the headers `answer_headers(path, request_id)`. With `tls`, a client
-    needs a certificate and no API key.
+    needs a certificate and no API key. `authenticator` checks a vendor's own keys; None: this server's API keys.
     """
 
     name: str
@@ -78,6 +80,7 @@ class PlaneListener:
     max_body_bytes: int
     answer_headers: Callable[[str, str], Headers] = no_headers
     tls: TlsFiles | None = None
+    authenticator: Authenticator | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,8 @@ class Parts:
     grpc: Sequence[GrpcListener] = ()
     observers: Sequence[Observer] = ()
     """Notified of the generations of all dialects."""
+    front: FrontRoutes | None = None
+    """Gets the front plane's routes, if the dialect passes requests on to them."""
 
 
 @dataclass(frozen=True, slots=True)

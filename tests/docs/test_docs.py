@@ -68,6 +68,16 @@ def test_every_route_of_mindies_planes_is_documented():
         assert f"`{route.method} {path}`" in page, path
 
 
+def test_every_route_of_torchserves_planes_is_documented():
+    from inference.dialects.torchserve.routes import route_sets
+
+    page = (ROOT / "docs" / "torchserve.md").read_text()
+    routes = [route for routes in route_sets(None).values() for route in routes.routes]
+    assert routes
+    for route in routes:
+        assert f"`{route.method} {route.plain_path}`" in page or f"`{route.plain_path}`" in page, route.path
+
+
 def test_every_refused_field_is_documented():
     from inference.dialects.openai.schema import NOT_SERVED
 

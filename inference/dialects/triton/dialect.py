@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inference.dialects.triton.grpc_calls import Timeouts
 from inference.dialects.triton.grpc_service import GrpcInferenceService
 from inference.dialects.triton.routes import FRONT
 from inference.dialects.triton.settings import TritonSettings
 from inference.dialects.triton.statistics import TritonStatistics
 from inference.planes.declaration import Dialect, GrpcListener, Parts, Setup
+from inference.server.grpc_calls import Timeouts
 
 if TYPE_CHECKING:
     from inference.planes.declaration import ServerOptions, Terminate

@@ -36,6 +36,12 @@ def error_parts(error: ServingError) -> tuple[int, str, str]:
     return status, code, text
 
 
+def grpc_parts(error: ServingError) -> tuple[str, str]:
+    """The gRPC code and message of an error."""
+    _, code, text = error_parts(error)
+    return code, text
+
+
 def render(error: ServingError) -> Response:
     """The error as a complete response."""
     status, _, text = error_parts(error)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from inference.dialects.triton import repository
-from inference.dialects.triton.errors import error_parts
-from inference.dialects.triton.grpc_calls import Calls, Method
+from inference.dialects.triton.errors import error_parts, grpc_parts
 from inference.dialects.triton.grpc_messages import inference_of, response_of
 from inference.dialects.triton.infer import embed, embeds, prepare
 from inference.dialects.triton.model import EXTENSIONS, SERVER, configuration, find, metadata
@@ -20,14 +19,15 @@ from inference.dialects.triton.statistics import statistics_of
 from inference.errors import InternalError, InvalidRequest, ModelNotFound, ServingError
 from inference.http.offload import INLINE_BYTES, in_thread_if
 from inference.http.refusals import log_refusal
+from inference.server.grpc_calls import Calls, Method
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
     import grpc
 
-    from inference.dialects.triton.grpc_calls import Timeouts
     from inference.generation.caller import RpcCaller
+    from inference.server.grpc_calls import Timeouts
     from inference.services import Services
 
 SERVICE = "inference.GRPCInferenceService"
@@ -62,7 +62,7 @@ class GrpcInferenceService:
             "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, "manage", self._load),
             "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, "manage", self._unload),
         }
-        return Calls(SERVICE, methods, self._services, self._timeouts)
+        return Calls(SERVICE, methods, self._services, self._timeouts, grpc_parts)
 
     async def _live(self, request: Any, caller: RpcCaller) -> Any:
         return pb.ServerLiveResponse(live=True)

@@ -6,9 +6,9 @@ import grpc
 import pytest
 
 from engine.failures import Failure, FailureCode, FinishReason
-from inference.dialects.triton.grpc_calls import Timeouts
 from inference.dialects.triton.grpc_service import GrpcInferenceService
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
+from inference.server.grpc_calls import Timeouts
 from tests.unit.scripts import Script, ids, says
 
 SERVICE = "/inference.GRPCInferenceService/"

@@ -2,7 +2,8 @@
 
 The key is checked, and an inference acquires its permit, when the call's metadata are there, before a byte of its
 message is read. Every call is handled as a stream, which is the same on the wire: only then can the server decide
-when, and for how long, it reads and writes.
+when, and for how long, it reads and writes. It knows no dialect: how an error is written, and whose key is asked for, are
+parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from inference.dialects.triton.errors import error_parts
 from inference.errors import InvalidRequest, Overloaded, ServingError
 from inference.generation.caller import RpcCaller
 from inference.http.admission import Admission
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
     Context = Any  # grpc.aio.ServicerContext, which has no types
     Unary = Callable[[Any, RpcCaller], Awaitable[Any]]
+    Answers = Callable[[Any, RpcCaller], AsyncGenerator[Any, None]]
     Stream = Callable[[AsyncIterator[Any], RpcCaller], AsyncGenerator[Any, None]]
+    Render = Callable[[ServingError], tuple[str, str]]
+    Authenticate = Callable[[dict[str, Any], str], str]
 
 MAX_QUERIES = 64
 """Calls other than inferences that may be read or answered at once."""
@@ -50,8 +53,8 @@ class Timeouts:
 class Method:
     """One method of the service.
 
-    `asked`: the request class, None for messages that are not read; `infers`: the call needs a permit; either `unary`
-    or `stream` is set.
+    `asked`: the request class, None for messages that are not read; `infers`: the call needs a permit. One of `unary` (a
+    message for a message), `answers` (a stream of messages for a message) and `stream` (for a stream) is set.
     """
 
     asked: Any
@@ -59,6 +62,7 @@ class Method:
     unary: Unary | None = None
     stream: Stream | None = None
     infers: bool = False
+    answers: Answers | None = None
 
 
 class NotReading(Exception):
@@ -68,9 +72,21 @@ class NotReading(Exception):
 class Calls(grpc.GenericRpcHandler):
     """The calls of one service."""
 
-    def __init__(self, name: str, methods: dict[str, Method], services: Services, timeouts: Timeouts) -> None:
+    def __init__(
+        self,
+        name: str,
+        methods: dict[str, Method],
+        services: Services,
+        timeouts: Timeouts,
+        render: Render,
+        authenticate: Authenticate | None = None,
+    ) -> None:
+        """`render` gives an error's status code, such as "NOT_FOUND", and its text. `authenticate` takes a call's metadata
+        and the scope that its method needs, and returns the tenant or raises a ServingError; None: this server's API keys.
+        """
         self._methods = {f"/{name}/{method}": call for method, call in methods.items()}
-        self._services, self._timeouts = services, timeouts
+        self._services, self._timeouts, self._render = services, timeouts, render
+        self._authenticate = authenticate or self._by_key
         self._streams = Admission(services.admission.max_concurrent_requests)
         self._queries = 0
 
@@ -86,16 +102,16 @@ class Calls(grpc.GenericRpcHandler):
             refusal = error
 
             async def refuse(_: Any, context: Context) -> None:
-                await _abort(context, refusal, details.method, request_id_in(metadata))
+                await self._abort(context, refusal, details.method, request_id_in(metadata))
 
             return grpc.stream_stream_rpc_method_handler(refuse)
 
         async def run(_: Any, context: Context) -> None:
             caller = RpcCaller(request_id, tenant, str(context.peer()))
             try:
-                await (self._answer(method, caller, context) if method.unary else self._flow(method, caller, context))
+                await (self._flow(method, caller, context) if method.stream else self._answer(method, caller, context))
             except ServingError as error:
-                await _abort(context, error, details.method, request_id)
+                await self._abort(context, error, details.method, request_id)
             except NotReading:  # its permit is free again; the client receives the status when it continues to read
                 logger.warning("client stopped reading; call ended", method=details.method)
                 with suppress(grpc.aio.InternalError):  # or it disconnects instead
@@ -112,15 +128,16 @@ class Calls(grpc.GenericRpcHandler):
         """The call's id and tenant; raises Unauthorized or Forbidden."""
         request_id = request_id_in(metadata)
         structlog.contextvars.bind_contextvars(request_id=request_id)
-        if scope is None:
-            return request_id, ""
+        return request_id, "" if scope is None else self._authenticate(metadata, scope)
+
+    def _by_key(self, metadata: dict[str, Any], scope: str) -> str:
+        """The tenant by this server's API keys."""
         services, header = self._services, metadata.get("authorization")
         key = services.authenticator.check(None if header is None else str(header), scope, services.holder.current)
-        return request_id, key.prefix if key else ""
+        return key.prefix if key else ""
 
     async def _answer(self, method: Method, caller: RpcCaller, context: Context) -> None:
-        """Handle a unary call."""
-        assert method.unary is not None
+        """Handle a call with one message."""
         permit = self._services.admission.permit(caller.permit_holder) if method.infers else self._query(method)
         with permit:
             request = None
@@ -132,7 +149,11 @@ class Calls(grpc.GenericRpcHandler):
                     await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the message took too long")
                 if request is None:
                     raise InvalidRequest("the call has no message")
+            if method.answers is not None:
+                await self._write_all(context, method.answers(request, caller))
+                return
             unary = method.unary
+            assert unary is not None
             if not method.infers:
                 await self._write(context, await unary(request, caller))
                 return
@@ -148,9 +169,7 @@ class Calls(grpc.GenericRpcHandler):
                 yield request
 
         with self._streams.permit(caller.permit_holder):
-            async with aclosing(method.stream(requests(), caller)) as answers:
-                async for answer in answers:
-                    await self._write(context, answer)
+            await self._write_all(context, method.stream(requests(), caller))
 
     @contextmanager
     def _query(self, method: Method) -> Iterator[None]:
@@ -162,6 +181,12 @@ class Calls(grpc.GenericRpcHandler):
         finally:
             self._queries -= 1
 
+    async def _write_all(self, context: Context, answers: AsyncGenerator[Any, None]) -> None:
+        """Write messages as they come; the iterator is closed also if the client goes."""
+        async with aclosing(answers):
+            async for answer in answers:
+                await self._write(context, answer)
+
     async def _write(self, context: Context, answer: Any) -> None:
         """Write a message; waits for the transport."""
         try:
@@ -169,6 +194,12 @@ class Calls(grpc.GenericRpcHandler):
                 await context.write(answer.SerializeToString())
         except TimeoutError:
             raise NotReading from None
+
+    async def _abort(self, context: Context, error: ServingError, method: str, request_id: str) -> None:
+        code, text = self._render(error)
+        log_refusal(error, "gRPC", method, code, request_id)
+        trailers = tuple((name.decode(), value.decode()) for name, value in retry_headers(error))
+        await context.abort(grpc.StatusCode[code], text, trailers)
 
 
 async def _read(method: Method, context: Context) -> Any:
@@ -187,10 +218,3 @@ def request_id_in(metadata: dict[str, Any]) -> str:
     given = str(metadata.get("x-request-id", ""))
     harmless = 0 < len(given) <= 128 and given.isascii() and given.isprintable()
     return given if harmless else secrets.token_hex(16)
-
-
-async def _abort(context: Context, error: ServingError, method: str, request_id: str) -> None:
-    _, code, text = error_parts(error)
-    log_refusal(error, "gRPC", method, code, request_id)
-    trailers = tuple((name.decode(), value.decode()) for name, value in retry_headers(error))
-    await context.abort(grpc.StatusCode[code], text, trailers)

@@ -1,0 +1,1 @@
+"""Messages generated from TorchServe's protocol; `make protocol` writes them."""

@@ -1,0 +1,140 @@
+"""The REST twin of the inference service."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from inference.dialects.torchserve.errors import missing_name, pretty, render
+from inference.dialects.torchserve.inputs import parse_input
+from inference.dialects.torchserve.predictions import OPENAI, Prediction, predict, read_input, unknown
+from inference.dialects.torchserve.rest_inputs import query_of, values_of
+from inference.dialects.torchserve.versions import find_served
+from inference.errors import InvalidRequest, MethodNotAllowed, NotServed, RouteNotFound
+from inference.http.exchange import Response, json_response
+
+if TYPE_CHECKING:
+    from inference.dialects.torchserve.state import State
+    from inference.http.exchange import Exchange
+    from inference.services import Services
+
+JSON, TEXT = b"application/json", b"text/plain; charset=utf-8"
+STREAMED: list[tuple[bytes, bytes]] = [(b"content-type", TEXT)]
+
+
+async def ping(exchange: Exchange, services: Services, state: State) -> None:
+    """/ping: 500 if it is not healthy."""
+    await exchange.respond(pretty(state.health, 200 if state.healthy else 500))
+
+
+async def predictions(exchange: Exchange, services: Services, state: State) -> None:
+    """/predictions/{model}[/{version}]: text or JSON, streamed in chunks if `stream` is true."""
+    path = exchange.parameters
+    await _answer(exchange, state, path["model"], path.get("version", ""), await values_of(exchange))
+
+
+async def predict_below(exchange: Exchange, services: Services, state: State) -> None:
+    """/predictions/{model}/{version}/{path}: OpenAI's routes, for OpenAI's clients."""
+    await _openai(exchange, state)
+
+
+async def invocations(exchange: Exchange, services: Services, state: State) -> None:
+    """/invocations?model_name=, /models/{model}/invoke: as predictions; without a name, of the only model or the default."""
+    values = await values_of(exchange)
+    model = exchange.parameters.get("model") or values.pop("model_name", b"").decode("utf-8", "replace")
+    if not model:
+        resolved = services.holder.current.resolve(None)
+        if resolved is None:
+            raise missing_name()
+        model = resolved.deployment.served_name or resolved.deployment.name
+    await _answer(exchange, state, model, "", values)
+
+
+async def kserve_predict(exchange: Exchange, services: Services, state: State) -> None:
+    """/v1/models/{model}:predict: KServe's `instances` for `predictions`."""
+    with services.admission.permit(exchange.tenant):
+        instances = (await exchange.json()).get("instances")
+        if not isinstance(instances, list) or not 0 < len(instances) <= services.limits.max_prompts:
+            raise InvalidRequest(f"instances must be a list of 1 to {services.limits.max_prompts} inputs", "instances")
+        inputs = [parse_input({"data": _data(instance)}) for instance in instances]
+        model = exchange.parameters["model"]
+        ready = [await predict(state, given, model, "", exchange) for given in inputs]
+        answers = await exchange.unless_gone(_all(ready))
+        values = [_value(answer, given.text is None) for answer, given in zip(answers, inputs, strict=True)]
+        await exchange.respond(json_response({"predictions": values}))
+
+
+async def kserve_infer(exchange: Exchange, services: Services, state: State) -> None:
+    """/v2/models/{model}/infer: KServe's tensors, as on the front plane."""
+    served = await find_served(services, exchange.parameters["model"], "")
+    path = f"/v2/models/{served.model}/infer"
+    await state.front.answer(exchange, services, path, served.entry.public_id)
+
+
+async def explanations(exchange: Exchange, services: Services, state: State) -> None:
+    """/explanations/{model}: a language model's answers are not explained."""
+    raise NotServed("explanations are not supported by this server")
+
+
+async def _answer(exchange: Exchange, state: State, model: str, version: str, values: dict[str, bytes]) -> None:
+    services = state.services
+    with services.admission.permit(exchange.tenant):
+        given = await read_input(values)
+        prediction = await predict(state, given, model, version, exchange)
+        if given.fields.get("stream") is True:
+            await exchange.stream(
+                prediction.pieces(),
+                headers=[(b"content-type", JSON)] if given.text is None else STREAMED,
+                render_error=lambda error: render(error).body,
+                keep_alive=None,
+            )
+            return
+        body = await exchange.unless_gone(_whole(prediction))
+        await exchange.respond(Response(200, body, JSON if given.text is None else TEXT))
+
+
+async def _openai(exchange: Exchange, state: State) -> None:
+    path = exchange.parameters["path"].strip("/")
+    served = await find_served(state.services, exchange.parameters["model"], exchange.parameters["version"])
+    if not path.startswith(OPENAI):
+        raise unknown(path)
+    exchange.headers[b"content-type"] = JSON  # TorchServe's handler reads the body as JSON whatever its type
+    try:
+        await state.front.answer(exchange, state.services, f"/{path}", served.entry.public_id)
+    except (RouteNotFound, MethodNotAllowed) as error:
+        raise unknown(path) from error
+
+
+async def _all(predictions: list[Prediction]) -> list[bytes]:
+    """The answers of predictions that run at once; the first error ends all."""
+    running = [asyncio.ensure_future(_whole(each)) for each in predictions]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _whole(prediction: Prediction) -> bytes:
+    return await prediction.whole()
+
+
+def _data(instance: Any) -> bytes:
+    """An instance as the handler gets it: its `data` or `body`, or itself."""
+    if isinstance(instance, dict):
+        instance = instance.get("data", instance.get("body", instance))
+    return instance.encode() if isinstance(instance, str) else msgspec.json.encode(instance)
+
+
+def _value(answer: bytes, as_json: bool) -> Any:
+    return msgspec.json.decode(answer) if as_json else answer.decode()
+
+
+async def model_ready(exchange: Exchange, services: Services, state: State) -> None:
+    """GET /v1/models/{model}: KServe's readiness."""
+    served = await find_served(services, exchange.parameters["model"], query_of(exchange).get("version", ""))
+    ready = any(t.entry.name == served.entry.name and t.responsive for t in services.router.targets)
+    await exchange.respond(json_response({"name": exchange.parameters["model"], "ready": ready}))
