@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import signal
@@ -38,6 +39,7 @@ from inference.workers.adapters import AdapterControl
 from inference.workers.holding import HoldQueue
 from inference.workers.router import EngineRouter
 from management import live
+from management.api.scalegenai.errors import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -195,6 +197,8 @@ class Server:
         plane = self.planes.planes_of(host, port).plane_of(method, path)
         limit = self._max_body_bytes(host, port)
         error = errors.BodyTooLarge(limit) if status == 413 else errors.MalformedBody(ONE_HOST)
+        if not isinstance(plane, Plane) and path.startswith("/sg_inf/"):
+            return [(b"content-type", b"application/json")], json.dumps(ApiError(status, error.message).body).encode()
         if not isinstance(plane, Plane):
             return [(b"content-type", b"text/plain; charset=utf-8")], error.message.encode()
         response = plane.refuse(method, path, error)

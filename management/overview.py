@@ -31,6 +31,11 @@ def overview() -> dict[str, Any]:
     }
 
 
+def decision_of(event: AuditEvent) -> dict[str, Any]:
+    """The rule of a scaling decision, what it knew, and what it did."""
+    return {"rule": event.action.removeprefix(SCALING), **event.details}
+
+
 def _deployment(row: Deployment, loads: Iterable[DeploymentLoad]) -> dict[str, Any]:
     gauges = [load.gauges for load in loads]
     running: dict[str, int] = {}
@@ -65,8 +70,5 @@ def _deployment(row: Deployment, loads: Iterable[DeploymentLoad]) -> dict[str, A
             }
             for worker in row.workers.filter(state__in=Worker.LIVE).order_by("index", "epoch")
         ],
-        "decisions": [
-            {"at": event.at.isoformat(), "rule": event.action.removeprefix(SCALING), **event.details}
-            for event in events
-        ],
+        "decisions": [{"at": event.at.isoformat(), **decision_of(event)} for event in events],
     }

@@ -1,7 +1,7 @@
 """The reconciler: brings the running workers into line with the desired state, and records the observed state.
 
 One pass: (1) observe every worker, (2) ask each deployment's scaling rules, if they are due, and carry out their actions,
-(3) replace workers of another version or with other options one after another, (4) record each deployment's observed
+(3) replace workers of another version or with other options one after another, each new one first, (4) record each deployment's observed
 state, (5) publish the snapshot. A pass needs no database: `management.ledger` holds the desired state as last read, and
 writes the observed state when it can.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,10 +29,19 @@ from management.autoscale.decision import Abort, Drain, Kill, Prepare, Promote, 
 from management.ledger import Ledger, Observed
 from management.models import Deployment, Worker
 from management.placement import Placement
-from management.scaling import SILENT_DECISIONS, LoadHistory, Scaler, capacity_for, facts, observed_state
+from management.scaling import (
+    SILENT_DECISIONS,
+    LoadHistory,
+    Scaler,
+    capacity_for,
+    facts,
+    has_failed,
+    last_served_at,
+    observed_state,
+)
 from management.services.capacity import worker_price
 from management.services.snapshots import Registries, build_snapshot
-from management.watched import Crashes, Watched, hang_reason
+from management.watched import Crashes, Watched, hang_reason, is_replacing, serving_of
 
 if TYPE_CHECKING:
     from management.autoscale.decision import Outcome
@@ -114,12 +123,11 @@ class Reconciler:
     def snapshot(self) -> Snapshot:
         """A snapshot of the registries as last read and of the workers that are ready now."""
         ready = [watched.worker for watched in list(self.watched.values()) if watched.ready and not watched.spare]
-
-        def observed(row: Deployment) -> tuple[int, str]:
-            seen = self.observed(row)
-            return seen.generation, seen.state
-
-        return build_snapshot(self.ledger.registries or Registries(), ready, observed)
+        return build_snapshot(
+            self.ledger.registries or Registries(),
+            ready,
+            lambda row: (self.observed(row).generation, self.observed(row).state),
+        )
 
     def refresh(self) -> None:
         """Read the registries and publish a snapshot. Thread-safe; raises `django.db.Error`."""
@@ -240,7 +248,7 @@ class Reconciler:
             return
         logger.error("worker ended", worker=worker.worker_id, code=code, reason=reason)
         crashes = self._crashes[worker.deployment_id]
-        crashes.note(watched, code, reason)
+        crashes.note(watched, code, reason, last_served_at(self.scalers.get(worker.deployment_id)))
         if crashes.failed is not None:
             logger.error("deployment failed", deployment=worker.deployment.name, reason=crashes.failed)
 
@@ -250,14 +258,11 @@ class Reconciler:
             self._crashes[deployment.pk] = crashes = Crashes(deployment.generation)
         mine = self._of(deployment)
         scaler = self.scalers[deployment.pk]
-        if crashes.failed is not None or (_failed(deployment) and scaler.outcome is None):
-            for watched in mine:
-                if watched.draining_since is None:
-                    self._drain(watched)
-            self._note_failure(deployment, scaler, crashes.failed or deployment.reason)
+        if crashes.failed is not None or (has_failed(deployment) and scaler.outcome is None):
+            self._give_up(deployment, scaler, crashes)
             return
-        ready = sum(w.ready and w.draining_since is None for w in mine)
-        live, now = self._live(), time.monotonic()
+        self._retire_outdated(deployment, mine)
+        ready, now = sum(w.ready and w.draining_since is None for w in mine), time.monotonic()
         if scaler.due(deployment, sum(w.draining_since is None for w in mine), ready, now) or crashes.of_ready:
             crashed, crashes.of_ready = tuple(crashes.of_ready), []
             outcome = scaler.tick(
@@ -265,7 +270,7 @@ class Reconciler:
                 [w for w in mine if not self._is_replacement(w, deployment, mine)],
                 self._loads.running,
                 crashed,
-                capacity_for(deployment, registries, live),
+                capacity_for(deployment, registries, self._live()),
                 self._unit_price(deployment),
             )
             self._carry_out(deployment, outcome, mine, crashes)
@@ -292,27 +297,31 @@ class Reconciler:
                 case Abort(key) | Kill(key) if key in by_name:
                     self._end(by_name[key], deployment.force)
 
-    def _replace_outdated(self, deployment: Deployment, mine: list[Watched], crashes: Crashes) -> None:
-        """Replace workers of another version or with other options, one at a time, the new one first."""
-        serving = [w for w in mine if w.draining_since is None]
-        outdated = [w for w in serving if not w.is_current(deployment)]
-        target = self.scalers[deployment.pk].memory.target
-        if not outdated or not target:
+    def _retire_outdated(self, deployment: Deployment, mine: list[Watched]) -> None:
+        """Drain a worker of another version or with other options whose successor is ready, before the scaling rules see
+        both: to them, one has taken the other's place.
+        """
+        scaler = self.scalers[deployment.pk]
+        serving, outdated = serving_of(deployment, mine)
+        if not scaler.memory.target:
             return
         for watched in [w for w in outdated if w.loading]:  # it would serve nobody
             self._drain(watched)
-        fresh = [w for w in serving if w.is_current(deployment)]
-        if any(w.loading for w in fresh):
-            return
-        if len(serving) > target:
-            self._drain(outdated[0])
-        else:
+        ready = sorted((w for w in outdated if not w.loading), key=lambda w: not w.spare)
+        if ready and not is_replacing(deployment, serving) and len(serving) > scaler.memory.target:
+            self._drain(ready[0])
+            scaler.note_replaced(ready[0].name)
+
+    def _replace_outdated(self, deployment: Deployment, mine: list[Watched], crashes: Crashes) -> None:
+        """Launch the successor of a worker of another version or with other options, one at a time."""
+        serving, outdated = serving_of(deployment, mine)
+        target = self.scalers[deployment.pk].memory.target
+        if outdated and len(serving) <= target and not is_replacing(deployment, serving):
             self._launch(deployment, crashes)
 
     def _is_replacement(self, watched: Watched, deployment: Deployment, mine: list[Watched]) -> bool:
         """Whether the worker starts only to take an outdated one's place. The scaling rules do not count it."""
-        outdated = [w for w in mine if w.draining_since is None and not w.is_current(deployment)]
-        return bool(outdated) and watched.loading and watched.is_current(deployment)
+        return bool(serving_of(deployment, mine)[1]) and is_replacing(deployment, [watched])
 
     def _launch(self, deployment: Deployment, crashes: Crashes) -> Watched | None:
         """Launch one worker; None if that has to wait, or failed."""
@@ -354,11 +363,17 @@ class Reconciler:
             logger.info("scaling decision", deployment=deployment.name, **facts(decision))
             self.ledger.note_decision(deployment.name, facts(decision))
 
-    def _note_failure(self, deployment: Deployment, scaler: Scaler, reason: str) -> None:
-        state = Deployment.State.FAILED
+    def _give_up(self, deployment: Deployment, scaler: Scaler, crashes: Crashes) -> None:
+        """Launch nothing more. What serves, perhaps an older version, goes on until a person acts."""
+        staying = [w for w in self._of(deployment) if w.draining_since is None]
+        serving = [w for w in staying if w.ready and not deployment.deleted and deployment.replicas]
+        for watched in staying:
+            if watched not in serving:
+                self._drain(watched)
+        state = Deployment.State.ACTIVE if serving else Deployment.State.FAILED
         if deployment.deleted:
             state = Deployment.State.DELETING if self._of(deployment) else Deployment.State.DELETED
-        self._note(deployment, scaler, str(state), reason, 0, "")
+        self._note(deployment, scaler, str(state), crashes.failed or deployment.reason, len(serving), "")
 
     def _note_state(self, deployment: Deployment, mine: list[Watched], scaler: Scaler, crashes: Crashes) -> None:
         if scaler.outcome is not None:
@@ -382,13 +397,4 @@ class Reconciler:
 
     def _live(self) -> dict[int, int]:
         """Workers by deployment id."""
-        live: dict[int, int] = defaultdict(int)
-        for watched in self.watched.values():
-            live[watched.worker.deployment_id] += 1
-        return live
-
-
-def _failed(deployment: Deployment) -> bool:
-    """Whether the row says that this generation has failed, as an earlier server process may have written."""
-    current = deployment.observed_generation == deployment.generation
-    return current and deployment.state == Deployment.State.FAILED
+        return Counter(watched.worker.deployment_id for watched in self.watched.values())

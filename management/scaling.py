@@ -6,6 +6,7 @@ the load, accounts the cost, and turns decisions into audit events. It acts on n
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -120,6 +121,12 @@ class Scaler:
         self.ready_at_tick = sum(watched.ready and watched.draining_since is None for watched in mine)
         return self.outcome
 
+    def note_replaced(self, name: str) -> None:
+        """Another worker has taken the place of this one, which leaves and is not lost."""
+        self.memory = msgspec.structs.replace(
+            self.memory, ready=tuple(each for each in self.memory.ready if each != name)
+        )
+
     def _asked(self, deployment: Deployment) -> tuple[int | None, bool]:
         """The number of workers that a person asked for since the last tick, and whether the deployment is stopped.
 
@@ -212,3 +219,14 @@ def observed_state(outcome: Outcome, mine: Sequence[Watched], crashes: Crashes) 
         reason = doing or crashes.reason
     blocked = "" if outcome.scale_blocked is None else outcome.scale_blocked.value
     return str(state), reason, outcome.memory.target, blocked
+
+
+def has_failed(deployment: Deployment) -> bool:
+    """Whether the row says that this generation has failed, as an earlier server process may have written."""
+    current = deployment.observed_generation == deployment.generation
+    return current and deployment.state == Deployment.State.FAILED
+
+
+def last_served_at(scaler: Scaler | None) -> float:
+    """When the deployment last served a request, in monotonic seconds; -inf if that is not known."""
+    return -math.inf if scaler is None else scaler.history.last_served_at(time.monotonic())

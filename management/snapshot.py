@@ -17,13 +17,19 @@ if TYPE_CHECKING:
 
 class WorkerEntry(msgspec.Struct, frozen=True):
     """A ready worker and the socket on which it listens. `model_version` is the registry's key of the version that it
-    serves: versions of different models have different keys.
+    serves: versions of different models have different keys. `numerics` names the engine options that change outputs.
     """
 
     worker_id: str
     epoch: int
     address: str
     model_version: int = 0
+    numerics: str = ""
+
+    @property
+    def kind(self) -> tuple[int, str]:
+        """Workers of one kind continue each other's sequences."""
+        return self.model_version, self.numerics
 
 
 class AdapterEntry(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from management.autoscale.observation import WorkerState, WorkerView
 from management.models import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from management.launchers.base import WorkerHandle, WorkerStatus
     from management.ledger import Ledger
     from management.models import Deployment
@@ -108,6 +111,10 @@ class Crashes:
 
     generation: int = 0
     count: int = 0
+    """Until a worker has been ready for a while; the pauses grow with it."""
+    unserved: int = 0
+    """Until a request is served; too many are given up."""
+    last_at: float = -math.inf
     killed_while_loading: int = 0
     failed_launches: int = 0
     next_launch: float = 0.0
@@ -118,13 +125,16 @@ class Crashes:
     of_ready: list[str] = field(default_factory=list)
     """Names of ready workers that died since the autoscaler's last tick."""
 
-    def note(self, watched: Watched, code: int, reason: str) -> None:
-        """Record the unintended end of a worker."""
+    def note(self, watched: Watched, code: int, reason: str, served_at: float) -> None:
+        """Record the unintended end of a worker. `served_at`: when the deployment last served a request."""
         now = time.monotonic()
+        if served_at > self.last_at:
+            self.unserved = 0
+        self.unserved, self.last_at = self.unserved + 1, now
         if watched.ready_since is not None:
             self.of_ready.append(watched.name)
             if now - watched.ready_since > STABLE_AFTER_S:
-                self.count = 0
+                self.count = self.unserved = 0
         self.count += 1
         self.next_launch = now + pause_s(self.count)
         if watched.ready_since is not None:
@@ -147,7 +157,18 @@ class Crashes:
             return f"the worker was killed by {signal.Signals(-code).name} while loading and verifying the model"
         if self.killed_while_loading >= MAX_KILLED_WHILE_LOADING:
             return f"{self.killed_while_loading} workers were killed while loading the model; is there enough memory for it?"
-        return f"{self.count} crashes in a row, the last: {reason}" if self.count >= MAX_CRASHES else None
+        return f"{self.unserved} crashes in a row, the last: {reason}" if self.unserved >= MAX_CRASHES else None
+
+
+def serving_of(deployment: Deployment, mine: Iterable[Watched]) -> tuple[list[Watched], list[Watched]]:
+    """The workers that stay, and those of them that were launched with another version or other options."""
+    serving = [watched for watched in mine if watched.draining_since is None]
+    return serving, [watched for watched in serving if not watched.is_current(deployment)]
+
+
+def is_replacing(deployment: Deployment, serving: Iterable[Watched]) -> bool:
+    """Whether a worker with the desired version and options is not ready yet."""
+    return any(watched.loading and watched.is_current(deployment) for watched in serving)
 
 
 def pause_s(failures: int) -> float:

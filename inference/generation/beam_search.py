@@ -22,6 +22,7 @@ from inference.generation.ending import EndCause
 from inference.generation.generation import Generation
 from inference.generation.placement import Interrupted
 from inference.generation.text import IncrementalDecoder
+from inference.workers.target import Superseded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -111,15 +112,21 @@ class BeamSearch(Generation):
 
     async def _step(self, beam: _Beam, params: SamplingParams, placement: Placement) -> list[_Beam]:
         """The beam's extensions by its likeliest tokens; none if the request was cancelled."""
-        interrupted = None
-        token_ids = [*self.prompt_token_ids, *beam.token_ids]
-        demand = self._demand.longer(token_ids, params.max_tokens)
-        while (assignment := await placement.worker(interrupted, demand, begun=bool(beam.token_ids))) is not None:
+        interrupted: Interrupted | None = None
+        while True:
+            token_ids = [*self.prompt_token_ids, *beam.token_ids]
+            demand = self._demand.longer(token_ids, params.max_tokens)
             try:
+                assignment = await placement.worker(interrupted, demand, begun=bool(beam.token_ids))
+                if assignment is None:
+                    return []
                 return await self._extensions(assignment, token_ids, beam, params)
             except Interrupted as error:
                 interrupted = error
-        return []
+            except Superseded as error:  # the first step: there is one beam, without tokens
+                await self._encode_for(error.target)
+                placement.follow(self.target)
+                interrupted = None
 
     async def _extensions(
         self, assignment: Assignment, token_ids: list[int], beam: _Beam, params: SamplingParams

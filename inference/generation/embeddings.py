@@ -27,6 +27,7 @@ from inference.generation.requests import Prompt, TextPrompt
 from inference.http.offload import in_thread
 from inference.http.validation import in_range
 from inference.workers.routing.demand import Demand
+from inference.workers.target import Superseded
 from inference.workers.tokenizer import CHARACTERS_PER_TOKEN, Beginning
 
 if TYPE_CHECKING:
@@ -85,17 +86,19 @@ class Embedder:
         """Resolve, tokenise, check, compute; raises a ServingError."""
         arrived = time.monotonic()
         target = self.router.resolve(request.model)
-        info = target.info.embedding
-        if info is None:
-            raise InvalidRequest(f"The model `{target.entry.name}` generates text and makes no embeddings.", "model")
-        _check_dimensions(request.dimensions, info, target.entry.name)
-        rows = await _token_ids(request, target, info)
-        inputs = await in_thread(lambda: [_checked(ids, target, i) for i, ids in enumerate(rows)])
-        normalise = info.normalise if request.normalise is None else request.normalise
+        inputs, normalise = await _encode(request, target)
         if await self.router.hold(target, exchange.tenant, self.request_timeout_s):
-            target = self.router.resolve(request.model)
+            known, target = target, self.router.resolve(request.model)
+            if target.tokenizer is not known.tokenizer:  # it has woken with another version of its model
+                inputs, normalise = await _encode(request, target)
         with self._tracked(target, arrived):
-            output = await self._run(target, inputs, request.dimensions, normalise)
+            while True:
+                try:
+                    output = await self._run(target, inputs, request.dimensions, normalise)
+                    break
+                except Superseded as error:
+                    target = error.target
+                    inputs, normalise = await _encode(request, target)
         if output.embeddings is None:
             raise _failure(output)
         vectors = np.frombuffer(output.embeddings, dtype="<f4").reshape(len(inputs), -1)
@@ -142,6 +145,17 @@ class Embedder:
             finally:
                 assignment.leave()
         raise GenerationFailed("The request ended early.")
+
+
+async def _encode(request: EmbeddingRequest, target: Target) -> tuple[list[list[int]], bool]:
+    """The ids of every input for this version of the model, and whether its vectors have length 1; raises a ServingError."""
+    info = target.info.embedding
+    if info is None:
+        raise InvalidRequest(f"The model `{target.entry.name}` generates text and makes no embeddings.", "model")
+    _check_dimensions(request.dimensions, info, target.entry.name)
+    rows = await _token_ids(request, target, info)
+    inputs = await in_thread(lambda: [_checked(ids, target, i) for i, ids in enumerate(rows)])
+    return inputs, info.normalise if request.normalise is None else request.normalise
 
 
 async def _token_ids(request: EmbeddingRequest, target: Target, info: EmbeddingInfo) -> list[list[int]]:

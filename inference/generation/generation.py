@@ -30,9 +30,10 @@ from inference.generation.placement import Interrupted, Placement, ReplayCause, 
 from inference.generation.sequence_text import SequenceText
 from inference.workers.routing.demand import Demand
 from inference.workers.routing.outputs import AssignedOutputs
+from inference.workers.target import Superseded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from engine.client import EngineClient
     from engine.messages import TokenLogprob
@@ -84,23 +85,17 @@ class Generation:
         observers: Sequence[Observer],
         timeout_s: float,
         replay_wait_s: float,
+        encode: Callable[[Target], Awaitable[tuple[list[int], SamplingParams]]],
     ) -> None:
-        """`arrived` is in monotonic seconds; `timeout_s` counts from the start of `deltas`. A sequence whose worker
+        """`encode` makes prompt and parameters again, for another version of the model. `arrived` is in monotonic seconds; `timeout_s` counts from the start of `deltas`. A sequence whose worker
         ended waits at most `replay_wait_s` seconds for another one.
         """
         self.request, self.target, self.params = request, target, params
         self.prompt_token_ids, self.request_id, self.dialect = prompt_token_ids, caller.request_id, dialect
         # Equal prompts share cached blocks only within one API key.
         self._cache_salt = f"{caller.tenant}:{request.cache_salt}"
-        self._demand = Demand(
-            prompt_token_ids,
-            params.max_tokens,
-            tenant=caller.tenant,
-            cache_salt=self._cache_salt,
-            adapter="" if target.adapter is None else target.adapter.digest,
-            session=request.session,
-            reads_cache=params.prompt_logprobs is None,
-        )
+        self._tenant, self._encode = caller.tenant, encode
+        self._demand = self._new_demand()
         self.timings = Timings(arrived)
         self.usage = Usage(prompt_tokens=len(prompt_token_ids))
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -119,6 +114,17 @@ class Generation:
         self._cancelled: EndCause | None = None
         self._deadline = math.inf
         self._submitted: list[tuple[EngineClient, int]] = []
+
+    def _new_demand(self) -> Demand:
+        return Demand(
+            self.prompt_token_ids,
+            self.params.max_tokens,
+            tenant=self._tenant,
+            cache_salt=self._cache_salt,
+            adapter="" if self.target.adapter is None else self.target.adapter.digest,
+            session=self.request.session,
+            reads_cache=self.params.prompt_logprobs is None,
+        )
 
     @property
     def heavy(self) -> bool:
@@ -187,16 +193,37 @@ class Generation:
 
     async def _sequence(self, index: int) -> AsyncGenerator[Delta, None]:
         """The deltas of one sequence, wherever it runs."""
-        params = self.params
+        placement = self._placement()
+        while True:
+            try:
+                async with aclosing(self._placed(index, placement)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                return
+            except Superseded as error:
+                await self._encode_for(error.target)
+                placement.follow(self.target)
+
+    async def _encode_for(self, target: Target) -> None:
+        """Prepare the request again, for another version of its model; sequences that have begun keep what they have."""
+        if target.version == self.target.version:  # another sequence has done it
+            return
+        prompt, params = await self._encode(target)
+        self.target, self.prompt_token_ids = target, prompt
+        self.params = msgspec.structs.replace(params, seed=self.params.seed)
+        self.usage.prompt_tokens, self._demand = len(prompt), self._new_demand()
+
+    async def _placed(self, index: int, placement: Placement) -> AsyncGenerator[Delta, None]:
+        """The deltas of one sequence; raises Superseded before the first one."""
+        params, prompt, demand = self.params, self.prompt_token_ids, self._demand
         if index:
             params = msgspec.structs.replace(params, seed=(params.seed + index) & SEED_MASK, prompt_logprobs=None)
-        text = SequenceText(self.request, self.target, self.prompt_token_ids, params.min_tokens, index)
-        placement, ended = self._placement(), None
-        while (assignment := await placement.worker(ended, self._demand, begun=bool(text.token_ids))) is not None:
+        text, ended = SequenceText(self.request, self.target, prompt, params.min_tokens, index), None
+        while (assignment := await placement.worker(ended, demand, begun=bool(text.token_ids))) is not None:
             if index == 0 and not text.token_ids:
                 self.prompt_logprobs = []
             try:
-                running = self._outputs(assignment, self.prompt_token_ids, params, text.token_ids)
+                running = self._outputs(assignment, prompt, params, text.token_ids)
                 async with aclosing(running) as outputs:
                     async for output in outputs:
                         self.note(index, output)

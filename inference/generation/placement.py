@@ -82,7 +82,7 @@ class Placement:
         self._target, self._router, self._deadline, self._wait_s = target, router, deadline, wait_s
         target.retries.note_request()
         self._cancelled, self._replays = cancelled, replays
-        self._version: int | None = None
+        self._kind: tuple[int, str] | None = None
         self._died: set[EngineClient] = set()
         self._left: set[EngineClient] = set()
         """Workers that did not take it, or handed it over."""
@@ -92,18 +92,21 @@ class Placement:
         ended the last one; `begun`: whether the sequence has tokens.
 
         A worker is waited for; raises DeadlineExceeded, ShuttingDown, Overloaded, or Unavailable (GenerationFailed if it has
-        begun) if none comes.
+        begun) if none comes. Raises Superseded if a sequence without tokens can only go to another model version.
         """
         if self._cancelled():
             return None
         if after is not None:
             self._leave(after, begun)
+            self._kind = self._kind if begun else None
         assignment = await self._another(demand, begun)
-        if assignment is not None and self._version is None:
-            self._version = assignment.model_version
         if assignment is not None and after is not None and after.cause is not None:
             self._replays[after.cause] += 1
         return assignment
+
+    def follow(self, target: Target) -> None:
+        """The sequence was prepared again, for this target."""
+        self._target = target
 
     def _leave(self, after: Interrupted, begun: bool) -> None:
         """Record an interruption; raises the error of a sequence that may not go on."""
@@ -128,13 +131,14 @@ class Placement:
         while not self._cancelled():
             if self._router.stopping:
                 raise ShuttingDown("The server is shutting down.")
-            assignment = self._router.assign(self._target, demand, self._version, self._left)
+            assignment = self._router.assign(self._target, demand, self._kind, self._left)
             if assignment is not None:
+                self._kind = self._kind or assignment.kind
                 return assignment
             now = time.monotonic()
             if now >= self._deadline:
                 raise DeadlineExceeded("The request ran into its deadline.")
-            if now >= give_up:
+            if now >= give_up or self._router.has_failed(self._target):
                 raise _lost(begun)
             await self._router.arrival(min(LOOK_EVERY_S, self._deadline - now, give_up - now))
         return None

@@ -45,19 +45,14 @@ class Generator:
         """Resolve, tokenise, check and fill in defaults; raises a ServingError and changes nothing."""
         arrived = time.monotonic()
         target = self.router.resolve(request.model)
-        if target.info.embedding is not None:
-            raise InvalidRequest(f"The model `{target.entry.name}` makes embeddings and generates no text.", "model")
-        prompt = await target.tokenizer.encode(
-            request.prompt, request.truncate_left, request.truncate_right, _longest_prompt(request, target)
-        )
-        if request.truncate_right is not None:
-            prompt = prompt[: request.truncate_right]
-        params = _params(request, target, prompt)
+        prompt, params = await _encode(request, target)
         timeout_s = request.longest_s or self.request_timeout_s
         # A request that would be refused wakes nobody, so this comes last.
         cold = await self.router.hold(target, caller.tenant, min(request.timeout_s or math.inf, timeout_s))
         if cold:
-            target = self.router.resolve(request.model)
+            known, target = target, self.router.resolve(request.model)
+            if target.tokenizer is not known.tokenizer:  # it has woken with another version of its model
+                prompt, params = await _encode(request, target)
         make = BeamSearch if request.beams else Generation
         generation = make(
             request,
@@ -71,9 +66,22 @@ class Generator:
             observers=self.observers,
             timeout_s=timeout_s,
             replay_wait_s=self.replay_wait_s,
+            encode=lambda target: _encode(request, target),
         )
         generation.cold = cold
         return generation
+
+
+async def _encode(request: GenerationRequest, target: Target) -> tuple[list[int], SamplingParams]:
+    """The prompt's tokens and the sampling parameters for this version of the model; raises a ServingError."""
+    if target.info.embedding is not None:
+        raise InvalidRequest(f"The model `{target.entry.name}` makes embeddings and generates no text.", "model")
+    prompt = await target.tokenizer.encode(
+        request.prompt, request.truncate_left, request.truncate_right, _longest_prompt(request, target)
+    )
+    if request.truncate_right is not None:
+        prompt = prompt[: request.truncate_right]
+    return prompt, _params(request, target, prompt)
 
 
 def _params(request: GenerationRequest, target: Target, prompt: list[int]) -> SamplingParams:

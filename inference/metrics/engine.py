@@ -66,6 +66,7 @@ class EngineCollector:
         yield self._awake(rows)
         yield self._adapters(rows)
         yield self._ejections(rows)
+        yield self._held(rows)
 
     def _steps(self, rows: list[tuple[Target, list[Stats]]]) -> Metric:
         """The histogram `iteration_tokens_total` of vLLM."""
@@ -110,6 +111,13 @@ class EngineCollector:
         for target, _ in rows:
             for reason in get_args(EjectionReason):
                 family.add_metric([target.entry.name, "0", reason], target.balancer.ejections[reason])
+        return family
+
+    def _held(self, rows: list[tuple[Target, list[Stats]]]) -> Metric:
+        text = "Requests that wait for a worker of a deployment without a ready one."
+        family = GaugeMetricFamily("dragoman_held_requests", text, labels=LABELS)
+        for target, _ in rows:
+            family.add_metric([target.entry.name, "0"], self._router.holding.count(target.entry.public_id))
         return family
 
 

@@ -78,7 +78,7 @@ class Plane:
             if len(routes) > 1:
                 route = route_for(routes, await exchange.json())
                 render = route.render
-            if route.needs_permit:
+            if route.needs_permit or (route.scope == "infer" and exchange.method == "POST"):
                 # A handler that finds a deployment before its first start has sent nothing: it is run again later.
                 waiting = self.services.router.when_known(
                     exchange.tenant, lambda: route.handler(exchange, self.services)

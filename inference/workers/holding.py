@@ -61,6 +61,11 @@ class HoldQueue:
             if held in self._held:
                 self._held.remove(held)
 
+    def wake(self, deployment: str) -> None:
+        """A request for a sleeping deployment is served elsewhere: as one that finds no room here, it wakes it."""
+        self.on_refused(deployment)
+        self.on_first()
+
     def release(self, deployment: str) -> None:
         """Let every request of the deployment go on."""
         for held in self._in_turn(deployment):

@@ -22,7 +22,7 @@ from inference.workers.routing.backoff import Backoff
 from inference.workers.routing.balancer import Balancer
 from inference.workers.routing.retry_budget import RetryBudget
 from inference.workers.scope import scope_id, scoped
-from inference.workers.target import Target
+from inference.workers.target import Superseded, Target
 from inference.workers.tokenizer import ModelTokenizer
 from management.snapshot import Availability
 
@@ -137,7 +137,8 @@ class EngineRouter:
         entry = resolved.deployment
         target = self._targets.get(entry.name)
         if entry.shares_with and entry.shares_with in self._targets and not (target and target.responsive):
-            target = self._targets[entry.shares_with]
+            asleep = entry.availability is Availability.ASLEEP
+            target = replace(self._targets[entry.shares_with], wakes=entry.public_id if asleep else "")
         if target is None:
             if self._is_hopeless(entry):
                 raise unavailable(FAILED)
@@ -145,10 +146,12 @@ class EngineRouter:
         return target if resolved.adapter is None else replace(target, adapter=resolved.adapter)
 
     async def hold(self, target: Target, tenant: str, timeout_s: float) -> bool:
-        """Wait until the target's deployment has a worker; returns whether that took any time. Raises Overloaded or
-        Unavailable.
+        """Wait until the target's deployment has a worker, and wake the one that it serves for; returns whether that took
+        any time. Raises Overloaded or Unavailable.
         """
         name = target.entry.name
+        if target.wakes:
+            self.holding.wake(target.wakes)
         current = self._targets.get(name)
         if current is not None and current.responsive:
             return False
@@ -173,9 +176,18 @@ class EngineRouter:
 
     def expects(self, target: Target) -> bool:
         """Whether the target's deployment has workers that are coming, or will have once a request wakes it."""
-        entries = self._holder.current.deployments
-        entry = next((each for each in entries if each.name == target.entry.name), None)
+        entry = self._entry(target)
         return entry is not None and not self._is_hopeless(entry) and not self.stopping
+
+    def has_failed(self, target: Target) -> bool:
+        """Whether no worker of the target's deployment will come until a person acts."""
+        entry = self._entry(target)
+        return entry is not None and self._is_hopeless(entry)
+
+    def _entry(self, target: Target) -> DeploymentEntry | None:
+        """The target's deployment in the snapshot."""
+        entries = self._holder.current.deployments
+        return next((each for each in entries if each.name == target.entry.name), None)
 
     def _is_hopeless(self, entry: DeploymentEntry) -> bool:
         """Whether nobody should wait: the deployment has failed, or its model's files cannot be used here."""
@@ -183,11 +195,20 @@ class EngineRouter:
         return refused or entry.availability is Availability.FAILED
 
     def assign(
-        self, target: Target, demand: Demand, version: int | None, avoid: Collection[EngineClient]
+        self, target: Target, demand: Demand, kind: tuple[int, str] | None, avoid: Collection[EngineClient]
     ) -> Assignment | None:
-        """The worker of the target's deployment, as it is now, that a request should go to; None if there is none."""
+        """The worker of the target's deployment, as it is now, that a request should go to; None if there is none. `kind`
+        (`WorkerEntry`): of the worker that has begun the sequence. Raises Superseded.
+        """
         current = self._targets.get(target.entry.name)
-        return None if current is None else current.assign(demand, version, avoid)
+        if current is None:
+            return None
+        if kind is not None:
+            return current.assign(demand, lambda worker: worker.kind == kind, avoid)
+        assignment = current.assign(demand, lambda worker: worker.model_version == target.version, avoid)
+        if assignment is None and current.version != target.version and current.serves:
+            raise Superseded(replace(current, adapter=target.adapter))
+        return assignment
 
     async def arrival(self, timeout_s: float) -> None:
         """Wait until a worker has connected or the router stops, at most `timeout_s` seconds."""
@@ -260,26 +281,36 @@ class EngineRouter:
                 self.holding.release(public_id)
 
     def _start_preparing(self, deployment: DeploymentEntry) -> None:
-        """Make the target of a deployment without workers from what its last worker said, so that it is known as it sleeps."""
+        """Make the target of a deployment without workers from what its last worker said, so that it is known as it sleeps;
+        and make it again if the deployment has gone back to a model version whose workers are still connected.
+        """
         name = deployment.name
-        if name in self._targets or deployment.info is None or name in self._preparing or deployment in self._unusable:
+        if name in self._preparing or deployment in self._unusable:
             return
-        task = asyncio.ensure_future(self._prepare(deployment, msgspec.msgpack.decode(deployment.info, type=ModelInfo)))
+        made, version = self._targets.get(name), 0
+        if made is None and deployment.info is not None:
+            info = msgspec.msgpack.decode(deployment.info, type=ModelInfo)
+        elif made is not None and (known := _other_version(made, deployment)) is not None:
+            info, version = made.clients[known].model, known.model_version
+        else:
+            return
+        task = asyncio.ensure_future(self._prepare(deployment, info, version, made))
         self._preparing[name] = task
         task.add_done_callback(lambda _: self._preparing.pop(name))
 
-    async def _prepare(self, deployment: DeploymentEntry, info: ModelInfo) -> None:
+    async def _prepare(self, deployment: DeploymentEntry, info: ModelInfo, version: int, made: Target | None) -> None:
+        """Make the target anew, unless it is no longer the one that was `made`."""
         shared = self._shared_of(deployment)
         try:
             async with shared.loading_tokenizer:
-                if deployment.name not in self._targets:
-                    await self._target(deployment, info)
+                if self._targets.get(deployment.name) is made:
+                    await self._target(deployment, info, version)
         except Exception as error:  # its files may be gone; a worker will say more
             logger.warning("sleeping deployment not prepared", deployment=deployment.name, reason=str(error))
             self._unusable.add(deployment)
 
-    async def _target(self, deployment: DeploymentEntry, info: ModelInfo) -> Target:
-        """The deployment's target, with this description of its model; its tokenizer is loaded if it is another one."""
+    async def _target(self, deployment: DeploymentEntry, info: ModelInfo, version: int) -> Target:
+        """The deployment's target, with this description of its model version; its tokenizer is loaded if it is another one."""
         target = self._targets.get(deployment.name)
         same = (
             target is not None
@@ -294,7 +325,7 @@ class EngineRouter:
             )
         clients = self._clients(deployment.name)
         # A restarted worker may have other limits than the one before it.
-        made = Target(deployment, info, tokenizer, self._shared_of(deployment).balancer, self.retries, clients)
+        made = Target(deployment, info, tokenizer, self._shared_of(deployment).balancer, self.retries, clients, version)
         self._targets[deployment.name] = made
         return made
 
@@ -311,7 +342,7 @@ class EngineRouter:
         try:
             info = await client.connect()
             async with shared.loading_tokenizer:  # the first of the workers that connect at once loads it
-                target = await self._target(deployment, info)
+                target = await self._target(deployment, info, worker.model_version)
                 target.clients[worker] = client
             connected = True
             self._backoffs.pop(worker, None)
@@ -334,3 +365,10 @@ class EngineRouter:
         """The connections to the deployment's workers now."""
         target = self._targets.get(deployment)
         return {} if target is None else target.clients
+
+
+def _other_version(target: Target, deployment: DeploymentEntry) -> WorkerEntry | None:
+    """A connected worker of the deployment if the target is of another model version than all of its workers."""
+    if any(worker.model_version == target.version for worker in deployment.workers):
+        return None
+    return next((w for w in deployment.workers if w in target.clients and target.clients[w].usable), None)

@@ -9,7 +9,7 @@ from engine.messages import AdapterRef
 from management.snapshot import Availability
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from engine.client import EngineClient
     from engine.messages import ModelInfo
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from inference.workers.routing.retry_budget import RetryBudget
     from inference.workers.tokenizer import ModelTokenizer
     from management.snapshot import AdapterEntry, DeploymentEntry, WorkerEntry
+
+
+class Superseded(Exception):
+    """Only workers of another model version are left: what was prepared for the old one must be prepared for `target`."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.target = target
 
 
 @dataclass(slots=True)
@@ -31,6 +39,10 @@ class Target:
     balancer: Balancer
     retries: RetryBudget
     clients: dict[WorkerEntry, EngineClient] = field(default_factory=dict)
+    version: int = 0
+    """The model version (`WorkerEntry.model_version`) that `info` and `tokenizer` are of. `clients` may have workers of others."""
+    wakes: str = ""
+    """The public id of a sleeping deployment for which this one serves; set only in the result of `resolve`."""
     adapter: AdapterEntry | None = None
     """The requested adapter; set only in the result of `resolve`."""
 
@@ -40,12 +52,12 @@ class Target:
         return None if self.adapter is None else AdapterRef(self.adapter.digest, self.adapter.directory)
 
     def assign(
-        self, demand: Demand, version: int | None = None, avoid: Collection[EngineClient] = ()
+        self, demand: Demand, fits: Callable[[WorkerEntry], bool] = lambda _: True, avoid: Collection[EngineClient] = ()
     ) -> Assignment | None:
-        """The worker for a request (`inference.workers.routing`), of this model version if one is given; None if there is
-        none. Workers that drain or are without recent heartbeats get nothing.
+        """The worker for a request (`inference.workers.routing`) among those that fit; None if there is none. Workers that
+        drain or are without recent heartbeats get nothing.
         """
-        clients = {w: c for w, c in self.clients.items() if version is None or w.model_version == version}
+        clients = {worker: client for worker, client in self.clients.items() if fits(worker)}
         return self.balancer.assign(clients, demand, avoid)
 
     def retry(self, avoid: Collection[EngineClient]) -> bool:
@@ -64,13 +76,17 @@ class Target:
         return self.entry.availability is Availability.ASLEEP
 
     @property
+    def serves(self) -> bool:
+        """Whether a responsive worker serves its model version."""
+        return any(
+            worker.model_version == self.version and client.usable and not client.suspect
+            for worker, client in self.clients.items()
+        )
+
+    @property
     def responsive(self) -> list[EngineClient]:
         """Usable workers with recent heartbeats."""
         return [client for client in self.clients.values() if client.usable and not client.suspect]
-
-    def version_of(self, client: EngineClient) -> int:
-        """The model version that this worker serves (`WorkerEntry.model_version`)."""
-        return next(worker.model_version for worker, known in self.clients.items() if known is client)
 
     def relieve(self) -> None:
         """Move requests without a first token from silent workers to others, if there are any; eject slow workers."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.config import OPTIONS
 from management.models import AdapterVersion, ApiKey, Deployment, Node, Price, Secret, Worker
 from management.services.secrets import HUB_TOKEN
 from management.snapshot import AdapterEntry, ApiKeyEntry, Availability, DeploymentEntry, Snapshot, WorkerEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from management.models import ModelVersion
+
+
+NUMERIC_OPTIONS = ("device", "dtype", "quantization", "tensor_parallel_size")
+"""Engine options on which the last bits of a logit depend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +95,8 @@ def build_snapshot(
         if row.deleted or not row.wakeable:
             continue
         workers = serving.get(row.pk, [])
-        # Publish the version that runs: it may differ from the desired one until the workers are replaced.
-        version = workers[-1].version if workers else row.version
+        # It may differ from the desired one until the workers are replaced.
+        version = _published(workers) if workers else row.version
         current = sorted((w for w in workers if w.version == version), key=lambda w: (w.index, -w.epoch))
         own = [by_id[adapter.pk] for adapter in row.adapters.all() if adapter.pk in by_id]
         generation, state = (row.observed_generation, row.state) if observed is None else observed(row)
@@ -99,7 +107,7 @@ def build_snapshot(
                 version=version.number,
                 created=int(row.created_at.timestamp()),
                 is_default=row.is_default,
-                workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.address, version.pk) for w in current),
+                workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.address, version.pk, _numerics(w)) for w in current),
                 adapters=tuple(own or adapters.get(version.model_id, ())),
                 public_id=row.public_id,
                 title=row.title,
@@ -126,6 +134,17 @@ def build_snapshot(
     }
     stopped = frozenset(row.public_id for row in registries.deployments if not row.deleted and not row.wakeable)
     return Snapshot(tuple(deployments), keys, stopped)
+
+
+def _published(workers: list[Worker]) -> ModelVersion:
+    """The version that requests get: that of most of the workers, which are in launch order; of equals the newer one."""
+    counts = Counter(worker.version for worker in reversed(workers))
+    return counts.most_common(1)[0][0]
+
+
+def _numerics(worker: Worker) -> str:
+    """The worker's options that change outputs; a sequence goes on only under the same."""
+    return " ".join(f"{name}={worker.engine_options.get(name, OPTIONS[name].default)}" for name in NUMERIC_OPTIONS)
 
 
 def _availability(row: Deployment, generation: int, state: str) -> Availability:

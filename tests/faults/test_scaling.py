@@ -6,14 +6,19 @@ import asyncio
 import json
 from collections import Counter
 
+import grpc
 import httpx
 import pytest
 
+from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from tests.cluster import Cluster, Load
 from tests.waiting import wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 6, "temperature": 0}
 TRITON = {"text_input": "What is the capital of France?", "parameters": {"max_tokens": 6, "temperature": 0}}
+
+SERVICE = "/inference.GRPCInferenceService"
+PROMPT = b"<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
 pytestmark = pytest.mark.timeout(500)
 """Workers load a real model, several times, on whatever the machine has left."""
@@ -75,6 +80,49 @@ def test_fifty_requests_of_every_dialect_wake_one_worker(cluster):
     assert len(launched) == 2  # the first start, and one to wake it
     rules = [decision["rule"] for decision in cluster.deployment("sleeps")["decisions"]]
     assert rules[:2] in (["wake", "zero"], ["zero", "wake"])
+
+
+def test_calls_over_grpc_wake_a_deployment_and_are_answered(cluster):
+    cluster.deploy("naps", "--min-workers", "0", "--max-workers", "1", "--scale-to-zero", "--idle-timeout-s", "1")
+    for call in (_unary, _streamed):
+        wait_until(lambda: cluster.deployment("naps")["state"] == "inactive", 60, lambda: json.dumps(cluster.status()))
+        wait_until(lambda: not cluster.deployment("naps")["workers"], 60)
+        with grpc.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+            assert call(channel) == "The capital of France is Paris."
+    launched = [line for line in cluster.log.splitlines() if "worker launched" in line and "naps/" in line]
+    assert len(launched) == 3
+    cluster.run("delete", "naps", "--wait", "60")
+
+
+def _call() -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="naps")
+    text = request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    text.contents.bytes_contents.append(PROMPT)
+    request.parameters["max_tokens"].int64_param = 20
+    request.parameters["temperature"].double_param = 0
+    return request
+
+
+def _text(response: pb.ModelInferResponse) -> str:
+    return "".join(raw[4:].decode() for raw in response.raw_output_contents[:1])
+
+
+def _unary(channel: grpc.Channel) -> str:
+    call = channel.unary_unary(
+        f"{SERVICE}/ModelInfer", pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
+    )
+    return _text(call(_call(), timeout=120))
+
+
+def _streamed(channel: grpc.Channel) -> str:
+    call = channel.stream_stream(
+        f"{SERVICE}/ModelStreamInfer", pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString
+    )
+    request = _call()
+    request.parameters["stream"].bool_param = True
+    answers = list(call(iter([request]), timeout=120))
+    assert not any(answer.error_message for answer in answers), answers
+    return "".join(_text(answer.infer_response) for answer in answers)
 
 
 async def _burst(url: str) -> list[int]:

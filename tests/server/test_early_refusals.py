@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 
 import httpx
@@ -72,6 +73,14 @@ def test_what_is_wrong_with_a_good_key_is_said_at_once_too(guarded, path, length
         answer = answer_to(guarded.front_port, head(path, length, authorization, *expect))
         assert answer.startswith(b"HTTP/1.1 %d" % status)
         assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_scalegenais_clients_read_json(guarded):
+    answer = answer_to(guarded.control_port, head("/sg_inf/create", LENGTHS[0], f"authorization: Bearer {guarded.key}"))
+    headers, _, body = answer.partition(b"\r\n\r\n")
+    assert headers.startswith(b"HTTP/1.1 413")
+    assert b"application/json" in headers.lower()
+    assert json.loads(body)["success"] is False
 
 
 def test_who_deserves_it_is_asked_to_go_on(guarded):

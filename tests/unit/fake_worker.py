@@ -84,7 +84,8 @@ class FakeWorker:
         self.embed_failure: Failure | None = None
         self.dies_of_embeddings = False
         self.model_version = 1
-        """What the registries say that it serves."""
+        self.numerics = ""
+        """What the registries say that it serves, and how."""
         self.silent = False
         """Takes everything in and says nothing."""
         self.draining = False

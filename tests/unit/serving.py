@@ -32,7 +32,7 @@ from inference.services import Limits, Services
 from inference.workers.adapters import AdapterControl
 from inference.workers.registry import DeploymentState
 from inference.workers.router import EngineRouter
-from management.snapshot import AdapterEntry, DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
+from management.snapshot import AdapterEntry, Availability, DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
 from tests.unit.fake_worker import FakeWorker, settle
 from tests.waiting import PATIENCE_S, eventually
 
@@ -250,6 +250,7 @@ class Serving:
     ) -> None:
         self.workers = workers
         self.adapters: tuple[AdapterEntry, ...] = ()
+        self.availability = Availability.COMING
         self.keys: dict[str, Any] = {}
         self.holder = SnapshotHolder()
         self.router = EngineRouter(self.holder, random=FirstOf())
@@ -260,7 +261,7 @@ class Serving:
             holder=self.holder,
             router=self.router,
             generator=Generator(self.router, [metrics], request_timeout_s, replay_wait_s),
-            embedder=Embedder(self.router, request_timeout_s),
+            embedder=Embedder(self.router, request_timeout_s, replay_wait_s),
             adapters=AdapterControl(self.registry, self.router, self.holder),
             registry=self.registry,
             admission=Admission(max_concurrent_requests, max_requests_per_tenant),
@@ -289,8 +290,12 @@ class Serving:
     def publish(self, workers: list[FakeWorker] | None = None) -> None:
         """What the registries say now."""
         listed = self.workers if workers is None else workers
-        entries = tuple(WorkerEntry(w.worker_id, w.epoch, f"unix:{w.path}", w.model_version) for w in listed)
-        deployment = DeploymentEntry("demo", "demo", 1, 1700000000, True, entries, self.adapters)
+        entries = tuple(
+            WorkerEntry(w.worker_id, w.epoch, f"unix:{w.path}", w.model_version, w.numerics) for w in listed
+        )
+        deployment = DeploymentEntry(
+            "demo", "demo", 1, 1700000000, True, entries, self.adapters, availability=self.availability
+        )
         self.holder.publish(Snapshot((deployment,), self.keys))
 
     async def start(self) -> Serving:

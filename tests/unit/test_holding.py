@@ -102,3 +102,13 @@ async def test_a_deployment_that_fails_refuses_all():
     for task in tasks:
         with pytest.raises(Unavailable, match="cannot be started"):
             await task
+
+
+async def test_metrics_say_how_many_wait(start):
+    serving = await start(1)
+    tasks = await held(serving.router.holding, serving.router.targets[0].entry.public_id, "x", "y")
+    assert 'dragoman_held_requests{engine="0",model_name="demo"} 2.0' in (await serving.get("/metrics")).text
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert 'dragoman_held_requests{engine="0",model_name="demo"} 0.0' in (await serving.get("/metrics")).text

@@ -7,6 +7,7 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
+from management.snapshot import Availability
 from tests.unit.fake_worker import FakeWorker, settle
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
@@ -207,24 +208,16 @@ async def test_no_worker_at_all(start):
     assert (line["cause"], "replays" in line) == ("worker_lost", False)
 
 
-async def test_a_worker_of_another_model_version_is_not_the_same(start, sockets):
+@pytest.mark.parametrize("count", [0, 3])
+async def test_the_deployments_failure_ends_the_wait(start, count):
     serving = await start(1, replay_wait_s=600)
-    give(serving, *dies_after(3))
-    other = FakeWorker(sockets / "other.sock", "demo/1")
-    other.model_version = 2
-    serving.workers.append(await other.start())
-    serving.publish()
-    await serving.connected(2)
+    give(serving, *dies_after(count))
     call = serving.begin(PATH, STREAM)
-    await serving.connected(1)
-    await settle()
-    assert not call.task.done()
-    same = FakeWorker(sockets / "same.sock", "demo/2")
-    same.default = says(TEXT)
-    serving.workers.append(await same.start())
-    serving.publish(serving.workers[1:])
-    assert text_of(await call.end())[0] == TEXT
-    assert not other.submits
+    await eventually(lambda: not serving.router.ready)
+    serving.availability = Availability.FAILED
+    serving.publish([])
+    answer = await call.end()
+    assert answer.events[-2]["error"]["message"] == DIED if count else answer.status == 503
 
 
 async def test_the_deadline_ends_the_wait(start):

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from inference.dialects.djl.adapter_failures import failed
 from inference.dialects.djl.errors import DEPENDENCY, NO_METHOD, DjlError, bad_request, conflict, not_ready, pretty
-from inference.dialects.djl.models import running, target_of
+from inference.dialects.djl.models import actor_of, running, target_of
 from inference.dialects.djl.parameters import read_parameters
 from inference.errors import AdapterExists, AdapterNotFound, ModelNotFound, ServingError, Unavailable
 from inference.http.exchange import Response
@@ -61,7 +61,7 @@ async def register(exchange: Exchange, services: Services, startup: StartupModel
             path,
             entry.name,
             False,
-            exchange.tenant,
+            actor_of(exchange),
             preload=preload is not False,
             pinned=bool(pin),
             options=options,
@@ -74,15 +74,18 @@ async def register(exchange: Exchange, services: Services, startup: StartupModel
 async def describe(exchange: Exchange, services: Services, startup: StartupModel) -> None:
     """GET with a name: one adapter."""
     entry = await _deployment(exchange, services, startup)
-    await exchange.respond(pretty(_described(_adapter(exchange, entry), _failures(services, entry))))
+    await exchange.respond(
+        pretty(_described(_adapter(exchange, entry, exchange.parameters["adapter"]), _failures(services, entry)))
+    )
 
 
 async def update(exchange: Exchange, services: Services, startup: StartupModel) -> None:
     """POST .../update: change how an adapter is kept, and its options. What the call leaves out stays."""
-    if exchange.parameters["action"].lower() != "update":
+    name, _, action = exchange.parameters["adapter"].rpartition("/")
+    if not name or action.lower() != "update":
         raise DjlError(405, "MethodNotAllowedException", NO_METHOD)
     entry = await _deployment(exchange, services, startup)
-    adapter = _adapter(exchange, entry)
+    adapter = _adapter(exchange, entry, name)
     parameters = await read_parameters(exchange)
     preload, pin = _preload(parameters), parameters.flag("pin")
     alias, source = _alias(exchange, adapter.name), parameters.text("src")
@@ -101,7 +104,7 @@ async def update(exchange: Exchange, services: Services, startup: StartupModel) 
         await services.adapters.update(
             adapter.name,
             entry.name,
-            exchange.tenant,
+            actor_of(exchange),
             preload=preload,
             pinned=pin,
             options=_options(parameters) or None,
@@ -114,9 +117,9 @@ async def update(exchange: Exchange, services: Services, startup: StartupModel) 
 async def unregister(exchange: Exchange, services: Services, startup: StartupModel) -> None:
     """DELETE: new requests no longer find the adapter; running ones finish."""
     entry = await _deployment(exchange, services, startup)
-    adapter = _adapter(exchange, entry)
+    adapter = _adapter(exchange, entry, exchange.parameters["adapter"])
     try:
-        await services.adapters.unload(adapter.name, exchange.tenant, entry.name)
+        await services.adapters.unload(adapter.name, actor_of(exchange), entry.name)
     except AdapterNotFound as error:
         raise _unknown(_alias(exchange, adapter.name)) from error
     await _say(exchange, f"Adapter {_alias(exchange, adapter.name)} unregistered")
@@ -139,8 +142,7 @@ async def _deployment(exchange: Exchange, services: Services, startup: StartupMo
     return entry
 
 
-def _adapter(exchange: Exchange, entry: DeploymentEntry) -> AdapterEntry:
-    name = exchange.parameters["adapter"]
+def _adapter(exchange: Exchange, entry: DeploymentEntry, name: str) -> AdapterEntry:
     adapter = entry.adapter(name)
     if adapter is None:
         raise _unknown(_alias(exchange, name))

@@ -13,7 +13,7 @@ from inference.dialects.djl.embeddings import embed
 from inference.dialects.djl.errors import LmiError, bad_request, not_found, not_ready
 from inference.dialects.djl.jsonlines import as_lines
 from inference.dialects.djl.lmi import generation_request, parse
-from inference.dialects.djl.lmi_reply import STREAMS, LmiReply
+from inference.dialects.djl.lmi_reply import STREAMS, BatchReply, LmiReply
 from inference.dialects.djl.models import running
 from inference.dialects.djl.parameters import query_of
 from inference.dialects.djl.selection import PARSING_FAILED, attribute, reference, refuse_handler, select
@@ -124,7 +124,8 @@ async def _lmi(exchange: Exchange, services: Services, entry: DeploymentEntry, b
     requests = [generation_request(parsed, number, reference(entry, name), target) for number, name in enumerate(names)]
 
     def reply(generations: list[Generation]) -> LmiReply:
-        return LmiReply(parsed, generations)
+        batched = parsed.as_list and parsed.form != "json"
+        return (BatchReply if batched else LmiReply)(parsed, generations)
 
     job = Job(
         preparing(requests, exchange, services, "djl"),

@@ -53,15 +53,18 @@ async def describe(exchange: Exchange, services: Services) -> None:
 
 
 def status_of(state: DeploymentState) -> str:
-    """READY, FAILED, or PENDING for all that cannot take requests yet."""
+    """READY, FAILED, or PENDING for all that cannot take requests yet. Workers are ready a moment before the state says so."""
+    if state.state == "starting" and ready_workers(state):
+        return "READY"
     return STATUS.get(state.state, "PENDING")
 
 
 def health_of(state: DeploymentState) -> str:
     """A ready model is healthy when all the workers that it should have are ready."""
-    if state.state != "ready":
-        return status_of(state)
-    return "Healthy" if _ready_workers(state) >= state.wanted_workers else "Unhealthy"
+    status = status_of(state)
+    if status != "READY":
+        return status
+    return "Healthy" if ready_workers(state) >= state.wanted_workers else "Unhealthy"
 
 
 async def _by_name(services: Services) -> list[tuple[str, list[DeploymentState]]]:
@@ -105,5 +108,6 @@ def _workflow(services: Services, state: DeploymentState) -> dict[str, Any]:
     return {"workflowName": state.served_name, "version": state.label, "models": [model]}
 
 
-def _ready_workers(state: DeploymentState) -> int:
+def ready_workers(state: DeploymentState) -> int:
+    """How many of its workers can take requests."""
     return sum(worker.state == "ready" for worker in state.workers)

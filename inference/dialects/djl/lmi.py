@@ -97,7 +97,7 @@ def parse(body: dict[str, Any], limits: Limits) -> Parsed:
     form = parameters.output_formatter or ("jsonlines" if request.stream else "json")
     _check(parameters, limits)
     if form != "json":
-        _check_stream(parameters, len(texts))
+        _check_stream(parameters)
     if len(texts) * parameters.sequences > limits.max_sequences:
         raise InvalidRequest(f"inputs times n must be at most {limits.max_sequences}.", "n")
     return Parsed(texts, parameters, form, as_list)
@@ -123,13 +123,11 @@ def _check(p: LmiParameters, limits: Limits) -> None:
         raise InvalidRequest("decoder_input_details needs `details` to be true.", "decoder_input_details")
 
 
-def _check_stream(p: LmiParameters, inputs: int) -> None:
+def _check_stream(p: LmiParameters) -> None:
     if p.decoder_input_details:
         raise InvalidRequest("decoder_input_details cannot be used with a stream.", "decoder_input_details")
     if p.sequences > 1:
         raise InvalidRequest("n, best_of and num_beams must be 1 in a stream.", "n")
-    if inputs > 1:
-        raise InvalidRequest("inputs: a stream has one input.", "inputs")
 
 
 def _stops(p: LmiParameters) -> list[str]:
@@ -189,5 +187,8 @@ def generation_request(parsed: Parsed, number: int, model: str, target: Target) 
         number=number,
     )
     if beams:
-        check_beams(request)
+        try:
+            check_beams(request)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message.replace("use_beam_search", "num_beams"), error.field) from error
     return request

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.failures import FinishReason
-from inference.dialects.djl.errors import render_inference
+from inference.dialects.djl.errors import DEPENDENCY, render_inference
 from inference.generation.answer import Reply, StreamFormat
 from inference.http.exchange import json_response
+from inference.http.offload import encoded
 from inference.http.sse import event
 
 if TYPE_CHECKING:
@@ -79,11 +82,36 @@ class LmiReply(Reply):
         return value
 
 
+class BatchReply(LmiReply):
+    """The stream for a list of inputs: each line has the next token's text of every input, "" for those that have ended."""
+
+    def __init__(self, parsed: Parsed, generations: list[Generation]) -> None:
+        super().__init__(parsed, generations)
+        self._waiting: list[deque[str]] = [deque() for _ in generations]
+        """Texts of tokens for which another input has none yet."""
+        self._ended = [False] * len(generations)
+
+    def chunks(self, delta: Delta) -> list[bytes]:
+        """The lines that are complete with this delta."""
+        lines = self._sequences[delta.prompt][delta.index].lines(delta)
+        self._waiting[delta.prompt] += [each["token"]["text"] for each in lines]
+        self._ended[delta.prompt] = delta.finish_reason is not None
+        chunks = []
+        while any(self._waiting) and all(map(or_, map(bool, self._waiting), self._ended)):
+            chunks.append(self._write({"outputs": [texts.popleft() if texts else "" for texts in self._waiting]}))
+        return chunks
+
+    def error_chunk(self, error: ServingError) -> bytes:
+        """The last line."""
+        return self._write({"error": error.message, "code": DEPENDENCY})
+
+
 class Sequence:
     """One generated sequence."""
 
     def __init__(self, parsed: Parsed, generation: Generation, index: int) -> None:
         self._parameters, self._generation, self._index = parsed.parameters, generation, index
+        self._streams = parsed.form != "json"
         self.input = parsed.texts[generation.request.number]
         self.tokens: list[dict[str, Any]] = []
         self.top_tokens: list[list[dict[str, Any]]] = []
@@ -102,7 +130,8 @@ class Sequence:
         tokenizer = self._generation.target.tokenizer
         hidden = tokenizer.special_ids if self._generation.request.skip_special_tokens else frozenset()
         texts = self._texts_of(delta, hidden)
-        self._texts += texts or [delta.text]
+        # With stop strings, what a token's text is says nothing of where the whole text ends.
+        self._texts += texts if self._generation.request.token_texts and texts else [delta.text]
         for position, token_id in enumerate(delta.token_ids):
             logprob = delta.logprobs[position] if delta.logprobs else None
             value = None if logprob is None else logprob.logprob
@@ -117,9 +146,9 @@ class Sequence:
             self.finish_reason = _finish_reason(delta)
 
     def _texts_of(self, delta: Delta, hidden: frozenset[int] | set[int]) -> list[str]:
-        """A text for each token, which together are what the delta adds to the whole text."""
+        """A text for each token. In a stream they are together what the delta adds to the whole text."""
         count = len(delta.token_ids)
-        if not self._generation.request.token_texts:
+        if self._streams and not self._generation.request.token_texts:
             return [*[""] * (count - 1), delta.text] if count else []
         given = [*delta.token_texts, *[""] * (count - len(delta.token_texts))]
         return ["" if token in hidden else text for token, text in zip(delta.token_ids, given, strict=True)]
@@ -146,14 +175,14 @@ class Sequence:
         details: dict[str, Any] = {
             "finish_reason": self.finish_reason,
             "generated_tokens": len(self.tokens),
-            "tokens": self.tokens,
+            "tokens": encoded(self.tokens),
         }
         if self._parameters.decoder_input_details:
             logprobs: list[float | None] = [None, *(each.logprob for each in self._generation.prompt_logprobs)]
             ids = self._generation.prompt_token_ids
-            details["prefill"] = [self._token(i, value) for i, value in zip(ids, logprobs, strict=False)]
+            details["prefill"] = encoded(self._token(i, value) for i, value in zip(ids, logprobs, strict=False))
         if self.top_tokens:
-            details["top_tokens"] = self.top_tokens
+            details["top_tokens"] = encoded(self.top_tokens)
         return details
 
     def _token(self, token_id: int, logprob: float | None) -> dict[str, Any]:

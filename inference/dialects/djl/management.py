@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from inference.dialects.djl.errors import DjlError, bad_request, conflict, not_found, not_ready, pretty
-from inference.dialects.djl.listing import DEFAULTS, status_of
-from inference.dialects.djl.models import NOTES, states_of
+from inference.dialects.djl.listing import DEFAULTS, ready_workers, status_of
+from inference.dialects.djl.models import NOTES, actor_of, states_of
 from inference.dialects.djl.parameters import INT_MAX, read_parameters
 from inference.errors import DeadlineExceeded, ModelExists, NotServed, ServingError, SourceNotFound, StartFailed
 from inference.workers.registry import NewDeployment
-from inference.workers.versions import until_scaled
+from inference.workers.versions import POLL_S, until_scaled
 
 if TYPE_CHECKING:
     from inference.dialects.djl.parameters import Parameters
@@ -36,7 +37,7 @@ async def register(exchange: Exchange, services: Services) -> None:
     wanted = _wanted(parameters, url)
     synchronous = parameters.flag("synchronous")
     try:
-        state = await services.registry.create_deployment(wanted, exchange.tenant)
+        state = await services.registry.create_deployment(wanted, actor_of(exchange))
     except ModelExists as error:
         raise conflict(f"Workflow {error.name[:200]} is already registered.") from error
     except SourceNotFound as error:
@@ -46,7 +47,7 @@ async def register(exchange: Exchange, services: Services) -> None:
         await exchange.respond(pretty({"status": f'Model "{name}" registration scheduled.'}, 202))
         return
     if wanted.workers:
-        await exchange.unless_gone(_until_ready(services, state, exchange.tenant))
+        await exchange.unless_gone(_until_ready(services, state.name, wanted.workers, actor_of(exchange)))
     await exchange.respond(pretty({"status": f'Model "{name}" registered.'}))
 
 
@@ -61,7 +62,7 @@ async def scale(exchange: Exchange, services: Services) -> None:
     limits = [_limits(state, least, most) for state in found]
     lines = []
     for state, (minimum, maximum) in zip(found, limits, strict=True):
-        if not await services.registry.scale_deployment(state.name, minimum, maximum, exchange.tenant):
+        if not await services.registry.scale_deployment(state.name, minimum, maximum, actor_of(exchange)):
             raise _not_found(exchange)
         lines.append(
             f'Workflow "{state.served_name}" worker scaled. New Worker configuration min workers:{minimum} '
@@ -73,7 +74,7 @@ async def scale(exchange: Exchange, services: Services) -> None:
 async def unregister(exchange: Exchange, services: Services) -> None:
     """DELETE /models/{model} and /models/{model}/{version}: running requests finish first. Without a version, all."""
     for state in await _found(exchange, services):
-        await services.registry.remove_deployment(state.name, exchange.tenant)
+        await services.registry.remove_deployment(state.name, actor_of(exchange))
     text = f'Model or workflow "{exchange.parameters["model"]}" unregistered'
     await exchange.respond(pretty({"status": text}))
 
@@ -83,15 +84,19 @@ async def refuse_workflow(exchange: Exchange, services: Services) -> None:
     raise NotServed(NO_WORKFLOWS)
 
 
-async def _until_ready(services: Services, state: DeploymentState, actor: str) -> None:
-    """Wait for the workers; if they do not come, the deployment is removed again."""
+async def _until_ready(services: Services, name: str, workers: int, actor: str) -> None:
+    """Wait for so many workers; if they do not come, the deployment is removed again."""
     try:
-        await until_scaled(services, state.name, START_TIMEOUT_S)
-    except (StartFailed, DeadlineExceeded) as error:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            # What should run is known only after the reconciler has looked, so the workers are counted too.
+            while ready_workers(await until_scaled(services, name, START_TIMEOUT_S)) < workers:  # noqa: ASYNC110 - the registry polls
+                await asyncio.sleep(POLL_S)
+    except (StartFailed, DeadlineExceeded, TimeoutError) as error:
         with suppress(ServingError):  # the reason of the failure is more useful
-            await services.registry.remove_deployment(state.name, actor)
-        kind, status = ("ModelException", 400) if isinstance(error, StartFailed) else ("WlmException", 503)
-        raise DjlError(status, kind, f"The model could not be started: {error.message}") from error
+            await services.registry.remove_deployment(name, actor)
+        if isinstance(error, StartFailed):
+            raise DjlError(400, "ModelException", f"The model could not be started: {error.message}") from error
+        raise DjlError(503, "WlmException", f"The model has not started in {START_TIMEOUT_S:g} s.") from error
 
 
 async def _found(exchange: Exchange, services: Services) -> list[DeploymentState]:

@@ -8,6 +8,7 @@ from inference.errors import ModelNotFound
 from inference.workers.scope import scoped
 
 if TYPE_CHECKING:
+    from inference.http.exchange import Exchange
     from inference.services import Services
     from inference.workers.registry import DeploymentState
     from inference.workers.target import Target
@@ -34,6 +35,11 @@ class StartupModel:
             names = {state.served_name for state in states if NOTES not in state.notes} & served
             self._known = snapshot, names.pop() if len(names) == 1 else None
         return self._known[1]
+
+
+def actor_of(exchange: Exchange) -> str:
+    """Who changes something, for the audit log."""
+    return exchange.tenant or NOTES
 
 
 def served_name(entry: DeploymentEntry) -> str:

@@ -29,6 +29,7 @@ MAX_RESULTS = 256
 MAX_RESULTS_PER_TENANT = 64
 MAX_BYTES = 4 << 20
 """The largest result."""
+MAX_TOTAL_BYTES = 64 << 20
 KEPT_S = 600.0
 """How long a result is kept after its end."""
 NEXT_TOKEN = "x-next-token"
@@ -48,19 +49,6 @@ class Result:
     size: int = 0
     ended: float | None = None
     task: asyncio.Task[None] | None = None
-
-    async def record(self, message: dict[str, Any]) -> None:
-        """Take what would be sent to a client."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.content_type = dict(message["headers"]).get(b"content-type", self.content_type)
-            return
-        chunk = message.get("body", b"")
-        self.size += len(chunk)
-        if self.size > MAX_BYTES:
-            raise InternalError(f"The result is larger than {MAX_BYTES} bytes.")
-        if chunk:
-            self.chunks.append(chunk)
 
     def fail(self, error: ServingError) -> None:
         """The error is the result, or its last chunk if there are others."""
@@ -87,7 +75,11 @@ class Results:
         if len(self._results) >= MAX_RESULTS or mine >= MAX_RESULTS_PER_TENANT:
             raise Overloaded("Too many results are kept; poll for those that were asked for.")
         result, name = Result(exchange.tenant), secrets.token_hex(16)
-        recorded = exchange.inner(exchange.path, body, lambda send: result.record, _never)
+
+        async def record(message: dict[str, Any]) -> None:
+            self._record(result, message)
+
+        recorded = exchange.inner(exchange.path, body, lambda send: record, _never)
         recorded.answer_headers, recorded.parameters = [], exchange.parameters
         result.task = asyncio.create_task(self._run(result, run, recorded))
         self._results[name] = result
@@ -122,6 +114,21 @@ class Results:
             result.fail(InternalError("internal error"))
         finally:
             result.ended = self._clock()
+
+    def _record(self, result: Result, message: dict[str, Any]) -> None:
+        """Take what would be sent to a client; raises InternalError if that is too much."""
+        if message["type"] == "http.response.start":
+            result.status = message["status"]
+            result.content_type = dict(message["headers"]).get(b"content-type", result.content_type)
+            return
+        chunk = message.get("body", b"")
+        if result.size + len(chunk) > MAX_BYTES:
+            raise InternalError(f"The result is larger than {MAX_BYTES} bytes.")
+        if sum(each.size for each in self._results.values()) + len(chunk) > MAX_TOTAL_BYTES:
+            raise InternalError("There is no room for the result. Poll for those that were asked for, and try again.")
+        if chunk:
+            result.chunks.append(chunk)
+            result.size += len(chunk)
 
     def _forget_old(self) -> None:
         now = self._clock()

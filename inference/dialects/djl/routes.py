@@ -63,9 +63,10 @@ def _adapters(state: DjlState) -> list[Route]:
         for method, path, handler, summary in (
             ("GET", base, adapters.list_adapters, "List the adapters"),
             ("POST", base, adapters.register, "Register an adapter"),
-            ("GET", f"{base}/{{adapter}}", adapters.describe, "Describe an adapter"),
-            ("DELETE", f"{base}/{{adapter}}", adapters.unregister, "Unregister an adapter"),
-            ("POST", f"{base}/{{adapter}}/{{action}}", adapters.update, "Update an adapter (action: update)"),
+            # Names of adapters may contain slashes, so the handler finds the end of the path itself.
+            ("GET", f"{base}/{{adapter:path}}", adapters.describe, "Describe an adapter"),
+            ("DELETE", f"{base}/{{adapter:path}}", adapters.unregister, "Unregister an adapter"),
+            ("POST", f"{base}/{{adapter:path}}", adapters.update, "Update an adapter: {adapter}/update"),
         ):
             found.append(Route(method, path, with_model(handler), render, summary, scope="manage"))
     return found

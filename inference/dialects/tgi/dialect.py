@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.dialects.tgi import generate, vertex
+from inference.dialects.tgi import embed, generate, vertex
 from inference.dialects.tgi import status as operations
 from inference.dialects.tgi.errors import STATUSES, render
 from inference.dialects.tgi.schema import CompatGenerateRequest, GenerateRequest
@@ -46,6 +46,7 @@ ROUTES = (
         needs_permit=True,
         refused=generate.overloaded,
     ),
+    Route("POST", "/embed", embed.embed_texts, render, "Compute one vector for each text", body=embed.EmbedRequest),
     Route("GET", "/info", operations.info, render, "Describe the served model and the limits"),
     Route("GET", "/", operations.health, render, "Check whether requests can be served", scope=None),
     Route("GET", "/health", operations.health, render, "Check whether requests can be served", scope=None),

@@ -1,4 +1,4 @@
-"""POST / if the default deployment computes embeddings: feature extraction as in Hugging Face's embedding server."""
+"""POST /embed, and POST / if the default deployment computes embeddings: as in Hugging Face's embedding server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,13 @@ class EmbedRequest(msgspec.Struct):
     prompt_name: str | None = None
 
 
+async def embed_texts(exchange: Exchange, services: Services) -> None:
+    """POST /embed."""
+    await embed(exchange, services, await exchange.json())
+
+
 async def embed(exchange: Exchange, services: Services, value: dict[str, Any]) -> None:
-    """POST /: a list with one vector for each text."""
+    """A list with one vector for each text."""
     try:
         request = await exchange.work(convert, value, EmbedRequest)
     except InvalidRequest as error:

@@ -39,10 +39,12 @@ class Assignment:
         *,
         uncached: int,
         expected: int,
-        model_version: int = 0,
+        kind: tuple[int, str] = (0, ""),
     ) -> None:
-        """`model_version`: of the worker (`WorkerEntry`); `uncached`: the prompt tokens that the worker must prefill; `expected`: the expected length of the output."""
-        self.client, self.model_version = client, model_version
+        """`kind`: of the worker (`WorkerEntry`); `uncached`: the prompt tokens that the worker must prefill; `expected`: the
+        expected length of the output.
+        """
+        self.client, self.kind = client, kind
         self._observer, self._record, self._demand = observer, record, demand
         self._uncached, self._expected, self._produced = uncached, expected, 0
         self._load = outstanding(uncached, expected, 0, demand.max_tokens)

@@ -81,7 +81,7 @@ class Balancer:
             demand,
             uncached=uncached,
             expected=expected,
-            model_version=worker.model_version,
+            kind=worker.kind,
         )
         self._mean_request += LEARNING * (uncached + DECODE_COST * expected - self._mean_request)
         return assignment

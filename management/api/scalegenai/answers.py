@@ -6,15 +6,18 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.db.models import Count, Exists, OuterRef, Q
+from django.db.models import Count, Exists, OuterRef, Q, Subquery
+from django.db.models.functions import Coalesce, Now
 from django.utils import timezone
 
 from management.api.scalegenai.canonical import canonical
 from management.api.scalegenai.secrecy import HIDDEN
-from management.models import Deployment, Model, Secret, Worker
+from management.models import AuditEvent, Deployment, Model, Secret, Worker
+from management.overview import SCALING, decision_of
 from management.services.secrets import HUB_TOKEN
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import datetime
 
     from django.db.models import QuerySet
@@ -34,7 +37,16 @@ COLUMNS = (
 
 def shown_deployments() -> QuerySet[Deployment]:
     """All deployments with what their answers need."""
+    # Names are used again: an event is of this deployment if it happened in its lifetime.
+    decisions = AuditEvent.objects.filter(
+        target=OuterRef("name"),
+        action__startswith=SCALING,
+        at__gte=OuterRef("created_at"),
+        at__lte=OuterRef("until"),
+    )
     return Deployment.objects.select_related("version__model").annotate(
+        until=Coalesce("ended_at", Now()),
+        decision=Subquery(decisions.order_by("-pk").values("pk")[:1]),
         has_token=Exists(Secret.objects.filter(deployment=OuterRef("pk"), name=HUB_TOKEN)),
         ready=Count("workers", filter=Q(workers__state=Worker.State.READY), distinct=True),
         starting=Count(
@@ -57,8 +69,14 @@ def body_of(row: Deployment) -> dict[str, Any]:
     return body
 
 
-def answer_of(row: Deployment) -> dict[str, Any]:
-    """The vendor's object of a row of `shown_deployments`."""
+def answers_of(rows: Iterable[Deployment]) -> list[dict[str, Any]]:
+    """The vendor's objects of rows of `shown_deployments`."""
+    rows = list(rows)
+    events = AuditEvent.objects.in_bulk([row.decision for row in rows if row.decision is not None])
+    return [_answer(row, events.get(row.decision)) for row in rows]
+
+
+def _answer(row: Deployment, decision: AuditEvent | None) -> dict[str, Any]:
     body = body_of(row)
     if row.has_token:
         body["hf_token"] = HIDDEN
@@ -76,6 +94,7 @@ def answer_of(row: Deployment) -> dict[str, Any]:
         "metadata": {
             "deployment": row.name,
             "last_error": row.reason or None,
+            "last_decision": decision and {"at": _time(decision.at), **decision_of(decision)},
             "scale_blocked": row.scale_blocked or None,
             "target_workers": row.target_workers,
             "ready_workers": row.ready,

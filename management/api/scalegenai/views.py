@@ -14,7 +14,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from management.api import authorization
 from management.api.scalegenai import changes
-from management.api.scalegenai.answers import answer_of, listed_deployments, shown_deployments
+from management.api.scalegenai.answers import answers_of, listed_deployments, shown_deployments
 from management.api.scalegenai.body import decode_object
 from management.api.scalegenai.creation import create
 from management.api.scalegenai.errors import ApiError
@@ -102,7 +102,7 @@ class ListView(ApiView):
 
     def get(self, request: HttpRequest) -> HttpResponse:
         """A bare array, or 204 when there is none."""
-        found = [answer_of(row) for row in listed_deployments()]
+        found = answers_of(listed_deployments())
         return JsonResponse(found, safe=False) if found else HttpResponse(status=NO_CONTENT)
 
 
@@ -123,7 +123,7 @@ class DeploymentView(ApiView):
         row = shown_deployments().filter(public_id=changes.checked_id(public_id)).first()
         if row is None:
             return HttpResponse(status=NO_CONTENT)
-        return JsonResponse({"success": True, "message": "ok", **answer_of(row)})
+        return JsonResponse({"success": True, "message": "ok", **answers_of([row])[0]})
 
     def delete(self, request: HttpRequest, public_id: str) -> HttpResponse:
         """Delete; the deployment can still be read afterwards."""

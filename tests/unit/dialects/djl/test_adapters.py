@@ -134,6 +134,15 @@ async def test_what_cannot_be_registered(files, query, status, kind, message):
     assert await files.adapters() == []
 
 
+async def test_a_name_with_a_slash(djl):
+    await djl.has("team/a1")
+    assert (await djl.get("/adapters/team/a1")).json()["name"] == "team/a1"
+    assert (await djl.post("/models/demo/adapters/team/a1/update?pin=true")).status == 200
+    await djl.refused("GET", "/adapters/team", 404, BAD, "The adapter team was not found")
+    assert (await djl.call("DELETE", "/models/demo/adapters/team/a1")).status == 200
+    assert await djl.adapters() == []
+
+
 async def test_a_file_url_is_a_path(files):
     assert (await files.post("/adapters?name=a1&src=file:///a/a%2531")).status == 200
     assert (await files.get("/adapters/a1")).json()["src"] == "file:///a/a%31"

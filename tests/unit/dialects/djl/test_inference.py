@@ -7,6 +7,7 @@ import json
 import pytest
 
 from engine.failures import FinishReason
+from inference.dialects.djl import results
 from tests.unit.dialects.djl.models import Djl
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
@@ -85,7 +86,8 @@ async def test_ends(djl, script, parameters, reason, text, stream):
     assert last["details"]["finish_reason"] == reason
     assert text in (None, last["generated_text"])
     tokens = [line["token"] for line in lines(answer)] if stream else last["details"]["tokens"]
-    assert "".join(token["text"] for token in tokens) == last["generated_text"]
+    shown = "".join(token["text"] for token in tokens)
+    assert shown == last["generated_text"] or (not stream and reason == "stop_sequence" and shown == "one two")
 
 
 async def test_a_stream_is_a_line_for_each_token(djl):
@@ -108,6 +110,18 @@ async def test_several_inputs(djl):
     assert sorted(each["generated_text"] for each in answer.json()) == ["one", "two"]
     answer = await djl.post("/predictions/demo", b"Hello", content_type="text/plain")
     assert [each.keys() for each in answer.json()] == [{"generated_text"}]
+
+
+async def test_a_stream_of_several_inputs_has_a_line_for_each_step(djl):
+    djl.worker.scripts += [says("one two three"), says("four")]
+    answer = await djl.post("/invocations", {"inputs": ["a", "b"], "stream": True})
+    assert answer.header("content-type") == "application/jsonlines"
+    texts = [line["outputs"] for line in lines(answer)]
+    assert len(texts) == len(ids("one two three")) + 1
+    assert sorted("".join(column) for column in zip(*texts, strict=True)) == ["four", "one two three"]
+    djl.worker.scripts += [says("one two three"), Script(fail_after=1)]
+    answer = await djl.post("/invocations", {"inputs": ["a", "b"], "stream": True})
+    assert lines(answer)[-1]["code"] == 424
 
 
 async def test_several_sequences(djl):
@@ -153,7 +167,6 @@ async def test_when_tokens_are_sampled(djl, given, temperature):
         ({"inputs": "a", "parameters": {"stop_sequences": [""]}}, 400, "stop_sequences"),
         ({"inputs": "a", "parameters": {"stop_sequences": ["x"] * 99}}, 400, "stop_sequences"),
         ({"inputs": "a", "parameters": {"n": 2, "do_sample": True}, "stream": True}, 400, "n, best_of and num_beams"),
-        ({"inputs": ["a", "b"], "stream": True}, 400, "a stream has one input"),
         ({"inputs": ["a"] * 1000}, 400, "inputs must have at most"),
         (
             {"inputs": "a", "parameters": {"details": True, "decoder_input_details": True}, "stream": True},
@@ -403,6 +416,18 @@ async def test_results_are_bounded_and_belong_to_a_key(djl):
     name, result = next(iter(djl.state.results._results.items()))
     result.tenant = "another"
     assert (await djl.post("/invocations", x_starting_token=name)).status == 400
+
+
+async def test_a_result_may_be_too_large(djl, monkeypatch):
+    for limit in ("MAX_BYTES", "MAX_TOTAL_BYTES"):
+        with monkeypatch.context() as patched:
+            patched.setattr(results, limit, 10)
+            begun = await djl.post("/invocations", {**ASK, "stream": True}, x_synchronous="false")
+            await eventually(lambda: all(r.ended is not None for r in djl.state.results._results.values()))
+        answer = await djl.post("/invocations", x_starting_token=begun.header("x-next-token"))
+        assert "result" in answer.text
+        assert answer.header("x-next-token") is None
+    assert djl.services.admission.in_flight == 0
 
 
 async def test_overload_is_throttled(start):

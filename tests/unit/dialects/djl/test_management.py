@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from tests.unit.dialects.djl.models import Djl
+from tests.unit.fake_worker import FakeWorker
 from tests.waiting import eventually
 
 BAD = "BadRequestException"
@@ -99,13 +100,15 @@ async def test_scaling(models):
     await models.refused("PUT", "/models/late?min_worker=1", 503, "ServiceUnavailableException", text)
 
 
-async def test_a_registration_waits_for_the_workers(models):
+async def test_a_registration_waits_for_the_workers(models, sockets):
     models.registry.starts_as = "starting"
     running = models.serving.begin("/models?url=/models/one&model_name=m", plane="djl")
     await eventually(lambda: "m" in models.registry.deployed)
     assert models.registry.created[0].workers == 1
-    models.registry.add("m", [])
+    worker = await FakeWorker(sockets / "m.sock", "m/0").start()
+    models.registry.add("m", [worker])
     assert (await running.end()).json() == {"status": 'Model "m" registered.'}
+    await worker.close()
     answer = await models.post("/models?url=org/two&synchronous=false")
     assert (answer.status, answer.json()) == (202, {"status": 'Model "two" registration scheduled.'})
 

@@ -45,6 +45,22 @@ def test_a_list_forgets_what_was_deleted_long_ago(call, create):
     assert call("GET", f"/sg_inf/{row.public_id}").json()["status"] == "DELETED"
 
 
+def test_the_last_decision_is_that_of_this_deployment(call, create):
+    row = create()
+    AuditEvent.objects.create(
+        actor="autoscaler", action="deployment.scaling.up", target=row.name, details={"wanted": 2}
+    )
+    AuditEvent.objects.create(actor="autoscaler", action="deployment.scaling.up", target="other", details={"wanted": 9})
+    last = AuditEvent.objects.create(
+        actor="autoscaler", action="deployment.scaling.down", target=row.name, details={"wanted": 1, "blocked": "price"}
+    )
+    (shown,) = call("GET", "/sg_inf/list").json()
+    at = last.at.strftime("%Y-%m-%d %H:%M:%S.%f")
+    assert shown["metadata"]["last_decision"] == {"at": at, "rule": "down", "wanted": 1, "blocked": "price"}
+    Deployment.objects.filter(pk=row.pk).update(created_at=timezone.now())
+    assert call("GET", f"/sg_inf/{row.public_id}").json()["metadata"]["last_decision"] is None
+
+
 def test_get_is_the_object_within_the_documented_envelope(call, create):
     row = create(hf_token="hf_secret", max_model_len=64, later=1, throughput_optimized=True)
     observe(
