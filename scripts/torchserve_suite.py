@@ -183,7 +183,7 @@ def shim(arguments: list[str]) -> int:
 
 def settings(options: argparse.Namespace, given: dict[str, str], home: Path, data: str) -> dict[str, str]:
     """The environment of the server, for TorchServe's options and properties."""
-    tokens = "off" if options.disable_token_auth or disables_tokens(given) else "on"
+    tokens = "off" if disables_tokens(given, options.disable_token_auth) else "on"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TMPDIR")}
     zero = ("GRPC_PORT", "DJL_PORT", "MINDIE_PORT", "MINDIE_MANAGEMENT_PORT", "MINDIE_METRICS_PORT")
     named = {
@@ -208,12 +208,12 @@ def settings(options: argparse.Namespace, given: dict[str, str], home: Path, dat
     return {**environment, **{f"DRAGOMAN_{name}": value for name, value in named.items()}}
 
 
-def disables_tokens(given: dict[str, str]) -> bool:
-    """Whether the environment says so, where it counts, or else the properties."""
-    said = given.get("disable_token_authorization", "false")
-    if given.get("enable_envvars_config") == "true":
-        said = os.environ.get("TS_DISABLE_TOKEN_AUTHORIZATION", said)
-    return said == "true"
+def disables_tokens(given: dict[str, str], option: bool) -> bool:
+    """Whether the environment says so, where it counts, or else the option or the properties."""
+    name = "TS_DISABLE_TOKEN_AUTHORIZATION"
+    if given.get("enable_envvars_config") == "true" and name in os.environ:
+        return os.environ[name] == "true"
+    return option or given.get("disable_token_authorization") == "true"
 
 
 def properties(path: str | None) -> dict[str, str]:

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     import grpc
 
@@ -46,6 +47,10 @@ class ServerOptions(Protocol):
     @property
     def host(self) -> str:
         """The default bind address of planes."""
+
+    @property
+    def data_dir(self) -> Path:
+        """The folder for generated secrets."""
 
     @property
     def max_body_bytes(self) -> int:

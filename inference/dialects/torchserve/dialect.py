@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
+import structlog
+
 from inference.dialects.torchserve import grpc_inference, grpc_management
 from inference.dialects.torchserve.grpc_inference import InferenceService
 from inference.dialects.torchserve.grpc_management import ManagementService
@@ -17,23 +19,26 @@ from inference.server.grpc_calls import Timeouts
 from inference.server.grpc_standard import standard_services
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import grpc
 
     from inference.planes.declaration import ServerOptions, Terminate
     from inference.services import Services
 
 MAX_CONNECTIONS = 256
+logger = structlog.get_logger(__name__)
 
 
 def configure(settings: TorchServeSettings, server: ServerOptions) -> Setup:
     """Configure the services and planes, which listen on the server's address."""
-    folder = settings.torchserve_key_folder
+    folder = settings.torchserve_key_folder or server.data_dir
     with_keys = _asks_for_keys(settings, server.host) and any(_ports(settings))
-    if with_keys and not folder.is_dir():
+    if with_keys and settings.torchserve_key_folder is not None and not folder.is_dir():
         raise SetupError("TORCHSERVE_KEY_FOLDER is no folder")
 
     def start(services: Services, terminate: Terminate) -> Parts:
-        keys = _key_file(settings) if with_keys else None
+        keys = _key_file(settings, folder) if with_keys else None
         authenticator = services.authenticator if keys is None else TokenAuthenticator(keys)
         state = State(settings, services, authenticator, keys)
         timeouts = Timeouts(server.body_timeout_s, server.slow_client_timeout_s)
@@ -65,12 +70,15 @@ def _asks_for_keys(settings: TorchServeSettings, host: str) -> bool:
         return host != "localhost"
 
 
-def _key_file(settings: TorchServeSettings) -> KeyFile:
-    keys = KeyFile(settings.torchserve_key_folder, settings.torchserve_token_expiration_min * 60)
+def _key_file(settings: TorchServeSettings, folder: Path) -> KeyFile:
+    """The keys in their file. Where nobody has asked for them and they cannot be written, only API keys open the services."""
+    keys = KeyFile(folder, settings.torchserve_token_expiration_min * 60)
     try:
         keys.create()
     except OSError as error:
-        raise SetupError(f"TORCHSERVE_KEY_FOLDER: {error.strerror}") from error
+        if settings.torchserve_token_authorization == "on":
+            raise SetupError(f"TORCHSERVE_KEY_FOLDER: {error.strerror}") from error
+        logger.warning("TorchServe's keys cannot be written; only API keys open its services", reason=error.strerror)
     return keys
 
 

@@ -201,6 +201,8 @@ async def set_default(state: State, model: str, version: str, actor: str) -> Out
     """Let a version answer requests that name none. Raises ServingErrors."""
     try:
         found = find_version(await state.services.registry.deployments(), model, version)
+        if not version:  # which is not the default version here
+            raise VersionNotFound(model, version)
     except VersionNotFound as error:
         text = f"Model version {version[:200]} does not exist for model {model[:200]}"
         raise not_found(text, "ModelVersionNotFoundException") from error

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_SEQUENCES = 64
 """Sequences of one call whose requests run at once."""
-MAX_WAITING = 256
+MAX_WAITING = 64
 """Requests of one call that are read and not answered yet."""
 MAX_UNWRITTEN = 8
 NO_ID = "Parameter sequenceId is required."

@@ -38,7 +38,9 @@ class TorchServeSettings(DialectSettings):
         "auto", description="Whether TorchServe's keys are asked for; auto: if bound beyond loopback."
     )
     torchserve_token_expiration_min: float = Field(60.0, gt=0, description="Minutes until a key expires.")
-    torchserve_key_folder: Path = Field(Path(), description="Folder of key_file.json.")
+    torchserve_key_folder: Path | None = Field(
+        None, description="Folder of key_file.json; unset is the server's data folder."
+    )
     torchserve_strict_statuses: bool = Field(
         False, description="Whether statuses say what happened where TorchServe's say INTERNAL."
     )

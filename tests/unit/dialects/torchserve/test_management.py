@@ -298,6 +298,8 @@ class TestVersions:
         assert [len(fakes[0].submits) for fakes in empty.registry.fakes.values()] == [1, 1]
         found = await refused(empty.manage("SetDefault", model_name="many", model_version="7"))
         assert found[:2] == ("NOT_FOUND", "Model version 7 does not exist for model many")
+        found = await refused(empty.manage("SetDefault", model_name="many"))
+        assert found[:2] == ("NOT_FOUND", "Model version  does not exist for model many")
         found = await refused(empty.manage("SetDefault", model_name="X", model_version="1.0"))
         assert found[:2] == ("NOT_FOUND", "Model not found: X")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import grpc
 import pytest
@@ -132,8 +133,8 @@ async def test_over_rest(begin, keys, tmp_path):
 class Options:
     max_body_bytes, body_timeout_s, slow_client_timeout_s = 2_000_000, 60.0, 30.0
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        self.host = host
+    def __init__(self, host: str = "127.0.0.1", data_dir: Path = Path("/nowhere")) -> None:
+        self.host, self.data_dir = host, data_dir
 
 
 @pytest.mark.parametrize(("host", "setting", "asked"), [
@@ -154,6 +155,17 @@ async def test_a_folder_that_cannot_be_used(start, tmp_path):
     settings = TorchServeSettings(torchserve_token_authorization="on", torchserve_key_folder=tmp_path / "none")
     with pytest.raises(SetupError):
         configure(settings, Options())
+
+
+async def test_keys_that_cannot_be_written(start, tmp_path):
+    serving = await start(0)
+    parts = configure(TorchServeSettings(), Options("0.0.0.0")).start(serving.services, lambda _: None)
+    assert parts.planes[0].authenticator.required  # only API keys open it
+    forced = configure(TorchServeSettings(torchserve_token_authorization="on"), Options())
+    with pytest.raises(SetupError):
+        forced.start(serving.services, lambda _: None)
+    configure(TorchServeSettings(), Options("0.0.0.0", tmp_path)).start(serving.services, lambda _: None)
+    assert (tmp_path / FILE).exists()
 
 
 def test_urls_that_are_no_patterns():
