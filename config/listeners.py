@@ -84,8 +84,8 @@ def build_listeners(
     for setup in setups:
         parts = setup.start(services, terminate)
         services.generator.observers += parts.observers
-        if parts.front is not None:
-            parts.front.use(fronts[0].table)
+        if parts.delegation is not None:
+            parts.delegation.open(fronts[0].table)
         for declared in parts.planes:
             if declared.port:
                 _add_plane(listeners, options, declared, services)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from inference.planes.delegation import Delegation
 
 if TYPE_CHECKING:
     from inference.generation.embeddings import Embedder
@@ -53,8 +51,6 @@ class Services:
     limits: Limits
     sites: Sites
     version: str
-    delegation: Delegation = field(default_factory=Delegation)
-    """Lets a dialect's own plane serve the front plane's routes; opened with the front plane."""
 
     @property
     def fingerprint(self) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from inference.http.auth import Authenticator
     from inference.http.exchange import Headers
     from inference.http.routing import RouteSet
-    from inference.planes.forwarding import FrontRoutes
+    from inference.planes.delegation import Delegation
     from inference.server.tls import TlsFiles
     from inference.services import Services
 
@@ -110,8 +110,8 @@ class Parts:
     grpc: Sequence[GrpcListener] = ()
     observers: Sequence[Observer] = ()
     """Notified of the generations of all dialects."""
-    front: FrontRoutes | None = None
-    """Gets the front plane's routes, if the dialect passes requests on to them."""
+    delegation: Delegation | None = None
+    """Is opened to the front plane's routes, if the dialect answers requests with them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inference.http.routing import RouteTable, route_for
+from inference.http.routing import RouteTable
 from inference.planes.links import LinkPlane
 from inference.planes.metrics_and_docs import operation_routes
 from inference.planes.plane import Plane
@@ -12,7 +12,7 @@ from inference.planes.plane import Plane
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from inference.http.exchange import Exchange, Headers
+    from inference.http.exchange import Headers
     from inference.planes.declaration import Dialect
     from inference.services import Services
 
@@ -23,12 +23,6 @@ def front_planes(services: Services, dialects: Iterable[Dialect]) -> tuple[Plane
     """
     fronts = {dialect.name: dialect.front for dialect in dialects if dialect.front is not None}
     table = RouteTable([*fronts.values(), operation_routes(fronts)])
-
-    async def handle(exchange: Exchange) -> None:
-        routes, exchange.parameters = table.find(exchange.method, exchange.path)
-        await route_for(routes, await exchange.json()).handler(exchange, services)
-
-    services.delegation.open(handle)
     parts = (table, services, services.authenticator, _answer_headers)
     return Plane("front", *parts), LinkPlane("front", *parts)
 

@@ -13,6 +13,13 @@ from inference.planes.delegation import Delegation
 ASK = {"prompt": "The capital", "model": "demo", "max_tokens": 2}
 
 
+def opened(serving):
+    """The way to this server's front plane."""
+    delegation = Delegation()
+    delegation.open(serving.planes["front"].table)
+    return delegation
+
+
 class Client:
     """Collects what is sent to it."""
 
@@ -36,7 +43,7 @@ async def waits():
 async def test_a_request_is_answered_as_the_front_plane_would(serving):
     client = Client()
     client.exchange._receive = waits
-    await serving.services.delegation.run(client.exchange, "/v1/completions", ASK)
+    await opened(serving).run(client.exchange, serving.services, "/v1/completions", ASK)
     head, body = client.sent
     assert (head["status"], client.exchange.status) == (200, 200)
     assert (b"x-own", b"2") in head["headers"]
@@ -55,10 +62,10 @@ async def test_a_request_is_answered_as_the_front_plane_would(serving):
 async def test_an_error_is_raised_and_nothing_is_sent(serving, method, path, body, error):
     client = Client(method)
     with pytest.raises(error):
-        await serving.services.delegation.run(client.exchange, path, body)
+        await opened(serving).run(client.exchange, serving.services, path, body)
     assert (client.sent, client.exchange.status) == ([], 0)
 
 
-async def test_before_the_front_plane_exists():
+async def test_before_the_front_plane_exists(serving):
     with pytest.raises(RouteNotFound):
-        await Delegation().run(Client().exchange, "/v1/completions", ASK)
+        await Delegation().run(Client().exchange, serving.services, "/v1/completions", ASK)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from inference.dialects.djl.models import StartupModel
 from inference.dialects.djl.results import Results
+from inference.planes.delegation import Delegation
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +15,4 @@ class DjlState:
 
     startup: StartupModel = field(default_factory=StartupModel)
     results: Results = field(default_factory=Results)
+    delegation: Delegation = field(default_factory=Delegation)

@@ -46,7 +46,7 @@ def configure(settings: TorchServeSettings, server: ServerOptions) -> Setup:
             _planes(state, server.host),
             _grpc_listeners(state, server.host, timeouts),
             [state.metrics],
-            state.front,
+            state.delegation,
         )
 
     return Setup(start=start)

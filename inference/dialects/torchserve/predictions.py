@@ -122,7 +122,7 @@ async def openai(
     if given.raw or "prompt" in given.fields or "messages" in given.fields:
         body = openai_body(given, served, streams)
     try:
-        chunks = state.front.chunks(state.services, caller, f"/{path}", body, served.entry.public_id)
+        chunks = state.delegation.chunks(state.services, caller, f"/{path}", body, served.entry.public_id)
         async with aclosing(chunks):
             async for chunk in chunks:
                 yield chunk

@@ -70,7 +70,7 @@ async def kserve_infer(exchange: Exchange, services: Services, state: State) -> 
     """/v2/models/{model}/infer: KServe's tensors, as on the front plane."""
     served = await find_served(services, exchange.parameters["model"], "")
     path = f"/v2/models/{served.model}/infer"
-    await state.front.answer(exchange, services, path, served.entry.public_id)
+    await state.delegation.answer(exchange, services, path, served.entry.public_id)
 
 
 async def explanations(exchange: Exchange, services: Services, state: State) -> None:
@@ -102,7 +102,7 @@ async def _openai(exchange: Exchange, state: State) -> None:
         raise unknown(path)
     exchange.headers[b"content-type"] = JSON  # TorchServe's handler reads the body as JSON whatever its type
     try:
-        await state.front.answer(exchange, state.services, f"/{path}", served.entry.public_id)
+        await state.delegation.answer(exchange, state.services, f"/{path}", served.entry.public_id)
     except (RouteNotFound, MethodNotAllowed) as error:
         raise unknown(path) from error
 
