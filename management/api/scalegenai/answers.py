@@ -10,6 +10,7 @@ from django.db.models import Count, Exists, OuterRef, Q, Subquery
 from django.db.models.functions import Coalesce, Now
 from django.utils import timezone
 
+from management import live
 from management.api.scalegenai.canonical import canonical
 from management.api.scalegenai.secrecy import HIDDEN
 from management.models import AuditEvent, Deployment, Model, Secret, Worker
@@ -44,7 +45,10 @@ def shown_deployments() -> QuerySet[Deployment]:
         at__gte=OuterRef("created_at"),
         at__lte=OuterRef("until"),
     )
-    return Deployment.objects.select_related("version__model").annotate(
+    rows = Deployment.objects.select_related("version__model").prefetch_related(
+        "adapters__versions", "version__model__adapters__versions"
+    )
+    return rows.annotate(
         until=Coalesce("ended_at", Now()),
         decision=Subquery(decisions.order_by("-pk").values("pk")[:1]),
         has_token=Exists(Secret.objects.filter(deployment=OuterRef("pk"), name=HUB_TOKEN)),
@@ -78,6 +82,7 @@ def answers_of(rows: Iterable[Deployment]) -> list[dict[str, Any]]:
 
 def _answer(row: Deployment, decision: AuditEvent | None) -> dict[str, Any]:
     body = body_of(row)
+    body["llm_loras"] = _adapters(row, {each["name"]: each for each in body["llm_loras"]})
     if row.has_token:
         body["hf_token"] = HIDDEN
     return {
@@ -103,6 +108,20 @@ def _answer(row: Deployment, decision: AuditEvent | None) -> dict[str, Any]:
             "extra": row.vendor_fields.get("extra", {}),
         },
     }
+
+
+def _adapters(row: Deployment, given: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The adapters that the deployment serves, whoever registered them: as they were `given`, or with their source. `error` says
+    why a worker could not load one.
+    """
+    found = []
+    served = list(row.adapters.all()) or list(row.version.model.adapters.all())
+    for adapter in sorted(served, key=lambda each: each.pk):
+        current = adapter.current
+        shown = given.get(adapter.name, {"name": adapter.name, "hf_repo": current.source, "hf_token": None})
+        failure = live.adapter_failure(current.digest)
+        found.append(shown if failure is None else {**shown, "error": failure.words})
+    return found
 
 
 def link_of(row: Deployment) -> str:

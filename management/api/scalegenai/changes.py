@@ -191,5 +191,6 @@ def _change(
     fields["vendor_fields"] = {**row.vendor_fields, **changed}
     places = {lora.name: index for index, lora in enumerate(wanted.loras)}
     new = [each.registered(row.version.model, ("llm_loras", places[each.name]), actor) for each in found]
-    adapters = [*row.adapters.all(), *new] if new else None
+    # A deployment without chosen adapters serves all of its model's, the new ones included.
+    adapters = [*row.adapters.all(), *new] if new and row.adapters.exists() else None
     _serviced(lambda: deployments.change_deployment(row, actor, adapters, **fields))
