@@ -113,6 +113,10 @@ class FakeWorker:
             self._steps.cancel()
             await asyncio.gather(self._steps, return_exceptions=True)
         self.die()
+        for connection in list(self._connections):
+            connection.writer.transport.abort()  # what is unsent must not outlive the event loop
+            with suppress(OSError):
+                await connection.writer.wait_closed()
 
     def die(self, last_words: str | None = None) -> None:
         """Listen no more and hang up, with `last_words` if there are any."""

@@ -6,6 +6,7 @@ answer.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from inference.dialects.djl.body import read_body
@@ -22,6 +23,8 @@ from inference.generation.answer import Job, answer, preparing
 from inference.workers.scope import scope_id, within
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from inference.dialects.djl.state import DjlState
     from inference.generation.generation import Generation
     from inference.http.exchange import Exchange
@@ -127,8 +130,14 @@ async def _lmi(exchange: Exchange, services: Services, entry: DeploymentEntry, b
         batched = parsed.as_list and parsed.form != "json"
         return (BatchReply if batched else LmiReply)(parsed, generations)
 
+    prepare_all = preparing(requests, exchange, services, "djl")
+
+    async def prepare() -> list[Generation]:
+        with _still_registered(names):
+            return await prepare_all()
+
     job = Job(
-        preparing(requests, exchange, services, "djl"),
+        prepare,
         reply,
         STREAMS.get(parsed.form),
         lambda: services.admission.permit(exchange.tenant),
@@ -148,4 +157,17 @@ async def _openai(
         model = entry.name
     inner = {**{key: value for key, value in body.items() if key not in OWN_KEYS}, "model": model}
     through = None if exchange.path == CHAT else as_lines
-    await services.delegation.run(exchange, path, inner, entry.public_id, through)
+    with _still_registered([adapter]):
+        await services.delegation.run(exchange, path, inner, entry.public_id, through)
+
+
+@contextmanager
+def _still_registered(names: list[str]) -> Iterator[None]:
+    """An adapter that is unregistered after it was selected is an unknown adapter, as it would have been a moment later."""
+    try:
+        yield
+    except ModelNotFound as error:
+        adapters = ", ".join(sorted({name for name in names if name}))
+        if not adapters:
+            raise
+        raise LmiError(f"{PARSING_FAILED}LoRA adapter {adapters} is no longer registered") from error

@@ -82,10 +82,11 @@ def _of_model(entry: DeploymentEntry, model: Any) -> str:
         raise LmiError(f"{PARSING_FAILED}model must be a text")
     if model in (served_name(entry), entry.name, entry.model):
         return ""
-    name = model.removeprefix(f"{entry.name}:")
-    if entry.adapter(name) is None:
-        raise ModelNotFound(model)
-    return name
+    base, _, rest = model.partition(":")
+    for name in (model, rest if base in (served_name(entry), entry.name) else ""):
+        if name and entry.adapter(name) is not None:
+            return name
+    raise ModelNotFound(model)
 
 
 def _known(entry: DeploymentEntry, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from urllib.parse import quote
 
 import pytest
@@ -334,8 +335,8 @@ async def test_the_reason_of_a_failed_load_is_shown(djl, monkeypatch):
     assert await djl.adapters("/adapters") == [shown]
 
 
-async def test_keys_need_the_scope_manage(start):
-    djl = Djl(await start(api_key_required=True))
-    answer = await djl.get("/adapters")
-    assert (answer.status, answer.json()["type"]) == (401, "UnauthorizedException")
-    assert (await djl.get("/ping")).status == 200
+async def test_registered_at_once_under_one_name(files):
+    paths = [f"/adapters?name=a1&src=/a/a{number}" for number in (1, 2, 1, 2)]
+    answers = await asyncio.gather(*(files.post(path) for path in paths))
+    assert sorted(answer.status for answer in answers) == [200, 409, 409, 409]
+    assert len(await files.adapters()) == 1

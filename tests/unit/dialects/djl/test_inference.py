@@ -7,7 +7,7 @@ import json
 import pytest
 
 from engine.failures import FinishReason
-from inference.dialects.djl import results
+from inference.dialects.djl import inference, results
 from tests.unit.dialects.djl.models import Djl
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
@@ -218,6 +218,7 @@ async def test_adapters_by_header_query_body_and_model(djl):
         ("/invocations?adapter=b", body, {}, "digest-b"),
         ("/invocations", body, {}, "digest-c"),
         ("/invocations", {**ASK, "model": "d"}, {}, "digest-d"),
+        ("/invocations", {**ASK, "model": "demo:d"}, {}, "digest-d"),
         ("/invocations", {**ASK, "model": "demo"}, {}, ""),
         ("/invocations", {**ASK, "adapters": "", "model": "d"}, {}, ""),
         ("/invocations", ASK, {}, ""),
@@ -247,6 +248,9 @@ async def test_an_unknown_adapter_is_never_the_base(djl):
         ("/invocations", {**ASK, "adapters": ["x"]}, {}, 424, unknown),
         ("/invocations", {**ASK, "adapters": 7}, {}, 424, "Input parsing failed: adapters must be a text"),
         ("/invocations", {**ASK, "model": "x"}, {}, 404, "The model `x` does not exist."),
+        ("/invocations", {**ASK, "model": "demo:x"}, {}, 404, "The model `demo:x` does not exist."),
+        ("/invocations", {**ASK, "model": "other:a"}, {}, 404, "The model `other:a` does not exist."),
+        ("/invocations", {**ASK, "model": "tgi"}, {}, 404, "The model `tgi` does not exist."),
         ("/invocations", {"messages": MESSAGES, "adapters": "x"}, {}, 424, unknown),
         ("/v1/chat/completions", {"messages": MESSAGES, "model": "x"}, {}, 404, "The model `x` does not exist."),
         ("/v1/chat/completions?adapter=x", {"messages": MESSAGES}, {}, 424, "The adapter x has not been registered"),
@@ -254,6 +258,26 @@ async def test_an_unknown_adapter_is_never_the_base(djl):
         answer = await djl.post(path, body, **headers)
         assert (answer.status, answer.json()["code"]) == (status, status)
         assert answer.json()["error"].startswith(text)
+    assert not djl.worker.submits
+
+
+@pytest.mark.parametrize("body", [ASK, {"messages": MESSAGES}])
+async def test_an_adapter_that_goes_after_it_was_selected_is_unknown(djl, body, monkeypatch):
+    await djl.has("a")
+    chosen = inference.select
+
+    def select(exchange, entry, *rest):
+        found = chosen(exchange, entry, *rest)
+        djl.registry.deployed["demo"].adapters.clear()
+        djl.registry.publish()
+        return found
+
+    monkeypatch.setattr(inference, "select", select)
+    answer = await djl.post("/invocations", {**body, "adapters": "a"})
+    assert (answer.status, answer.json()["error"]) == (
+        424,
+        "Input parsing failed: LoRA adapter a is no longer registered",
+    )
     assert not djl.worker.submits
 
 
@@ -294,6 +318,13 @@ async def test_completions_and_openais_errors(djl):
     assert (answer.status, answer.json()["code"]) == (400, 400)
     assert "temperature" in answer.json()["error"]
     assert (await djl.post("/v1/chat/completions", ASK)).status == 424
+
+
+async def test_an_adapter_may_have_the_name_of_a_default(djl):
+    await djl.has("tgi")
+    for body in ({"messages": MESSAGES, "adapters": "tgi"}, {**ASK, "adapters": "tgi"}):
+        assert (await djl.post("/invocations", body)).status == 200
+        assert adapter_of(djl) == "digest-tgi"
 
 
 async def test_a_model_name_of_openai_chooses_the_deployment(djl):
@@ -357,6 +388,12 @@ async def test_forms_that_cannot_be(djl, body, kind):
     answer = await djl.post("/invocations", body, content_type=kind)
     assert (answer.status, answer.json()["code"]) == (424, 424)
     assert "Input Parsing failed" in answer.json()["error"]
+
+
+async def test_a_form_may_hold_a_conversation(djl):
+    body = multipart(("data", json.dumps({"messages": MESSAGES})))
+    answer = await djl.post("/invocations", body, content_type="multipart/form-data; boundary=x")
+    assert (answer.status, answer.json()["object"]) == (200, "chat.completion")
 
 
 async def test_embeddings(start):

@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from tests.unit.dialects.djl.models import Djl
 from tests.unit.fake_worker import FakeWorker
 from tests.waiting import eventually
 
@@ -185,13 +184,3 @@ async def test_logging_and_metrics(models):
     assert answer.header("content-type").startswith("text/plain")
     assert "# TYPE" in answer.text
     assert (await models.call("OPTIONS", "/")).text == "{}\n"
-
-
-async def test_scopes(start):
-    djl = Djl(await start(api_key_required=True))
-    for method, path in (("GET", "/models"), ("POST", "/models"), ("PUT", "/models/demo"), ("POST", "/server/logging"),
-                         ("GET", "/server/metrics"), ("POST", "/invocations"), ("DELETE", "/models/demo")):  # fmt: skip
-        answer = await djl.call(method, path)
-        assert (answer.status, answer.json()["code"]) == (401, 401), path
-        assert answer.header("www-authenticate") == "Bearer"
-    assert (await djl.call("OPTIONS", "/invocations")).status == 200
