@@ -1,7 +1,7 @@
 """Delegation: a dialect's own plane serves a request as a route of the front plane, without knowing whose route that is.
 
-The plane has admitted the request already (Host, Origin, API key), so the delegating route must ask for the same scope as the
-front's. The front's handler takes its own permit and renders its own responses and streams. An error before the first byte is
+The plane has admitted the request already (Host, Origin, API key) for inference, so only the front's inference routes are
+there. The front's handler takes its own permit, unless the request holds one, and renders its own responses and streams. An error before the first byte is
 raised to the delegating route, which renders it as its dialect does.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from inference.http.exchange import Exchange, Send
 
-    Handle = Callable[[Exchange], Awaitable[None]]
+    Handle = Callable[[Exchange, bool], Awaitable[None]]
 
 
 class Delegation:
@@ -27,7 +27,9 @@ class Delegation:
         self._handle: Handle | None = None
 
     def open(self, handle: Handle) -> None:
-        """`handle` runs the handler of the front plane's route that fits an exchange's method, path and body."""
+        """`handle` runs the handler of the front plane's route that fits an exchange's method, path and body; its second
+        argument says whether the request holds a permit.
+        """
         self._handle = handle
 
     async def run(
@@ -37,17 +39,18 @@ class Delegation:
         body: dict[str, Any],
         public_id: str = "",
         through: Callable[[Send], Send] | None = None,
+        permitted: bool = False,
     ) -> None:
         """Answer `exchange` as the front plane's `path` does, with this JSON body instead of the client's own.
 
         `public_id` limits the request to one deployment; "" leaves it as limited as it is. `through` wraps what sends the
-        response. Raises the ServingError of a refused request, and RouteNotFound without such a route.
+        response; `permitted`: the caller holds a permit. Raises the ServingError of a refused request, and RouteNotFound without such a route.
         """
         if self._handle is None:
             raise RouteNotFound("Not Found")
         inner = exchange.inner(path, body, through)
         try:
             with within(public_id or scope_id()):
-                await self._handle(inner)
+                await self._handle(inner, permitted)
         finally:
             exchange.status = inner.status
