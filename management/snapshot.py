@@ -90,10 +90,13 @@ class DeploymentEntry(msgspec.Struct, frozen=True):
     is_default_version: bool = True
 
     def answers_to(self, name: str) -> bool:
-        """Whether requests for this name are this deployment's: its served name if it is the default version, or its own."""
-        if name == (self.served_name or self.name):
+        """Whether requests for this name are this deployment's: its served name if it is the default version, its own, or
+        `SERVED_NAME/LABEL`.
+        """
+        served = self.served_name or self.name
+        if name == served:
             return self.is_default_version
-        return name == self.name
+        return name in (self.name, f"{served}/{self.label}")
 
     def adapter(self, name: str) -> AdapterEntry | None:
         """The adapter of this name, or None."""

@@ -29,9 +29,9 @@ def find_version(states: Iterable[DeploymentState], served_name: str, label: str
     return found[0]
 
 
-async def until_scaled(services: Services, name: str, timeout_s: float) -> DeploymentState:
-    """Wait until the deployment has as many ready workers as it should, and this process is connected to them. Raises
-    StartFailed with the reason if that cannot be, DeadlineExceeded after `timeout_s`.
+async def until_scaled(services: Services, name: str, timeout_s: float, minimum: int, maximum: int) -> DeploymentState:
+    """Wait until the deployment has `minimum` to `maximum` ready workers and no others, as many as it should have, and this
+    process is connected to them. Raises StartFailed with the reason if that cannot be, DeadlineExceeded after `timeout_s`.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -45,8 +45,8 @@ async def until_scaled(services: Services, name: str, timeout_s: float) -> Deplo
                 connected = sum(
                     len(target.responsive) for target in services.router.targets if target.entry.name == name
                 )
-                others = len(state.workers) - ready
-                if ready == state.wanted_workers and not others and (connected >= ready or not ready):
+                settled = ready == len(state.workers) == state.wanted_workers
+                if settled and minimum <= ready <= maximum and connected >= ready:
                     return state
                 await asyncio.sleep(POLL_S)
     except TimeoutError as error:

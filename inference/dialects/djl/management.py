@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from inference.dialects.djl.errors import DjlError, bad_request, conflict, not_found, not_ready, pretty
-from inference.dialects.djl.listing import DEFAULTS, ready_workers, status_of
+from inference.dialects.djl.listing import DEFAULTS, status_of
 from inference.dialects.djl.models import NOTES, actor_of, states_of
 from inference.dialects.djl.parameters import INT_MAX, read_parameters
 from inference.errors import DeadlineExceeded, ModelExists, NotServed, ServingError, SourceNotFound, StartFailed
 from inference.workers.registry import NewDeployment
-from inference.workers.versions import POLL_S, until_scaled
+from inference.workers.versions import until_scaled
 
 if TYPE_CHECKING:
     from inference.dialects.djl.parameters import Parameters
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from inference.workers.registry import DeploymentState
 
 START_TIMEOUT_S = 600.0
+MAX_WORKERS = 1 << 16
+"""More than any deployment has."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,10}")
 NO_WORKFLOWS = "Workflows cannot be registered on this server. Register a model with POST /models."
@@ -87,11 +88,8 @@ async def refuse_workflow(exchange: Exchange, services: Services) -> None:
 async def _until_ready(services: Services, name: str, workers: int, actor: str) -> None:
     """Wait for so many workers; if they do not come, the deployment is removed again."""
     try:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            # What should run is known only after the reconciler has looked, so the workers are counted too.
-            while ready_workers(await until_scaled(services, name, START_TIMEOUT_S)) < workers:  # noqa: ASYNC110 - the registry polls
-                await asyncio.sleep(POLL_S)
-    except (StartFailed, DeadlineExceeded, TimeoutError) as error:
+        await until_scaled(services, name, START_TIMEOUT_S, workers, MAX_WORKERS)
+    except (StartFailed, DeadlineExceeded) as error:
         with suppress(ServingError):  # the reason of the failure is more useful
             await services.registry.remove_deployment(name, actor)
         if isinstance(error, StartFailed):

@@ -148,15 +148,9 @@ async def _create(state: State, asked: Registration, source: Source, actor: str)
 
 async def _until_started(state: State, wanted: DeploymentState, limits: tuple[int, int], timeout_s: float) -> None:
     """Wait until the number of ready workers is within the limits. Raises TorchServeError."""
-    minimum, maximum = limits
     try:
-        async with asyncio.timeout(timeout_s):
-            while True:  # what the reconciler has not seen yet is not wanted yet
-                scaled = await until_scaled(state.services, wanted.name, timeout_s)
-                if minimum <= sum(worker.state == "ready" for worker in scaled.workers) <= maximum:
-                    return
-                await asyncio.sleep(POLL_S)
-    except (StartFailed, DeadlineExceeded, TimeoutError) as error:
+        await until_scaled(state.services, wanted.name, timeout_s, *limits)
+    except (StartFailed, DeadlineExceeded) as error:
         text = f"Failed to start workers for model {wanted.served_name} version: {wanted.label}"
         raise internal(text) from error
 
