@@ -77,15 +77,12 @@ def build_listeners(
     Raises SetupError, TlsError or ValueError, and binds nothing.
     """
     listeners = Listeners()
-    fronts = front_planes(services, dialects)
-    for plane in fronts:
+    for plane in front_planes(services, dialects):
         listeners.add((options.host, options.front_port), plane, options.max_body_bytes)
     listeners.add((options.host, options.control_port), ControlPlane(), options.max_body_bytes)
     for setup in setups:
         parts = setup.start(services, terminate)
         services.generator.observers += parts.observers
-        if parts.delegation is not None:
-            parts.delegation.open(fronts[0].table)
         for declared in parts.planes:
             if declared.port:
                 _add_plane(listeners, options, declared, services)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from inference.planes.delegation import Delegation
 
 if TYPE_CHECKING:
     from inference.generation.embeddings import Embedder
@@ -51,6 +53,8 @@ class Services:
     limits: Limits
     sites: Sites
     version: str
+    delegation: Delegation = field(default_factory=Delegation)
+    """Lets a dialect's own plane serve the front plane's routes; opened with the front plane."""
 
     @property
     def fingerprint(self) -> str:

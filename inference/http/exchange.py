@@ -154,11 +154,13 @@ class Exchange:
         scope = {**self.scope, "path": path, "raw_path": path.encode(), "headers": headers}
         made = Exchange(scope, receive or self._receive, self._send if through is None else through(self._send))
         made.request_id, made.tenant, made.answer_headers = self.request_id, self.tenant, self.answer_headers
-        made.body_bytes, made._json, made._body = self.body_bytes, body, b""
+        made.body_bytes, made._json = self.body_bytes, body
         return made
 
     async def body(self) -> bytes:
         """The whole body; its size is limited by the server. Cached."""
+        if self._body is None and self._json is not None:  # an inner exchange
+            self._body = msgspec.json.encode(self._json)
         if self._body is not None:
             return self._body
         parts = []

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from inference.http.auth import Authenticator
     from inference.http.exchange import Headers
     from inference.http.routing import RouteSet
-    from inference.planes.delegation import Delegation
     from inference.server.tls import TlsFiles
     from inference.services import Services
 
@@ -110,8 +109,6 @@ class Parts:
     grpc: Sequence[GrpcListener] = ()
     observers: Sequence[Observer] = ()
     """Notified of the generations of all dialects."""
-    delegation: Delegation | None = None
-    """Is opened to the front plane's routes, if the dialect answers requests with them."""
 
 
 @dataclass(frozen=True, slots=True)

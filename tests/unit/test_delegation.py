@@ -13,13 +13,6 @@ from inference.planes.delegation import Delegation
 ASK = {"prompt": "The capital", "model": "demo", "max_tokens": 2}
 
 
-def opened(serving):
-    """The way to this server's front plane."""
-    delegation = Delegation()
-    delegation.open(serving.planes["front"].table)
-    return delegation
-
-
 class Client:
     """Collects what is sent to it."""
 
@@ -43,7 +36,7 @@ async def waits():
 async def test_a_request_is_answered_as_the_front_plane_would(serving):
     client = Client()
     client.exchange._receive = waits
-    await opened(serving).run(client.exchange, serving.services, "/v1/completions", ASK)
+    await serving.services.delegation.run(client.exchange, "/v1/completions", ASK)
     head, body = client.sent
     assert (head["status"], client.exchange.status) == (200, 200)
     assert (b"x-own", b"2") in head["headers"]
@@ -62,10 +55,10 @@ async def test_a_request_is_answered_as_the_front_plane_would(serving):
 async def test_an_error_is_raised_and_nothing_is_sent(serving, method, path, body, error):
     client = Client(method)
     with pytest.raises(error):
-        await opened(serving).run(client.exchange, serving.services, path, body)
+        await serving.services.delegation.run(client.exchange, path, body)
     assert (client.sent, client.exchange.status) == ([], 0)
 
 
-async def test_before_the_front_plane_exists(serving):
+async def test_before_the_front_plane_exists():
     with pytest.raises(RouteNotFound):
-        await Delegation().run(Client().exchange, serving.services, "/v1/completions", ASK)
+        await Delegation().run(Client().exchange, "/v1/completions", ASK)

@@ -18,11 +18,10 @@ def configure(settings: DjlSettings, server: ServerOptions) -> Setup:
     """Configure the plane, which listens on the server's address."""
 
     def start(services: Services, terminate: Terminate) -> Parts:
-        state = DjlState()
         plane = PlaneListener(
-            "djl", server.host, settings.djl_port, routes(state), server.max_body_bytes, answer_headers
+            "djl", server.host, settings.djl_port, routes(DjlState()), server.max_body_bytes, answer_headers
         )
-        return Parts([plane], delegation=state.delegation)
+        return Parts([plane])
 
     return Setup(hosts=[server.host], start=start)
 

@@ -47,12 +47,12 @@ async def infer(exchange: Exchange, services: Services, state: DjlState) -> None
     body = await read_body(exchange)
     entry = await _entry(exchange, services, state, body)
     if _is_synchronous(exchange):
-        await _answer(exchange, services, state, entry, body)
+        await _answer(exchange, services, entry, body)
         return
     services.admission.check(exchange.tenant)
 
     async def run(recorded: Exchange) -> None:
-        await services.router.when_known(exchange.tenant, lambda: _answer(recorded, services, state, entry, body))
+        await services.router.when_known(exchange.tenant, lambda: _answer(recorded, services, entry, body))
 
     await state.results.begin(exchange, body, run)
 
@@ -105,13 +105,11 @@ def _by_model(services: Services, body: dict[str, Any]) -> DeploymentEntry | Non
     return None if found is None else found.deployment
 
 
-async def _answer(
-    exchange: Exchange, services: Services, state: DjlState, entry: DeploymentEntry, body: dict[str, Any]
-) -> None:
+async def _answer(exchange: Exchange, services: Services, entry: DeploymentEntry, body: dict[str, Any]) -> None:
     if body.get("prompt") is not None:
-        await _openai(exchange, services, state, entry, body, COMPLETIONS)
+        await _openai(exchange, services, entry, body, COMPLETIONS)
     elif body.get("messages") is not None and body.get("inputs") is None:
-        await _openai(exchange, services, state, entry, body, CHAT)
+        await _openai(exchange, services, entry, body, CHAT)
     elif exchange.path == CHAT:
         raise LmiError(f"{PARSING_FAILED}invalid payload. must contain messages")
     else:
@@ -148,12 +146,7 @@ async def _lmi(exchange: Exchange, services: Services, entry: DeploymentEntry, b
 
 
 async def _openai(
-    exchange: Exchange,
-    services: Services,
-    state: DjlState,
-    entry: DeploymentEntry,
-    body: dict[str, Any],
-    path: str,
+    exchange: Exchange, services: Services, entry: DeploymentEntry, body: dict[str, Any], path: str
 ) -> None:
     """Let the front plane answer, with events on OpenAI's own path and lines on the others, as in LMI."""
     (adapter,) = select(exchange, entry, body)
@@ -165,7 +158,7 @@ async def _openai(
     inner = {**{key: value for key, value in body.items() if key not in OWN_KEYS}, "model": model}
     through = None if exchange.path == CHAT else as_lines
     with _still_registered([adapter]):
-        await state.delegation.run(exchange, services, path, inner, entry.public_id, through)
+        await services.delegation.run(exchange, path, inner, entry.public_id, through)
 
 
 @contextmanager

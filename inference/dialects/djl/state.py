@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from inference.dialects.djl.models import StartupModel
 from inference.dialects.djl.results import Results
-from inference.planes.delegation import Delegation
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,4 +14,3 @@ class DjlState:
 
     startup: StartupModel = field(default_factory=StartupModel)
     results: Results = field(default_factory=Results)
-    delegation: Delegation = field(default_factory=Delegation)

@@ -46,7 +46,6 @@ def configure(settings: TorchServeSettings, server: ServerOptions) -> Setup:
             _planes(state, server.host),
             _grpc_listeners(state, server.host, timeouts),
             [state.metrics],
-            state.delegation,
         )
 
     return Setup(start=start)

@@ -61,12 +61,6 @@ class Input:
             raise InvalidRequest("model must be a string", "model")
         return given
 
-    @property
-    def body(self) -> bytes:
-        """The fields as an OpenAI body."""
-        own = ("url_path", "lora_adapter", "adapters")
-        return msgspec.json.encode({name: value for name, value in self.fields.items() if name not in own})
-
 
 def parse_input(values: Mapping[str, bytes]) -> Input:
     """Decode the values; raises InvalidRequest."""

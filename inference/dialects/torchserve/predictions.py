@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from inference.chat.conversation import parse_messages, template_arguments
+from inference.dialects.torchserve.delegated import chunks_of
 from inference.dialects.torchserve.errors import PredictionRefused, indented
 from inference.dialects.torchserve.inputs import Input, parse_asked, parse_input
 from inference.dialects.torchserve.versions import Served, find_served, named, with_adapter
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 NAME = "torchserve"
 OPENAI = "v1/"
+OWN = ("url_path", "lora_adapter", "adapters")
+"""Entries that OpenAI's routes do not know."""
 
 
 class Prediction:
@@ -118,11 +121,11 @@ async def openai(
     path = given.path
     if not path.startswith(OPENAI):
         raise unknown(path)
-    body = b""
+    body: dict[str, Any] = {}
     if given.raw or "prompt" in given.fields or "messages" in given.fields:
         body = openai_body(given, served, streams)
     try:
-        chunks = state.delegation.chunks(state.services, caller, f"/{path}", body, served.entry.public_id)
+        chunks = chunks_of(state.services, caller, f"/{path}", body, served.entry.public_id)
         async with aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
@@ -130,7 +133,7 @@ async def openai(
         raise unknown(path) from error
 
 
-def openai_body(given: Input, served: Served, streams: bool) -> bytes:
+def openai_body(given: Input, served: Served, streams: bool) -> dict[str, Any]:
     """The body for OpenAI's route; a text is the prompt."""
     fields: dict[str, Any] = {} if given.text is None else {"prompt": given.text}
     fields.update(given.fields)
@@ -139,7 +142,7 @@ def openai_body(given: Input, served: Served, streams: bool) -> bytes:
     fields.setdefault("model", served.name)
     if given.path.endswith("completions"):
         fields["stream"] = streams and fields.get("stream") is not False
-    return Input(fields=fields).body
+    return {name: value for name, value in fields.items() if name not in OWN}
 
 
 def unknown(path: str) -> PredictionRefused:

@@ -12,8 +12,10 @@ from inference.dialects.torchserve.inputs import parse_input
 from inference.dialects.torchserve.predictions import OPENAI, Prediction, predict, read_input, unknown
 from inference.dialects.torchserve.rest_inputs import query_of, values_of
 from inference.dialects.torchserve.versions import find_served
-from inference.errors import InvalidRequest, MethodNotAllowed, NotServed, RouteNotFound
+from inference.errors import InvalidRequest, MethodNotAllowed, NotServed, RouteNotFound, ServingError, Starting
 from inference.http.exchange import Response, json_response
+from inference.http.refusals import log_refusal
+from inference.vendors import openai_errors
 
 if TYPE_CHECKING:
     from inference.dialects.torchserve.state import State
@@ -69,8 +71,8 @@ async def kserve_predict(exchange: Exchange, services: Services, state: State) -
 async def kserve_infer(exchange: Exchange, services: Services, state: State) -> None:
     """/v2/models/{model}/infer: KServe's tensors, as on the front plane."""
     served = await find_served(services, exchange.parameters["model"], "")
-    path = f"/v2/models/{served.model}/infer"
-    await state.delegation.answer(exchange, services, path, served.entry.public_id)
+    path, body = f"/v2/models/{served.model}/infer", await exchange.json()
+    await services.delegation.run(exchange, path, body, served.entry.public_id)
 
 
 async def explanations(exchange: Exchange, services: Services, state: State) -> None:
@@ -100,11 +102,19 @@ async def _openai(exchange: Exchange, state: State) -> None:
     served = await find_served(state.services, exchange.parameters["model"], exchange.parameters["version"])
     if not path.startswith(OPENAI):
         raise unknown(path)
-    exchange.headers[b"content-type"] = JSON  # TorchServe's handler reads the body as JSON whatever its type
     try:
-        await state.delegation.answer(exchange, state.services, f"/{path}", served.entry.public_id)
+        body = {} if exchange.method == "GET" else await exchange.json()
+        await state.services.delegation.run(exchange, f"/{path}", body, served.entry.public_id)
     except (RouteNotFound, MethodNotAllowed) as error:
         raise unknown(path) from error
+    except Starting:  # the plane waits for the first worker
+        raise
+    except ServingError as error:
+        if exchange.status:
+            raise
+        response = openai_errors.render(error)  # the client is OpenAI's
+        log_refusal(error, exchange.method, exchange.path, response.status, exchange.request_id)
+        await exchange.respond(response)
 
 
 async def _all(predictions: list[Prediction]) -> list[bytes]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from inference.dialects.torchserve.metrics import TorchServeMetrics
-from inference.planes.delegation import Delegation
 from management.snapshot import Availability
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ class State:
     services: Services
     authenticator: Authenticator
     keys: KeyFile | None = None
-    delegation: Delegation = field(default_factory=Delegation)
     metrics: TorchServeMetrics = field(default_factory=TorchServeMetrics)
 
     @property

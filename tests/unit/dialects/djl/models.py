@@ -158,7 +158,6 @@ class Djl:
         self.registry.add("demo", serving.workers)
         self.now = 0.0
         self.state = DjlState(results=Results(lambda: self.now))
-        self.state.delegation.open(serving.planes["front"].table)
         self.services = replace(
             serving.services,
             registry=self.registry,

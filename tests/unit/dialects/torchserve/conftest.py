@@ -101,7 +101,6 @@ async def begin(start, sockets):
         authenticator = services.authenticator if keys is None else TokenAuthenticator(keys)
         named = {f"torchserve_{name}": value for name, value in settings.items()}
         state = State(TorchServeSettings(**named), services, authenticator, keys)
-        state.delegation.open(serving.planes["front"].table)
         services.generator.observers.append(state.metrics)
         for name, routes in route_sets(state).items():
             table = RouteTable([routes])
