@@ -1,7 +1,10 @@
-"""Counts worker deaths per request. A request that was in flight at two deaths is refused, because it may cause them.
+"""Counts worker deaths per request. A request that was in flight at two deaths, and got no further the second time, is refused,
+because it may cause them; at MAX_DEATHS it is refused in any case.
 
-Requests are identified by their content without seed, deadline and generated tokens, so a client's retry and a replay
-count as the same request. A request that ends normally is forgotten. The cause of a death is not examined.
+A request that makes a worker die does so at the same token again, as its replay computes the same. One that was in flight by
+chance has got further by then. Requests are identified by their content without seed, deadline and generated tokens, so a
+client's retry and a replay count as the same request. A request that ends normally is forgotten. The cause of a death is not
+examined.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import msgspec
 
 from engine.messages import Embed, Submit
 
-MAX_DEATHS = 2
+MAX_DEATHS = 4
 FORGET_AFTER_S = 600.0
 """Deaths are forgotten after this time, so that a request that was in flight by chance is not refused for ever."""
 MAX_REMEMBERED = 4096
@@ -24,14 +27,16 @@ class Casualties:
     """Worker deaths by request. One instance serves all workers of a process."""
 
     def __init__(self) -> None:
-        self._deaths: OrderedDict[bytes, tuple[frozenset[str], float]] = OrderedDict()
+        self._deaths: OrderedDict[bytes, tuple[dict[str, int], float]] = OrderedDict()
+        """By request: the workers, in the order of their deaths, with the number of tokens that it had reached; when."""
 
-    def died(self, message: Submit | Embed, worker: str) -> None:
-        """Record that `worker` (id and epoch) died while the request was in flight. Identical requests that were in
-        flight at one death count once.
+    def died(self, message: Submit | Embed, worker: str, reached: int) -> None:
+        """Record that `worker` (id and epoch) died while the request was in flight, with `reached` output tokens. Identical
+        requests that were in flight at one death count once, as the one that got furthest.
         """
         key = _fingerprint(message)
-        self._deaths[key] = (self._seen(key) | {worker}, time.monotonic())
+        seen = self._seen(key)
+        self._deaths[key] = {**seen, worker: max(reached, seen.get(worker, 0))}, time.monotonic()
         self._deaths.move_to_end(key)
         if len(self._deaths) > MAX_REMEMBERED:
             self._deaths.popitem(last=False)
@@ -42,12 +47,15 @@ class Casualties:
             self._deaths.pop(_fingerprint(message), None)
 
     def refuses(self, message: Submit | Embed) -> bool:
-        """Whether the request must be refused: it was in flight at MAX_DEATHS deaths."""
-        return bool(self._deaths) and len(self._seen(_fingerprint(message))) >= MAX_DEATHS
+        """Whether the request must be refused."""
+        if not self._deaths:
+            return False
+        reached = list(self._seen(_fingerprint(message)).values())
+        return len(reached) >= MAX_DEATHS or (len(reached) > 1 and reached[-1] <= reached[-2])
 
-    def _seen(self, key: bytes) -> frozenset[str]:
-        workers, when = self._deaths.get(key, (frozenset(), 0.0))
-        return workers if time.monotonic() - when < FORGET_AFTER_S else frozenset()
+    def _seen(self, key: bytes) -> dict[str, int]:
+        workers, when = self._deaths.get(key, ({}, 0.0))
+        return workers if time.monotonic() - when < FORGET_AFTER_S else {}
 
 
 def _fingerprint(message: Submit | Embed) -> bytes:

@@ -74,7 +74,10 @@ class _Collector:
     log-probabilities: 0.1 kB per token, and 13 bytes for each of its alternatives.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, message: Submit | Embed) -> None:
+        self.message = message
+        self.reached = len(message.generated) if isinstance(message, Submit) else 0
+        """Output tokens that the worker has sent, and those that another had generated before."""
         self._pending: RequestOutput | None = None
         self._packed: deque[bytes] = deque()
         self._arrived = asyncio.Event()
@@ -88,6 +91,7 @@ class _Collector:
 
     def put(self, output: RequestOutput) -> None:
         self.begun = True
+        self.reached += len(output.token_ids)
         if self._pending is None:
             self._pending = output
         elif self._packed or len(self._pending.token_ids) >= MAX_MERGED:
@@ -274,7 +278,7 @@ class EngineClient:
             failure = Failure(FailureCode.POISONOUS)
             yield RequestOutput(message.request_id, finish_reason=FinishReason.ERROR, error=failure)
             return
-        collector = _Collector()
+        collector = _Collector(message)
         self._send(message)
         self._collectors[message.request_id] = collector
         finished = False
@@ -286,8 +290,8 @@ class EngineClient:
                     self._casualties.survived(message)
                 yield output
         except EngineDead:
-            if self._died or self.suspect:  # a hung worker counts as dead, though its process has not ended
-                self._casualties.died(message, f"{self.worker_id} {self.epoch}")
+            if self._failure is None and self.suspect:  # a hung worker counts as dead, though its process has not ended
+                self._note_death(collector)
             raise
         finally:
             self._collectors.pop(message.request_id, None)
@@ -357,10 +361,15 @@ class EngineClient:
         if self._failure is None:
             self._failure, self._died = reason, died and not self.draining
         for collector in self._collectors.values():
+            if self._died and collector.failure is None:  # all are noted before one of them is sent elsewhere
+                self._note_death(collector)
             collector.fail(self._failure)
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(EngineDead(self._failure))
+
+    def _note_death(self, collector: _Collector) -> None:
+        self._casualties.died(collector.message, f"{self.worker_id} {self.epoch}", collector.reached)
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes:

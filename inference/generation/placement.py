@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from inference.workers.routing.demand import Demand
     from inference.workers.target import Target
 
-MAX_REPLAYS = 2
+MAX_REPLAYS = 3
 """Replays of one sequence because of deaths. A sequence that causes them is refused earlier (`engine.casualties`)."""
 SPARE_MOVES = 4
 """Workers that may hand a sequence over, in addition to those that the deployment has."""

@@ -10,7 +10,7 @@ import pytest
 
 from engine import client as client_module
 from engine import messages
-from engine.casualties import Casualties
+from engine.casualties import MAX_DEATHS, Casualties
 from engine.client import EngineClient, EngineDead
 from engine.failures import Failure, FailureCode, FinishReason
 from engine.messages import PROTOCOL_VERSION, Hello, ModelInfo, Outputs, Ready, RequestOutput, Stats, Submit, frame
@@ -140,26 +140,44 @@ async def test_a_request_of_a_dead_worker_may_be_stopped(tmp_path):
             await reading
 
 
+def move(message, writer):
+    moved = RequestOutput(message.request_id, finish_reason=FinishReason.MOVED)
+    writer.write(frame(Outputs([moved], Stats())))
+
+
+async def replay(client, generated):
+    outputs = client.generate([1, 2], SamplingParams(max_tokens=9), generated=generated)
+    return [output async for output in outputs]
+
+
 async def test_a_replay_counts_as_the_request_that_it_continues(tmp_path):
-    """A request that dies, is moved, and dies again has met two deaths, whatever it had generated."""
+    """A request that dies, is moved, and dies again where it died has met two deaths."""
     casualties = Casualties()
-
-    def move(message, writer):
-        moved = RequestOutput(message.request_id, finish_reason=FinishReason.MOVED)
-        writer.write(frame(Outputs([moved], Stats())))
-
-    async def replay(client, generated):
-        outputs = client.generate([1, 2], SamplingParams(max_tokens=9), generated=generated)
-        return [output async for output in outputs]
-
-    for epoch, (end, generated) in enumerate([(die, []), (move, [5]), (die, [5, 6])], 1):
+    for epoch, end in enumerate([die, move, die], 1):
         async with connected(tmp_path, end, casualties, epoch=epoch) as client:
             if end is move:
-                assert (await replay(client, generated))[-1].finish_reason is FinishReason.MOVED
+                assert (await replay(client, [5]))[-1].finish_reason is FinishReason.MOVED
                 assert client.draining
             else:
                 with pytest.raises(EngineDead):
-                    await replay(client, generated)
+                    await replay(client, [5])
     async with connected(tmp_path, move, casualties, epoch=4) as client:
-        (refused,) = await replay(client, [5, 6, 7])
+        (refused,) = await replay(client, [5])
+        assert refused.error == Failure(FailureCode.POISONOUS)
+
+
+async def test_a_request_that_gets_further_each_time_was_there_by_chance(tmp_path):
+    """Up to a number of deaths that chance does not explain. Equal requests count as the one that got furthest."""
+    casualties = Casualties()
+
+    def generate_and_die(message, writer):
+        writer.write(frame(Outputs([RequestOutput(message.request_id, [7])], Stats())))
+        writer.close()
+
+    for epoch in range(1, MAX_DEATHS + 1):
+        async with connected(tmp_path, generate_and_die, casualties, epoch=epoch) as client:
+            both = await asyncio.gather(*(replay(client, [5] * n) for n in (0, epoch)), return_exceptions=True)
+            assert all(isinstance(error, EngineDead) for error in both), epoch
+    async with connected(tmp_path, move, casualties, epoch=99) as client:
+        (refused,) = await replay(client, [5] * 9)
         assert refused.error == Failure(FailureCode.POISONOUS)
