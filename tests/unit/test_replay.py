@@ -172,7 +172,7 @@ async def test_deaths_that_were_ordered_are_no_casualties_but_have_a_limit(start
         worker.die()
     answer = await call.end()
     assert answer.events[-2]["error"]["message"] == DIED
-    assert not serving.workers[3].submits
+    assert not serving.workers[4].submits
 
 
 def worker_of(serving, worker):
