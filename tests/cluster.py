@@ -36,6 +36,8 @@ class Cluster:
     front_port: int = field(default_factory=free_port)
     control_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
+    other_ports: dict[str, int] = field(default_factory=lambda: {name: free_port() for name in OTHER_PORTS})
+    """Of dialects' own planes and services, by the setting."""
     processes: list[subprocess.Popen] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -54,9 +56,6 @@ class Cluster:
         return f"http://127.0.0.1:{self.control_port}"
 
     def settings(self) -> dict[str, str]:
-        others = {name: str(free_port()) for name in OTHER_PORTS}
-        if not hasattr(self, "_others"):
-            self._others = others
         return {
             **os.environ,
             "DRAGOMAN_DATA_DIR": str(self.data_dir),
@@ -65,7 +64,7 @@ class Cluster:
             "DRAGOMAN_CONTROL_PORT": str(self.control_port),
             "DRAGOMAN_GRPC_PORT": str(self.grpc_port),
             "DRAGOMAN_THREADS": "1",
-            **{f"DRAGOMAN_{name}": port for name, port in self._others.items()},
+            **{f"DRAGOMAN_{name}": str(port) for name, port in self.other_ports.items()},
             **self.environment,
         }
 
