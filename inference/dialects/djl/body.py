@@ -31,7 +31,7 @@ async def read_body(exchange: Exchange) -> dict[str, Any]:
     if kind == b"application/x-www-form-urlencoded":
         if content.lstrip().startswith(b"{"):  # what curl calls a form unless told otherwise
             return await exchange.json()
-        return await exchange.work(_from_fields, _urlencoded(content))
+        return await exchange.work(_from_urlencoded, content)
     if kind == b"multipart/form-data":
         return await exchange.work(_from_parts, content, options.get(b"boundary", b""))
     raise LmiError(f"{PARSING}The Content-Type {kind.decode('latin-1')[:100]} is not supported.")
@@ -44,11 +44,13 @@ def _text(content: bytes) -> str:
         raise LmiError(f"{PARSING}The text is not encoded as UTF-8.") from error
 
 
-def _urlencoded(content: bytes) -> dict[str, str]:
+def _from_urlencoded(content: bytes) -> dict[str, Any]:
+    """The object that the fields of an urlencoded form make."""
     try:
-        return dict(parse_qsl(_text(content), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS))
+        fields = dict(parse_qsl(_text(content), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS))
     except ValueError as error:
         raise LmiError(f"{PARSING}The form must have at most {MAX_FIELDS} fields, encoded as UTF-8.") from error
+    return _from_fields(fields)
 
 
 def _from_parts(content: bytes, boundary: bytes) -> dict[str, Any]:

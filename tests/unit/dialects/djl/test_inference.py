@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from urllib.parse import parse_qsl
 
 import pytest
 
 from engine.failures import FinishReason
 from inference.dialects.djl import inference, results
+from inference.http.offload import INLINE_BYTES
 from tests.unit.dialects.djl.models import Djl
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
@@ -388,6 +391,20 @@ async def test_forms_that_cannot_be(djl, body, kind):
     answer = await djl.post("/invocations", body, content_type=kind)
     assert (answer.status, answer.json()["code"]) == (424, 424)
     assert "Input Parsing failed" in answer.json()["error"]
+
+
+async def test_a_long_form_is_decoded_in_a_thread(djl, monkeypatch):
+    threads = []
+
+    def decode(*args, **kwargs):
+        threads.append(threading.current_thread())
+        return parse_qsl(*args, **kwargs)
+
+    monkeypatch.setattr("inference.dialects.djl.body.parse_qsl", decode)
+    body = b"inputs=Hello&unknown=" + b"%20" * INLINE_BYTES
+    answer = await djl.post("/invocations", body, content_type="application/x-www-form-urlencoded")
+    assert answer.status == 200, answer.text
+    assert threading.main_thread() not in threads
 
 
 async def test_a_form_may_hold_a_conversation(djl):
