@@ -94,8 +94,7 @@ async def token(exchange: Exchange, services: Services, state: State) -> None:
 
 async def metrics(exchange: Exchange, services: Services, state: State) -> None:
     """GET /metrics?name[]=: the metrics in the Prometheus format."""
-    query = exchange.scope.get("query_string", b"").decode("latin-1")
-    names = [value for name, value in parse_qsl(query) if name == "name[]"]
+    names = [value for name, value in parse_qsl(exchange.query) if name == "name[]"]
     await exchange.respond(Response(200, state.metrics.render(names[:100]), PROMETHEUS))
 
 
