@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from inference.dialects.djl.adapter_failures import failed
-from inference.dialects.djl.errors import DEPENDENCY, NO_METHOD, DjlError, bad_request, conflict, not_ready, pretty
+from inference.dialects.djl.errors import DEPENDENCY, DjlError, bad_request, conflict, not_ready
 from inference.dialects.djl.models import actor_of, running, target_of
 from inference.dialects.djl.parameters import read_parameters
 from inference.dialects.djl.sources import path_of
 from inference.errors import AdapterExists, AdapterNotFound, ModelNotFound, ServingError, Unavailable
 from inference.http.exchange import Response
+from inference.vendors.model_server import NO_METHOD, pretty
 
 if TYPE_CHECKING:
     from engine.adapters.failures import AdapterFailure

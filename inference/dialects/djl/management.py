@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.djl.errors import DjlError, bad_request, conflict, not_found, not_ready, pretty
+from inference.dialects.djl.errors import DjlError, bad_request, conflict, not_found, not_ready
 from inference.dialects.djl.listing import DEFAULTS, status_of
 from inference.dialects.djl.models import NOTES, actor_of, states_of
 from inference.dialects.djl.parameters import as_integer, read_parameters
 from inference.dialects.djl.sources import path_of
 from inference.errors import DeadlineExceeded, ModelExists, NotServed, ServingError, SourceNotFound, StartFailed
+from inference.vendors.model_server import pretty
 from inference.workers.registry import NewDeployment
 from inference.workers.versions import until_scaled
 

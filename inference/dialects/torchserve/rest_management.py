@@ -8,12 +8,13 @@ from urllib.parse import parse_qsl
 
 from inference.dialects.torchserve import management
 from inference.dialects.torchserve.description import describe
-from inference.dialects.torchserve.errors import ARCHIVE, TorchServeError, bad_request, pretty
+from inference.dialects.torchserve.errors import ARCHIVE, TorchServeError, bad_request
 from inference.dialects.torchserve.management import Registration
 from inference.dialects.torchserve.rest_inputs import query_of
 from inference.errors import RouteNotFound
 from inference.http.exchange import Response
 from inference.http.offload import in_thread
+from inference.vendors.model_server import pretty
 
 if TYPE_CHECKING:
     from inference.dialects.torchserve.management import Outcome
