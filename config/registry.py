@@ -59,9 +59,16 @@ CREATE_TIMEOUT_S = 300.0
 
 _threads = ThreadPoolExecutor(4, "registry")
 """A pool of its own, so that other work does not wait for the database."""
+_creations = ThreadPoolExecutor(2, "creation")
+"""Another for what may take minutes, so that the short calls do not wait for it."""
 
 
-async def _with_database(function: Callable[..., T], *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> T:
+async def _with_database(
+    function: Callable[..., T],
+    *args: Any,
+    timeout_s: float = CALL_TIMEOUT_S,
+    threads: ThreadPoolExecutor = _threads,
+) -> T:
     """Run in a thread; an unavailable database is reported as Unavailable, not as an internal error."""
 
     def call() -> T:
@@ -73,7 +80,7 @@ async def _with_database(function: Callable[..., T], *args: Any, timeout_s: floa
 
     try:
         async with asyncio.timeout(timeout_s):
-            return await asyncio.get_running_loop().run_in_executor(_threads, call)
+            return await asyncio.get_running_loop().run_in_executor(threads, call)
     except (Error, TimeoutError) as error:
         logger.warning("database not reachable", error=str(error) or "no answer in time")
         raise Unavailable("The registry is not reachable at the moment.") from error
@@ -113,7 +120,7 @@ class DjangoRegistry:
         return await _with_database(self._deployments)
 
     async def create_deployment(self, wanted: NewDeployment, actor: str) -> DeploymentState:
-        return await _with_database(self._create, wanted, actor, timeout_s=CREATE_TIMEOUT_S)
+        return await _with_database(self._create, wanted, actor, timeout_s=CREATE_TIMEOUT_S, threads=_creations)
 
     async def scale_deployment(self, name: str, minimum: int, maximum: int, actor: str) -> bool:
         return await _with_database(self._act, name, deployments.set_workers, actor, minimum, maximum)
