@@ -18,7 +18,6 @@ from inference.errors import (
     AdapterRefused,
     InvalidRequest,
     ModelExists,
-    SourceForbidden,
     SourceNotFound,
     Unavailable,
 )
@@ -209,10 +208,8 @@ class DjangoRegistry:
             min_workers=row.min_workers,
             max_workers=row.max_workers,
             wanted_workers=_wanted(row, seen),
-            created=row.created_at.timestamp(),
             notes=row.vendor_fields,
             workers=tuple(map(_worker, row.workers.all())),
-            sleeps=row.scale_to_zero,
         )
 
     def _create(self, wanted: NewDeployment, actor: str) -> DeploymentState:
@@ -227,10 +224,8 @@ class DjangoRegistry:
         )
         try:
             row = create_version(asked, actor)
-        except errors.SourceNotFound as error:
+        except (errors.SourceNotFound, SourceNotAllowed) as error:
             raise SourceNotFound(str(error)) from error
-        except SourceNotAllowed as error:
-            raise SourceForbidden(str(error)) from error
         except errors.VersionExists as error:
             raise ModelExists(error.name, error.label) from error
         except errors.RegistryError as error:
