@@ -18,7 +18,6 @@ from inference.errors import (
     AdapterRefused,
     InvalidRequest,
     ModelExists,
-    SourceForbidden,
     SourceNotFound,
     Unavailable,
 )
@@ -59,9 +58,16 @@ CREATE_TIMEOUT_S = 300.0
 
 _threads = ThreadPoolExecutor(4, "registry")
 """A pool of its own, so that other work does not wait for the database."""
+_creations = ThreadPoolExecutor(2, "creation")
+"""Another for what may take minutes, so that the short calls do not wait for it."""
 
 
-async def _with_database(function: Callable[..., T], *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> T:
+async def _with_database(
+    function: Callable[..., T],
+    *args: Any,
+    timeout_s: float = CALL_TIMEOUT_S,
+    threads: ThreadPoolExecutor = _threads,
+) -> T:
     """Run in a thread; an unavailable database is reported as Unavailable, not as an internal error."""
 
     def call() -> T:
@@ -73,7 +79,7 @@ async def _with_database(function: Callable[..., T], *args: Any, timeout_s: floa
 
     try:
         async with asyncio.timeout(timeout_s):
-            return await asyncio.get_running_loop().run_in_executor(_threads, call)
+            return await asyncio.get_running_loop().run_in_executor(threads, call)
     except (Error, TimeoutError) as error:
         logger.warning("database not reachable", error=str(error) or "no answer in time")
         raise Unavailable("The registry is not reachable at the moment.") from error
@@ -113,7 +119,7 @@ class DjangoRegistry:
         return await _with_database(self._deployments)
 
     async def create_deployment(self, wanted: NewDeployment, actor: str) -> DeploymentState:
-        return await _with_database(self._create, wanted, actor, timeout_s=CREATE_TIMEOUT_S)
+        return await _with_database(self._create, wanted, actor, timeout_s=CREATE_TIMEOUT_S, threads=_creations)
 
     async def scale_deployment(self, name: str, minimum: int, maximum: int, actor: str) -> bool:
         return await _with_database(self._act, name, deployments.set_workers, actor, minimum, maximum)
@@ -202,10 +208,8 @@ class DjangoRegistry:
             min_workers=row.min_workers,
             max_workers=row.max_workers,
             wanted_workers=_wanted(row, seen),
-            created=row.created_at.timestamp(),
             notes=row.vendor_fields,
             workers=tuple(map(_worker, row.workers.all())),
-            sleeps=row.scale_to_zero,
         )
 
     def _create(self, wanted: NewDeployment, actor: str) -> DeploymentState:
@@ -220,10 +224,8 @@ class DjangoRegistry:
         )
         try:
             row = create_version(asked, actor)
-        except errors.SourceNotFound as error:
+        except (errors.SourceNotFound, SourceNotAllowed) as error:
             raise SourceNotFound(str(error)) from error
-        except SourceNotAllowed as error:
-            raise SourceForbidden(str(error)) from error
         except errors.VersionExists as error:
             raise ModelExists(error.name, error.label) from error
         except errors.RegistryError as error:

@@ -107,11 +107,7 @@ class ModelExists(ServingError):
 
 
 class SourceNotFound(ServingError):
-    """None of the named sources of a model exists here."""
-
-
-class SourceForbidden(SourceNotFound):
-    """The source is a directory outside the allowed folders."""
+    """None of the named sources of a model exists here, in a folder that is allowed."""
 
 
 class StartFailed(ServingError):

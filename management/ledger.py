@@ -76,6 +76,11 @@ class Observed:
             row.cost,
         )
 
+    @property
+    def reached(self) -> tuple[int, str]:
+        """The generation and the state that it is in, read at one moment."""
+        return self.generation, self.state
+
     def differs_from(self, row: Deployment) -> bool:
         """Whether it must be written. Cost alone is written only as often as COST_STEP says."""
         seen = Observed.of(row)

@@ -123,11 +123,7 @@ class Reconciler:
     def snapshot(self) -> Snapshot:
         """A snapshot of the registries as last read and of the workers that are ready now."""
         ready = [watched.worker for watched in list(self.watched.values()) if watched.ready and not watched.spare]
-        return build_snapshot(
-            self.ledger.registries or Registries(),
-            ready,
-            lambda row: (self.observed(row).generation, self.observed(row).state),
-        )
+        return build_snapshot(self.ledger.registries or Registries(), ready, lambda row: self.observed(row).reached)
 
     def refresh(self) -> None:
         """Read the registries and publish a snapshot. Thread-safe; raises `django.db.Error`."""
@@ -143,7 +139,7 @@ class Reconciler:
         """Name and reason of a deployment that should run and has failed, or None."""
         for row in self.ledger.registries.deployments if self.ledger.registries else ():
             seen = self.observed(row)
-            if row.replicas and (seen.generation, seen.state) == (row.generation, str(Deployment.State.FAILED)):
+            if row.replicas and seen.reached == (row.generation, str(Deployment.State.FAILED)):
                 return row.name, seen.reason
         return None
 

@@ -87,8 +87,9 @@ class Generation:
         replay_wait_s: float,
         encode: Callable[[Target], Awaitable[tuple[list[int], SamplingParams]]],
     ) -> None:
-        """`encode` makes prompt and parameters again, for another version of the model. `arrived` is in monotonic seconds; `timeout_s` counts from the start of `deltas`. A sequence whose worker
-        ended waits at most `replay_wait_s` seconds for another one.
+        """`encode` makes prompt and parameters again, for another version of the model. `arrived` is in monotonic seconds;
+        `timeout_s` counts from the start of `deltas`. A sequence whose worker ended waits at most `replay_wait_s` seconds for
+        another one.
         """
         self.request, self.target, self.params = request, target, params
         self.prompt_token_ids, self.request_id, self.dialect = prompt_token_ids, caller.request_id, dialect

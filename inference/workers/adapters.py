@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from management.snapshot import AdapterEntry, SnapshotHolder
 
 LOAD_TIMEOUT_S = 300.0
+UNDO_TIMEOUT_S = 10.0
 
 
 class AdapterControl:
@@ -81,7 +82,7 @@ class AdapterControl:
                 await self._registry.register_adapter(adapter, target.entry.name, actor, replace=replace, **kept)
             except ServingError:
                 if loads:
-                    await self._forget(target, adapter)
+                    await self._forget(target, adapter, pinned is True)
                 raise
 
     async def update(
@@ -104,10 +105,16 @@ class AdapterControl:
             if adapter is None:
                 raise AdapterNotFound(name)
             pins = pinned is True and not adapter.pinned
-            if pins or (preload is True and not adapter.preload):
+            reads = pins or (preload is True and not adapter.preload)
+            if reads:
                 await self._have_read(target, adapter, pins)
             kept: Kept = {"preload": preload, "pinned": pinned, "options": options}
-            await self._registry.change_adapter(name, target.entry.name, actor, **kept)
+            try:
+                await self._registry.change_adapter(name, target.entry.name, actor, **kept)
+            except ServingError:
+                if reads:
+                    await self._forget(target, adapter, pins)
+                raise
 
     async def unload(self, name: str, actor: str, base: str | None = None) -> None:
         """Unload an adapter of the deployment `base` (None: of every deployment): new requests no longer find it; running ones
@@ -128,16 +135,20 @@ class AdapterControl:
             found |= client.stats.failed_adapters
         return found
 
-    async def _forget(self, target: Target, adapter: AdapterEntry) -> None:
-        """Unload from the workers, unless another registered name has the same digest."""
-        if any(a.digest == adapter.digest for d in self._holder.current.deployments for a in d.adapters):
-            return
+    async def _forget(self, target: Target, adapter: AdapterEntry, pinned: bool) -> None:
+        """Undo on the workers what was done for an adapter that is not registered after all: unpin and unload it, as far as
+        no registered name of the same digest wants it so.
+        """
+        others = [a for d in self._holder.current.deployments for a in d.adapters if a.digest == adapter.digest]
         ref = AdapterRef(adapter.digest, adapter.directory)
         clients = [client for client in target.clients.values() if client.usable]
-        await asyncio.gather(*(_command(client, "unload", ref) for client in clients))
+        if pinned and not any(other.pinned for other in others):
+            await asyncio.gather(*(_command(client, "unpin", ref) for client in clients))
+        if not others:
+            await asyncio.gather(*(_command(client, "unload", ref) for client in clients))
 
     async def _have_read(self, target: Target, adapter: AdapterEntry, pin: bool) -> None:
-        """Load the adapter on every worker that should have it, and pin it there; a refusal leaves none of it."""
+        """Load the adapter on every worker that should have it, and pin it there; an error leaves none of it."""
         if target.asleep:
             await self._router.hold(target, "", LOAD_TIMEOUT_S)
             target = self._router.resolve(target.entry.name)
@@ -146,14 +157,15 @@ class AdapterControl:
         if not clients:
             raise Unavailable("The model is not available at the moment; its workers are starting or restarting.")
         ref = AdapterRef(adapter.digest, adapter.directory)
-        refusal = await self._all(clients, "load", ref)
-        if refusal is None and pin:
-            refusal = await self._all(clients, "pin", ref)
-        if refusal is not None:
-            if pin:
-                await asyncio.gather(*(_command(client, "unpin", ref) for client in clients))
-            await self._forget(target, adapter)
-            raise AdapterRefused(refusal.words, refusal)
+        try:
+            refusal = await self._all(clients, "load", ref)
+            if refusal is None and pin:
+                refusal = await self._all(clients, "pin", ref)
+            if refusal is not None:
+                raise AdapterRefused(refusal.words, refusal)
+        except ServingError:
+            await self._forget(target, adapter, pin)
+            raise
 
     async def _all(
         self, clients: list[EngineClient], action: Literal["load", "pin"], ref: AdapterRef
@@ -169,8 +181,9 @@ class AdapterControl:
 
 async def _command(client: EngineClient, action: Literal["unpin", "unload"], ref: AdapterRef) -> None:
     """Undo on a worker what it may have done; a dead worker has nothing to undo, and a busy one evicts the adapter later."""
-    with suppress(EngineDead):
-        await client.command(action, ref)
+    with suppress(EngineDead, TimeoutError):
+        async with asyncio.timeout(UNDO_TIMEOUT_S):
+            await client.command(action, ref)
 
 
 def _rank_refusal(rank: int, limit: int) -> tuple[str, AdapterFailure]:

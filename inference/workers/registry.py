@@ -45,13 +45,9 @@ class DeploymentState:
     max_workers: int = 1
     wanted_workers: int = 0
     """How many workers should run now."""
-    created: float = 0.0
-    """In Unix seconds."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What a dialect's client gave when it registered the deployment, to be returned to it."""
     workers: Sequence[WorkerState] = ()
-    sleeps: bool = False
-    """Whether a request may wake it at no workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +123,8 @@ class Registry(Protocol):
     async def create_deployment(self, wanted: NewDeployment, actor: str) -> DeploymentState:
         """Register the model if it is not, and create the deployment. The first version of a served name is its default.
 
-        Raises SourceNotFound if no candidate exists, SourceForbidden if the found directory is not in an allowed folder,
-        ModelExists if the served name has this version, InvalidRequest with the field for what cannot be served.
+        Raises SourceNotFound if no candidate exists, or only in a folder that is not allowed; ModelExists if the served name has
+        this version; InvalidRequest with the field for what cannot be served.
         """
         ...
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from management.models import Deployment, ModelVersion
 from management.services.deployments import RESERVED_NAMES, create_deployment, start_deployment, versions_of
@@ -42,8 +43,16 @@ class NewVersion:
 def create_version(wanted: NewVersion, actor: str) -> Deployment:
     """Register the model unless it is, create the deployment, start its workers, and register the adapters beside the model.
 
-    Raises SourceNotFound, SourceNotAllowed, VersionExists or RegistryError; nothing has changed then.
+    Raises SourceNotFound, SourceNotAllowed, VersionExists or RegistryError, and IntegrityError if other calls take the name again
+    and again; nothing has changed then.
     """
+    for _ in range(ATTEMPTS - 1):
+        with suppress(IntegrityError):  # another call took a name, perhaps for another version
+            return _created(wanted, actor)
+    return _created(wanted, actor)
+
+
+def _created(wanted: NewVersion, actor: str) -> Deployment:
     found = find_model(wanted.candidates, wanted.folders, settings.MODEL_ROOTS)
     if found is None:
         raise SourceNotFound("model: no model of this name is known here", fields={"model": ["is not known"]})

@@ -66,8 +66,8 @@ def build_snapshot(
     observed: Callable[[Deployment], tuple[int, str]] | None = None,
 ) -> Snapshot:
     """Build the snapshot: deployments that should serve, with their `ready` workers (in launch order) and adapters, and the
-    valid API keys. `observed` gives a deployment's observed generation and state
-    if they are newer than its row. It needs no database.
+    valid API keys. `observed` gives a deployment's observed generation and state, which may be newer than its row. It needs
+    no database.
     """
     serving: dict[int, list[Worker]] = {}
     for worker in ready:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from inference.dialects.djl.adapter_failures import failed
-from inference.dialects.djl.errors import DEPENDENCY, NO_METHOD, DjlError, bad_request, conflict, not_ready, pretty
+from inference.dialects.djl.errors import DEPENDENCY, DjlError, bad_request, conflict, not_ready
 from inference.dialects.djl.models import actor_of, running, target_of
 from inference.dialects.djl.parameters import read_parameters
+from inference.dialects.djl.sources import path_of
 from inference.errors import AdapterExists, AdapterNotFound, ModelNotFound, ServingError, Unavailable
 from inference.http.exchange import Response
+from inference.vendors.model_server import NO_METHOD, pretty
 
 if TYPE_CHECKING:
     from engine.adapters.failures import AdapterFailure
@@ -27,7 +27,6 @@ MAX_SHOWN = 256
 NO_MODEL = "The adapter must be prefixed with a model unless there is only a single startup model used."
 _OWN = frozenset({"name", "src", "preload", "load", "pin"})
 """Parameters that are not stored among an adapter's options as they are given."""
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
 async def list_adapters(exchange: Exchange, services: Services, startup: StartupModel) -> None:
@@ -46,7 +45,9 @@ async def register(exchange: Exchange, services: Services, startup: StartupModel
     entry = await _deployment(exchange, services, startup)
     parameters = await read_parameters(exchange)
     name, source = parameters.required("name"), parameters.required("src")
-    path = _path_of(source)
+    path = path_of(source)
+    if path is None:
+        raise conflict("URL adapters are not currently supported")
     alias = _alias(exchange, name)
     if entry.adapter(name) is not None:
         raise failed(AdapterExists(name), alias, source)
@@ -180,20 +181,6 @@ def _wants_preload(adapter: AdapterEntry) -> bool:
 def _source(adapter: AdapterEntry) -> str:
     """`src` as the client gave it, which for a file: URL is not what was loaded."""
     return dict(adapter.options).get("src") or adapter.source or adapter.directory
-
-
-def _path_of(source: str) -> str:
-    """The path of a `src`; raises IllegalArgumentException for URLs other than file."""
-    scheme = _SCHEME.match(source)
-    if scheme is None:
-        return source
-    try:
-        parts = urlsplit(source)
-    except ValueError:
-        parts = None
-    if scheme[1].lower() != "file" or parts is None or parts.netloc not in ("", "localhost"):
-        raise conflict("URL adapters are not currently supported")
-    return unquote(parts.path)
 
 
 def _preload(parameters: Parameters) -> bool | None:

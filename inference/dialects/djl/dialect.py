@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inference.dialects.djl.routes import answer_headers, routes
+from inference.dialects.djl.routes import routes
 from inference.dialects.djl.settings import DjlSettings
 from inference.dialects.djl.state import DjlState
 from inference.planes.declaration import Dialect, Parts, PlaneListener, Setup
+from inference.vendors.model_server import answer_headers
 
 if TYPE_CHECKING:
     from inference.planes.declaration import ServerOptions, Terminate

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from inference import errors
 from inference.errors import ServingError
-from inference.http.exchange import Response, json_response, retry_headers
+from inference.http.exchange import json_response, retry_headers
+from inference.vendors.model_server import NO_METHOD, NO_ROUTE, pretty
 
-NO_ROUTE = "Requested resource is not found, please refer to API document."
-NO_METHOD = "Requested method is not allowed, please refer to API document."
+if TYPE_CHECKING:
+    from inference.http.exchange import Response
+
 PARSING = "Input Parsing failed. Ensure that the request payload is valid. "
 DEPENDENCY = 424
 OUT_OF_RESOURCES = 507
@@ -75,11 +75,6 @@ TABLE: list[tuple[type[ServingError], int, str]] = [
 ]
 STATUSES = frozenset(status for _, status, _ in TABLE) | {DEPENDENCY, OUT_OF_RESOURCES}
 TEXTS: dict[type[ServingError], str] = {errors.RouteNotFound: NO_ROUTE, errors.MethodNotAllowed: NO_METHOD}
-
-
-def pretty(value: Any, status: int = 200) -> Response:
-    """A JSON response as the server writes it: indented, with a line break at the end."""
-    return Response(status, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 def render(error: ServingError) -> Response:

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.djl.errors import not_found, pretty
+from inference.dialects.djl.errors import not_found
 from inference.dialects.djl.models import NOTES, states_of, target_of
 from inference.dialects.djl.parameters import read_parameters
+from inference.vendors.model_server import pretty
 
 if TYPE_CHECKING:
     from inference.http.exchange import Exchange

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
-from inference.dialects.djl.errors import DjlError, bad_request, conflict, not_found, not_ready, pretty
+from inference.dialects.djl.errors import DjlError, bad_request, conflict, not_found, not_ready
 from inference.dialects.djl.listing import DEFAULTS, status_of
 from inference.dialects.djl.models import NOTES, actor_of, states_of
-from inference.dialects.djl.parameters import INT_MAX, read_parameters
+from inference.dialects.djl.parameters import as_integer, read_parameters
+from inference.dialects.djl.sources import path_of
 from inference.errors import DeadlineExceeded, ModelExists, NotServed, ServingError, SourceNotFound, StartFailed
+from inference.vendors.model_server import pretty
 from inference.workers.registry import NewDeployment
 from inference.workers.versions import until_scaled
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 600.0
 MAX_WORKERS = 1 << 16
 """More than any deployment has."""
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
-_NUMBER = re.compile(r"[+-]?[0-9]{1,10}")
 NO_WORKFLOWS = "Workflows cannot be registered on this server. Register a model with POST /models."
 
 
@@ -110,10 +108,10 @@ def _not_found(exchange: Exchange) -> DjlError:
 
 
 def _wanted(parameters: Parameters, url: str) -> NewDeployment:
-    scheme = _SCHEME.match(url)
-    if scheme is not None and (scheme[1].lower() != "file" or urlsplit(url).netloc not in ("", "localhost")):
+    path = path_of(url)
+    if path is None:
         raise bad_request(
-            f"This server downloads nothing: {scheme[1]} URLs are not supported. Name a directory, or a model that is "
+            f"This server downloads nothing: {url.partition(':')[0][:100]} URLs are not supported. Name a directory, or a model that is "
             "registered or in the local cache."
         )
     least, most = _workers(parameters, "min_worker"), _workers(parameters, "max_worker")
@@ -125,7 +123,7 @@ def _wanted(parameters: Parameters, url: str) -> NewDeployment:
         if (text := parameters.text(name)) is not None:
             notes[name] = text
     return NewDeployment(
-        candidates=[unquote(urlsplit(url).path) if scheme is not None else url],
+        candidates=[path],
         served_name=parameters.text("model_name") or "",
         label=parameters.text("model_version") or "",
         workers=workers,
@@ -158,6 +156,7 @@ def _number(parameters: Parameters, name: str) -> int | None:
     text = parameters.text(name)
     if text is None:
         return None
-    if not _NUMBER.fullmatch(text) or abs(int(text)) > INT_MAX:
+    value = as_integer(text)
+    if value is None:
         raise bad_request(f'parameter is invalid number.For input string: "{text[:100]}"')
-    return int(text)
+    return value

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from inference.dialects.djl.errors import bad_request, pretty
+from inference.dialects.djl.errors import bad_request
 from inference.dialects.djl.models import served_name, target_of
 from inference.dialects.djl.parameters import read_parameters
 from inference.http.exchange import Response
+from inference.vendors.model_server import pretty
 from management.snapshot import Availability
 
 if TYPE_CHECKING:

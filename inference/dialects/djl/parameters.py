@@ -48,12 +48,13 @@ class Parameters:
 
     def integer(self, name: str, default: int) -> int:
         """An integer of 32 bits; raises NumberFormatException."""
-        value = self.text(name)
-        if value is None:
+        text = self.text(name)
+        if text is None:
             return default
-        if not _INTEGER.fullmatch(value) or not -INT_MAX - 1 <= int(value) <= INT_MAX:
-            raise DjlError(409, "NumberFormatException", f'For input string: "{value[:100]}"')
-        return int(value)
+        value = as_integer(text)
+        if value is None:
+            raise DjlError(409, "NumberFormatException", f'For input string: "{text[:100]}"')
+        return value
 
     def page(self, size: int) -> tuple[int, int]:
         """First and end of the page of a list of `size` entries, by `limit` and `next_page_token`."""
@@ -64,6 +65,12 @@ class Parameters:
     def singles(self) -> dict[str, str]:
         """The parameters that have one value."""
         return {**self._body, **{name: values[0] for name, values in self._query.items() if len(values) == 1}}
+
+
+def as_integer(text: str) -> int | None:
+    """An integer of 32 bits; None for other texts."""
+    value = int(text) if _INTEGER.fullmatch(text) else INT_MAX + 1
+    return value if -INT_MAX - 1 <= value <= INT_MAX else None
 
 
 async def read_parameters(exchange: Exchange) -> Parameters:

@@ -13,24 +13,14 @@ if TYPE_CHECKING:
 
     from inference.dialects.djl.models import StartupModel
     from inference.dialects.djl.state import DjlState
-    from inference.http.exchange import Exchange, Headers
+    from inference.http.exchange import Exchange
     from inference.http.routing import Handler
     from inference.services import Services
 
     AdapterHandler = Callable[[Exchange, Services, StartupModel], Awaitable[None]]
 
-NO_CACHE: Headers = [
-    (b"pragma", b"no-cache"),
-    (b"cache-control", b"no-cache; no-store, must-revalidate, private"),
-    (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
-]
 INFERENCE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
 CHAT = "/v1/chat/completions"
-
-
-def answer_headers(path: str, request_id: str) -> Headers:
-    """The headers of every response."""
-    return [(b"x-request-id", request_id.encode()), *NO_CACHE]
 
 
 def routes(state: DjlState) -> RouteSet:

@@ -9,10 +9,13 @@ import msgspec
 
 from inference import errors
 from inference.errors import ServingError
-from inference.http.exchange import Response, retry_headers
+from inference.http.exchange import retry_headers
+from inference.vendors.model_server import NO_METHOD, NO_ROUTE, pretty
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from inference.http.exchange import Response
 
 ARCHIVE, HTTP = "org.pytorch.serve.archive.model.", "org.pytorch.serve.http."
 INTERNAL_EXCEPTION = f"{HTTP}InternalServerException"
@@ -133,8 +136,8 @@ _TABLE: list[tuple[type[ServingError], str, int, str]] = [
     (ServingError, "INTERNAL", 500, INTERNAL_EXCEPTION),
 ]
 _TEXTS: dict[type[ServingError], str] = {
-    errors.RouteNotFound: "Requested resource is not found, please refer to API document.",
-    errors.MethodNotAllowed: "Requested method is not allowed, please refer to API document.",
+    errors.RouteNotFound: NO_ROUTE,
+    errors.MethodNotAllowed: NO_METHOD,
 }
 
 
@@ -167,12 +170,6 @@ render = partial(_render, False)
 """The error as a complete response of the inference plane."""
 render_managing = partial(_render, True)
 """The same of the management plane."""
-
-
-def pretty(value: object, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> Response:
-    """A JSON response as TorchServe writes it: indented, with a newline at the end."""
-    body = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
-    return Response(status, body, headers=headers or [])
 
 
 def indented(value: object) -> bytes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.dialects.torchserve.errors import missing_name, pretty, render
+from inference.dialects.torchserve.errors import missing_name, render
 from inference.dialects.torchserve.inputs import parse_input
 from inference.dialects.torchserve.predictions import OPENAI, Prediction, predict, read_input, unknown
 from inference.dialects.torchserve.rest_inputs import query_of, values_of
@@ -16,6 +16,7 @@ from inference.errors import InvalidRequest, MethodNotAllowed, NotServed, RouteN
 from inference.http.exchange import Response, json_response
 from inference.http.refusals import log_refusal
 from inference.vendors import openai_errors
+from inference.vendors.model_server import pretty
 
 if TYPE_CHECKING:
     from inference.dialects.torchserve.state import State

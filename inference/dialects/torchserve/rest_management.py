@@ -8,12 +8,13 @@ from urllib.parse import parse_qsl
 
 from inference.dialects.torchserve import management
 from inference.dialects.torchserve.description import describe
-from inference.dialects.torchserve.errors import ARCHIVE, TorchServeError, bad_request, pretty
+from inference.dialects.torchserve.errors import ARCHIVE, TorchServeError, bad_request
 from inference.dialects.torchserve.management import Registration
 from inference.dialects.torchserve.rest_inputs import query_of
 from inference.errors import RouteNotFound
 from inference.http.exchange import Response
 from inference.http.offload import in_thread
+from inference.vendors.model_server import pretty
 
 if TYPE_CHECKING:
     from inference.dialects.torchserve.management import Outcome
@@ -94,8 +95,7 @@ async def token(exchange: Exchange, services: Services, state: State) -> None:
 
 async def metrics(exchange: Exchange, services: Services, state: State) -> None:
     """GET /metrics?name[]=: the metrics in the Prometheus format."""
-    query = exchange.scope.get("query_string", b"").decode("latin-1")
-    names = [value for name, value in parse_qsl(query) if name == "name[]"]
+    names = [value for name, value in parse_qsl(exchange.query) if name == "name[]"]
     await exchange.respond(Response(200, state.metrics.render(names[:100]), PROMETHEUS))
 
 

@@ -10,12 +10,13 @@ from inference.dialects.torchserve.errors import STATUSES, render, render_managi
 from inference.http.exchange import json_response
 from inference.http.openapi import document
 from inference.http.routing import Route, RouteSet
+from inference.vendors.model_server import answer_headers as answer_headers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from inference.dialects.torchserve.state import State
-    from inference.http.exchange import Exchange, Headers
+    from inference.http.exchange import Exchange
     from inference.http.routing import Render
     from inference.services import Services
 
@@ -106,13 +107,3 @@ class _Routes:
 
 async def _with_state(handler: StatefulHandler, state: State, exchange: Exchange, services: Services) -> None:
     await handler(exchange, services, state)
-
-
-def answer_headers(path: str, request_id: str) -> Headers:
-    """TorchServe's answers name their request, and are not cached."""
-    return [
-        (b"x-request-id", request_id.encode()),
-        (b"pragma", b"no-cache"),
-        (b"cache-control", b"no-cache; no-store, must-revalidate, private"),
-        (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
-    ]

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 
 from inference.dialects.djl.results import Results
-from inference.dialects.djl.routes import answer_headers, routes
+from inference.dialects.djl.routes import routes
 from inference.dialects.djl.state import DjlState
 from inference.errors import AdapterExists, AdapterNotFound, ModelExists, SourceNotFound
 from inference.http.routing import RouteTable
 from inference.planes.plane import Plane
+from inference.vendors.model_server import answer_headers
 from inference.workers.adapters import AdapterControl
 from inference.workers.registry import DeploymentState, NewDeployment, WorkerState
 from management.snapshot import AdapterEntry, Availability, DeploymentEntry, Snapshot, WorkerEntry

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from engine.adapters.failures import AdapterCode, AdapterFailure
+from inference.errors import Unavailable
 from management.snapshot import AdapterEntry
 from tests.unit.dialects.djl.models import Djl
 from tests.unit.scripts import Gate, Script, ids, model_info
@@ -219,6 +220,22 @@ async def test_updates_keep_what_they_leave_out(files):
     assert dict(files.registry.deployed["demo"].adapters[0].options) == {"one": "1", "two": "3", "preload": "false"}
     await files.refused("POST", "/adapters/a1/update?pin=true", 424, BAD, "Can not set load to false and pin to true")
     assert (await files.post("/adapters/a1/update?preload=true&pin=true")).status == 200
+
+
+async def test_what_cannot_be_recorded_is_not_pinned(files, monkeypatch):
+    async def fail(*args, **kwargs):
+        raise Unavailable("the registry cannot be reached")
+
+    monkeypatch.setattr(files.registry, "register_adapter", fail)
+    assert (await files.post("/adapters?name=a1&src=/a/a1&pin=true")).status == 503
+    assert [command.action for command in files.worker.commands] == ["load", "pin", "unpin", "unload"]
+    monkeypatch.undo()
+    assert (await files.post("/adapters?name=a1&src=/a/a1")).status == 200
+    files.worker.commands.clear()
+    monkeypatch.setattr(files.registry, "change_adapter", fail)
+    assert (await files.post("/adapters/a1/update?pin=true")).status == 503
+    # The registry's wish to preload it is carried out meanwhile.
+    assert [c.action for c in files.worker.commands if c.action != "load"] == ["pin", "unpin"]
 
 
 async def test_an_adapter_that_came_another_way_can_be_pinned(files):

@@ -1,4 +1,4 @@
-"""Inference: which model and adapter answer, LMI's schema, OpenAI's bodies, and polled results."""
+"""Inference: which model and adapter answer, LMI's schema, and OpenAI's bodies."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from engine.failures import FinishReason
-from inference.dialects.djl import inference, results
+from inference.dialects.djl import inference
 from tests.unit.dialects.djl.models import Djl
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
@@ -333,138 +332,12 @@ async def test_a_model_name_of_openai_chooses_the_deployment(djl):
     assert (answer.status, answer.json()["model"]) == (200, "demo")
 
 
-def multipart(*parts, end=True):
-    head = "".join(f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in parts)
-    return (head + ("--x--\r\n" if end else "")).encode()
-
-
-@pytest.mark.parametrize(
-    ("body", "kind", "prompt"),
-    [
-        (multipart(("data", "Hello")), "multipart/form-data; boundary=x", "Hello"),
-        (
-            multipart(("model_name", "demo"), ("data", '{"inputs": "Hello"}')),
-            "multipart/form-data; boundary=x",
-            "Hello",
-        ),
-        (
-            multipart(("inputs", "Hello"), ("parameters", '{"max_new_tokens": 3}')),
-            "multipart/form-data; boundary=x",
-            "Hello",
-        ),
-        (b"inputs=Hello%20you&model_name=demo", "application/x-www-form-urlencoded", "Hello you"),
-        (b'{"inputs": "Hello"}', "application/x-www-form-urlencoded", "Hello"),
-    ],
-)
-async def test_forms(djl, body, kind, prompt):
-    answer = await djl.post("/invocations", body, content_type=kind)
-    assert answer.status == 200, answer.text
-    assert djl.worker.submits[0].prompt_token_ids[-len(ids(prompt)) :] == ids(prompt)
-
-
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        (multipart(("data", "Hello"), end=False), "multipart/form-data; boundary=x"),
-        (multipart(("data", "a"), ("data", "b")), "multipart/form-data; boundary=x"),
-        (multipart(("other", "a")), "multipart/form-data; boundary=x"),
-        (multipart(*((f"f{i}", "a") for i in range(99))), "multipart/form-data; boundary=x"),
-        (multipart(("d" * 9000, "a")), "multipart/form-data; boundary=x"),
-        (
-            b'--x\r\nContent-Disposition: form-data; name="data"\r\n\r\n\xff\r\n--x--\r\n',
-            "multipart/form-data; boundary=x",
-        ),
-        (b"nothing", "multipart/form-data; boundary=x"),
-        (b"nothing", "multipart/form-data"),
-        (b"", "multipart/form-data; boundary="),
-        (b"&".join(b"f%d=1" % i for i in range(99)), "application/x-www-form-urlencoded"),
-        (b"inputs=%ff", "application/x-www-form-urlencoded"),
-        (b"\xff", "text/plain"),
-        (b"abc", "tensor/npz"),
-        (multipart(("data", "{")), "multipart/form-data; boundary=x"),
-    ],
-)
-async def test_forms_that_cannot_be(djl, body, kind):
-    answer = await djl.post("/invocations", body, content_type=kind)
-    assert (answer.status, answer.json()["code"]) == (424, 424)
-    assert "Input Parsing failed" in answer.json()["error"]
-
-
-async def test_a_form_may_hold_a_conversation(djl):
-    body = multipart(("data", json.dumps({"messages": MESSAGES})))
-    answer = await djl.post("/invocations", body, content_type="multipart/form-data; boundary=x")
-    assert (answer.status, answer.json()["object"]) == (200, "chat.completion")
-
-
 async def test_embeddings(start):
     djl = Djl(await start(info=EMBEDDING))
     answer = await djl.post("/invocations", {"inputs": ["one", "two"]})
     assert [len(vector) for vector in answer.json()] == [4, 4]
     for body in ({"inputs": []}, {"inputs": ""}, {"inputs": [1]}, {"inputs": "a", "parameters": {"normalize": 1}}):
         assert (await djl.post("/invocations", body)).status == 424
-
-
-async def test_results_are_polled(djl):
-    gate = Gate()
-    djl.worker.scripts.append(says("one two three", gate_after=1, gate=gate))
-    begun = await djl.post("/predictions/demo", {**ASK, "stream": True}, x_synchronous="false")
-    token = begun.header("x-next-token")
-    assert (begun.status, begun.text) == (200, "")
-    assert begun.header("x-amzn-sagemaker-custom-attributes") == f"x-next-token={token}"
-    await eventually(lambda: len(next(iter(djl.state.results._results.values())).chunks) == 1)
-    first = await djl.post("/predictions/demo", x_starting_token=token, x_max_items="1")
-    assert (first.status, len(lines(first))) == (200, 1)
-    later = first.header("x-next-token")
-    pending = await djl.post("/predictions/demo", x_starting_token=later)
-    assert (pending.status, pending.text, pending.header("x-next-token")) == (202, "", later)
-    gate.open()
-    await eventually(lambda: next(iter(djl.state.results._results.values())).ended is not None)
-    rest = await djl.post("/predictions/demo", x_starting_token=later)
-    assert (rest.status, rest.header("x-next-token")) == (200, None)
-    assert lines(rest)[-1]["generated_text"] == "one two three"
-    again = await djl.post("/predictions/demo", x_starting_token=token)
-    assert again.text == first.text + rest.text
-    djl.now = 601.0
-    text = f"Invalid x-starting-token: {token}"
-    await djl.refused("POST", "/predictions/demo", 400, "BadRequestException", text, x_starting_token=token)
-
-
-async def test_a_failed_request_is_a_result(djl):
-    djl.worker.scripts.append(Script(tokens=ids("one"), fail_after=1, finish=FinishReason.STOP))
-    for body, status in ((ASK, 424), ({"inputs": 7}, 424)):
-        begun = await djl.post("/invocations", body, x_synchronous="false")
-        await eventually(lambda: all(r.ended is not None for r in djl.state.results._results.values()))
-        answer = await djl.post("/invocations", x_starting_token=begun.header("x-next-token"))
-        assert (answer.status, answer.json()["code"]) == (status, status)
-
-
-@pytest.mark.parametrize("token", ["", "x", "0" * 32, "0" * 32 + ".x", "/etc/passwd", "0" * 32 + "." + "9" * 40])
-async def test_unknown_results(djl, token):
-    answer = await djl.post("/invocations", x_starting_token=token)
-    assert (answer.status, answer.json()["type"]) == (400, "BadRequestException")
-
-
-async def test_results_are_bounded_and_belong_to_a_key(djl):
-    for _ in range(64):
-        assert (await djl.post("/invocations", ASK, x_synchronous="false")).status == 200
-    refused = await djl.post("/invocations", ASK, x_synchronous="false")
-    assert (refused.status, refused.json()["type"]) == (503, "WlmCapacityException")
-    assert (await djl.post("/invocations", ASK, x_synchronous="perhaps")).status == 400
-    name, result = next(iter(djl.state.results._results.items()))
-    result.tenant = "another"
-    assert (await djl.post("/invocations", x_starting_token=name)).status == 400
-
-
-async def test_a_result_may_be_too_large(djl, monkeypatch):
-    for limit in ("MAX_BYTES", "MAX_TOTAL_BYTES"):
-        with monkeypatch.context() as patched:
-            patched.setattr(results, limit, 10)
-            begun = await djl.post("/invocations", {**ASK, "stream": True}, x_synchronous="false")
-            await eventually(lambda: all(r.ended is not None for r in djl.state.results._results.values()))
-        answer = await djl.post("/invocations", x_starting_token=begun.header("x-next-token"))
-        assert "result" in answer.text
-        assert answer.header("x-next-token") is None
-    assert djl.services.admission.in_flight == 0
 
 
 async def test_overload_is_throttled(start):

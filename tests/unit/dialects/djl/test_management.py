@@ -124,6 +124,7 @@ async def test_a_model_that_cannot_start_is_not_kept(models):
     [
         ("", 400, BAD, "Parameter url is required."),
         ("url=", 400, BAD, "Parameter url is required."),
+        ("url=file://[m", 400, BAD, "This server downloads nothing: file URLs are not supported."),
         ("url=s3://bucket/m", 400, BAD, "This server downloads nothing: s3 URLs are not supported."),
         ("url=file://host/m", 400, BAD, "This server downloads nothing"),
         ("url=/no", 404, "ModelNotFoundException", "The model was not found at /no"),

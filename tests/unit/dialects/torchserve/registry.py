@@ -42,7 +42,7 @@ class Versions:
         if any(each.label == label for each in others):
             raise ModelExists(name, label)
         made = DeploymentState(
-            f"{name}-{label}", 1, "stopped", "", name, label, not others, source, 0, 0, 0, CREATED, dict(wanted.notes)
+            f"{name}-{label}", 1, "stopped", "", name, label, not others, source, 0, 0, 0, dict(wanted.notes)
         )
         self.states.append(made)
         await self.scale_deployment(made.name, wanted.workers, wanted.workers, actor)
