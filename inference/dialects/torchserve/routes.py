@@ -48,6 +48,9 @@ def _inference(state: State) -> tuple[Route, ...]:
         routes.add(method, "/explanations/{model}", handlers.explanations, "Refuse the request (not served)")
     for path in ("/invocations", f"{MODEL}/invoke"):
         routes.infer("POST", path, handlers.invocations, "Generate text, as SageMaker asks for it")
+    for path in ("/{model}/predict", "/{model}/{version}/predict"):
+        for method in ANY:
+            routes.infer(method, path, handlers.predictions, "Generate text, by the path of older clients")
     routes.infer("POST", "/v1/models/{model}:predict", handlers.kserve_predict, "Generate text for KServe's instances")
     routes.infer("POST", "/v2/models/{model}/infer", handlers.kserve_infer, "Run an inference with KServe's tensors")
     routes.described()
