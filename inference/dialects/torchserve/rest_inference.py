@@ -81,6 +81,11 @@ async def explanations(exchange: Exchange, services: Services, state: State) -> 
     raise NotServed("explanations are not supported by this server")
 
 
+async def workflows(exchange: Exchange, services: Services, state: State) -> None:
+    """/workflows and /wfpredict/{workflow}: graphs of models, with code of their own."""
+    raise NotServed("workflows are not supported by this server")
+
+
 async def _answer(exchange: Exchange, state: State, model: str, version: str, values: dict[str, bytes]) -> None:
     services = state.services
     with services.admission.permit(exchange.tenant):

@@ -103,6 +103,9 @@ class TestRegister:
         await server.manage("RegisterModel", url=f"{S3}densenet161.mar")
         code, text, _ = await refused(server.manage("RegisterModel", url=f"{S3}demo.mar"))
         assert (code, text) == ("NOT_FOUND", f"Given URL {S3}demo.mar does not match any allowed URL(s)")
+        for path in ("/demo", "~/demo", "file:///demo", "FILE:///demo"):
+            code, text, _ = await refused(server.manage("RegisterModel", url=path))
+            assert (code, text) == ("NOT_FOUND", f"Given URL {path} does not match any allowed URL(s)")
         await server.manage("RegisterModel", url="demo.mar")  # a local name is no URL
 
     async def test_workers_that_do_not_start_unregister_the_model(self, empty):
