@@ -127,6 +127,9 @@ class DjangoRegistry:
     async def remove_deployment(self, name: str, actor: str) -> bool:
         return await _with_database(self._act, name, deployments.delete_deployment, actor)
 
+    async def leftover_workers(self, name: str) -> int:
+        return await _with_database(count_leftovers, name)
+
     async def make_default_version(self, name: str, actor: str) -> bool:
         return await _with_database(self._act, name, deployments.make_default_version, actor)
 
@@ -258,6 +261,11 @@ class DjangoRegistry:
             deployments.start_deployment(row, actor)
         self._control.refresh()
         return True
+
+
+def count_leftovers(name: str) -> int:
+    """How many workers of removed deployments of this name have not ended."""
+    return Worker.objects.filter(deployment__name=name, deployment__deleted=True, state__in=Worker.LIVE).count()
 
 
 def _state(row: Deployment, seen: Observed) -> str:

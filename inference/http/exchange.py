@@ -62,6 +62,14 @@ def parse_json(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
 
     If an object has a key twice, the last one counts, at every level.
     """
+    value = parse_value(body, max_depth)
+    if not isinstance(value, dict):
+        raise MalformedBody("The body must be a JSON object.")
+    return value
+
+
+def parse_value(body: bytes, max_depth: int = MAX_DEPTH) -> Any:
+    """Any JSON value, within the same limits; raises MalformedBody."""
     brackets = body.count(b"[") + body.count(b"{")
     if brackets + body.count(b",") > MAX_ELEMENTS:
         raise MalformedBody(f"The body has more than {MAX_ELEMENTS} elements.")
@@ -70,9 +78,8 @@ def parse_json(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
         gc.disable()
     try:
         value = msgspec.json.decode(body)
-        if not isinstance(value, dict):
-            raise MalformedBody("The body must be a JSON object.")
-        _check_nesting(value, max_depth)
+        if isinstance(value, dict | list):
+            _check_nesting(value, max_depth)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedBody(f"The body is not valid JSON: {error}") from error
     except RecursionError as error:
@@ -83,9 +90,10 @@ def parse_json(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
     return value
 
 
-def _check_nesting(value: Any, levels: int) -> None:
+def _check_nesting(value: dict[str, Any] | list[Any], levels: int) -> None:
     """Raise MalformedBody for too many lists and objects, or for too deep nesting."""
-    level, count = [value], 0
+    level: list[Any] = [value]
+    count = 0
     for _ in range(levels):
         children = (item.values() if isinstance(item, dict) else item for item in level)
         level = [child for items in children for child in items if isinstance(child, dict | list)]

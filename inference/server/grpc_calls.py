@@ -18,7 +18,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from inference.errors import InvalidRequest, Overloaded, ServingError
+from inference.errors import InvalidRequest, Overloaded, ServingError, ShuttingDown
 from inference.generation.caller import RpcCaller
 from inference.http.admission import Admission
 from inference.http.exchange import retry_headers
@@ -26,6 +26,7 @@ from inference.http.refusals import log_refusal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from inference.services import Services
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     Render = Callable[[ServingError], tuple[str, str]]
     Authenticate = Callable[[dict[str, Any], str], str]
 
+DRAIN_POLL_S = 0.5
 MAX_QUERIES = 64
 """Calls other than inferences that may be read or answered at once."""
 logger = structlog.get_logger(__name__)
@@ -138,8 +140,7 @@ class Calls(grpc.GenericRpcHandler):
 
     async def _answer(self, method: Method, caller: RpcCaller, context: Context) -> None:
         """Handle a call with one message."""
-        permit = self._services.admission.permit(caller.permit_holder) if method.infers else self._query(method)
-        with permit:
+        with self._permit(method, caller):
             request = None
             if method.asked is not None:
                 try:
@@ -161,15 +162,35 @@ class Calls(grpc.GenericRpcHandler):
             await self._write(context, answer)
 
     async def _flow(self, method: Method, caller: RpcCaller, context: Context) -> None:
-        """Handle a streaming call; there is no deadline between messages."""
+        """Handle a streaming call; there is no deadline between messages. A server that drains answers what it has read, and
+        ends the call.
+        """
         assert method.stream is not None
+        admission = self._services.admission
 
         async def requests() -> AsyncIterator[Any]:
-            while (request := await _read(method, context)) is not None:
+            while True:
+                reading = asyncio.ensure_future(_read(method, context))
+                try:
+                    while not reading.done() and not admission.draining:
+                        await asyncio.wait({reading}, timeout=DRAIN_POLL_S)
+                    if not reading.done() or (request := reading.result()) is None:
+                        return
+                finally:
+                    reading.cancel()
                 yield request
+                del request, reading
 
         with self._streams.permit(caller.permit_holder):
             await self._write_all(context, method.stream(requests(), caller))
+        if admission.draining:  # the client may have sent more
+            raise ShuttingDown("The server is shutting down.")
+
+    def _permit(self, method: Method, caller: RpcCaller) -> AbstractContextManager[None]:
+        """What a call with one message needs: answers that may go on for long take no place from short calls."""
+        if method.infers:
+            return self._services.admission.permit(caller.permit_holder)
+        return self._query(method) if method.answers is None else self._streams.permit(caller.permit_holder)
 
     @contextmanager
     def _query(self, method: Method) -> Iterator[None]:

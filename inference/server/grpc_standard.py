@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
-from inference.errors import InvalidRequest, ServingError
+from inference.errors import InvalidRequest, ServingError, ShuttingDown
 from inference.server.grpc_calls import Calls, Method
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def standard_services(
     names: Sequence[str], healthy: Callable[[], bool], services: Services, timeouts: Timeouts
 ) -> list[grpc.GenericRpcHandler]:
     """The two services for a port on which the services of these names are. `healthy`: whether they can be used now."""
-    health = _Health(names, healthy)
+    health = _Health(names, healthy, services)
     reflected = ReflectionServicer((*names, HEALTH, REFLECTION))
 
     async def reflect(requests: Any, caller: RpcCaller) -> AsyncGenerator[Any, None]:
@@ -56,8 +56,8 @@ def standard_services(
 class _Health:
     """The health of the services; the empty name is the server's."""
 
-    def __init__(self, names: Sequence[str], healthy: Callable[[], bool]) -> None:
-        self._names, self._healthy = {"", *names}, healthy
+    def __init__(self, names: Sequence[str], healthy: Callable[[], bool], services: Services) -> None:
+        self._names, self._healthy, self._admission = {"", *names}, healthy, services.admission
 
     async def check(self, request: Any, caller: RpcCaller) -> Any:
         """The status now; raises UnknownService."""
@@ -66,13 +66,17 @@ class _Health:
         return _Status(status=self._status(request.service))
 
     async def watch(self, request: Any, caller: RpcCaller) -> AsyncGenerator[Any, None]:
-        """The status now, and whenever it changes."""
+        """The status now, and whenever it changes. Raises ShuttingDown, so that nobody who watches holds up the end of the
+        server.
+        """
         told = None
         while True:
             status = self._status(request.service)
             if status != told:
                 told = status
                 yield _Status(status=status)
+            if self._admission.draining:
+                raise ShuttingDown("The server is shutting down.")
             await asyncio.sleep(CHECK_EVERY_S)
 
     def _status(self, service: str) -> Any:

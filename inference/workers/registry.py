@@ -138,6 +138,10 @@ class Registry(Protocol):
         """Delete a deployment; its workers finish their requests first. False for an unknown deployment."""
         ...
 
+    async def leftover_workers(self, name: str) -> int:
+        """How many workers of removed deployments of this name have not ended yet."""
+        ...
+
     async def make_default_version(self, name: str, actor: str) -> bool:
         """Let this deployment answer requests for its served name. False for an unknown deployment."""
         ...

@@ -100,13 +100,13 @@ def _write(wanted: NewVersion, found: FoundModel, actor: str) -> Deployment:
 
 
 def _registered(name: str, found: FoundModel, others: Sequence[Deployment], actor: str) -> ModelVersion:
-    """The found model's version. A new source becomes the next version of the model that the served name has, or a new
-    model.
+    """The found model's version. A new source becomes the next version of the model that is the served name's own, or a new
+    model; another's model stays as it is, for its name means its default version.
     """
     if found.version is not None:
         return found.version
     model: Model | None = others[-1].version.model if others else None
-    if model is not None:
+    if model is not None and model.name == name:
         return register_model(model.name, found.source, actor, model.kind)
     return FoundModel(name, found.source).registered("llm", actor)
 

@@ -193,6 +193,9 @@ class KnownRegistry:
         self.asked.append(("scale", f"{name} {minimum} {maximum}"))
         return self._change(name, min_workers=minimum, max_workers=max(1, maximum), wanted_workers=minimum)
 
+    async def leftover_workers(self, name):
+        return 0
+
     async def remove_deployment(self, name, actor):
         self.asked.append(("remove", name))
         known = any(s.name == name for s in self.states)

@@ -6,6 +6,7 @@ Only an archive that names a model is of use here: one with code or weights of i
 from __future__ import annotations
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,11 @@ MAX_BYTES = 16 << 20
 MAX_FILES = 1000
 MAX_MANIFEST_BYTES = 1 << 16
 MAX_NAME = 200
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Others are decompressed without a limit, whatever is read of them."""
+UNREADABLE = (
+    zipfile.BadZipFile, zlib.error, KeyError, OSError, RuntimeError, NotImplementedError, EOFError, ValueError,
+)  # fmt: skip
 INVALID = f"{ARCHIVE}InvalidModelException"
 
 
@@ -43,10 +49,12 @@ def read_archive(path: Path) -> Archive:
         with zipfile.ZipFile(path) as archive:
             if len(archive.infolist()) > MAX_FILES:
                 raise bad_request(f"The archive has more than {MAX_FILES} files.", INVALID)
+            if archive.getinfo(MANIFEST).compress_type not in COMPRESSIONS:
+                raise bad_request("MANIFEST.json has a compression that is not known here.", INVALID)
             with archive.open(MANIFEST) as file:
                 text = file.read(MAX_MANIFEST_BYTES + 1)
             names = {each.filename for each in archive.infolist()}
-    except (zipfile.BadZipFile, KeyError, OSError, RuntimeError, NotImplementedError, EOFError, ValueError) as error:
+    except UNREADABLE as error:
         raise bad_request("The archive is no zip file with a MAR-INF/MANIFEST.json.", INVALID) from error
     if len(text) > MAX_MANIFEST_BYTES:
         raise bad_request(f"MANIFEST.json has more than {MAX_MANIFEST_BYTES} bytes.", INVALID)

@@ -10,10 +10,11 @@ import structlog
 from inference.dialects.torchserve import grpc_inference, grpc_management
 from inference.dialects.torchserve.grpc_inference import InferenceService
 from inference.dialects.torchserve.grpc_management import ManagementService
+from inference.dialects.torchserve.key_file import KeyFile
 from inference.dialects.torchserve.routes import answer_headers, route_sets
 from inference.dialects.torchserve.settings import TorchServeSettings
 from inference.dialects.torchserve.state import State
-from inference.dialects.torchserve.tokens import KeyFile, TokenAuthenticator
+from inference.dialects.torchserve.tokens import TokenAuthenticator
 from inference.planes.declaration import Dialect, GrpcListener, Parts, PlaneListener, Setup, SetupError
 from inference.server.grpc_calls import Timeouts
 from inference.server.grpc_standard import standard_services

@@ -27,6 +27,8 @@ NO_WORKER = (
     "closed, or expired; or exceeds maxSequenceJobQueueSize"
 )
 TOKEN = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
+MAX_TEXT_BYTES = 2200
+"""Of a status. It travels as a header of up to three times as many bytes, and clients take 8 KiB of headers."""
 STATUSES = frozenset({400, 401, 403, 404, 405, 408, 409, 413, 500, 501, 503, 507})
 
 
@@ -44,7 +46,8 @@ class TorchServeError(ServingError):
     @property
     def text(self) -> str:
         """The details of the gRPC status."""
-        return f"{self.message}\n{self.label}" if self.label else self.message
+        message = self.message.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore")
+        return f"{message}\n{self.label}" if self.label else message
 
 
 class TokenRefused(errors.Forbidden):

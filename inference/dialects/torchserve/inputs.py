@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from inference.errors import InvalidRequest, MalformedBody, NotServed
-from inference.http.exchange import parse_json
+from inference.http.exchange import parse_json, parse_value
 from inference.http.validation import check_range
 from inference.vendors.vllm_sampling import SamplingFields, check_sampling
 
@@ -34,6 +34,8 @@ class Input:
 
     raw: bytes = b""
     """The main value as it came."""
+    size: int = 0
+    """The bytes of all values."""
     text: str | None = None
     """The prompt, if the main value is text."""
     fields: dict[str, Any] = field(default_factory=dict)
@@ -66,7 +68,7 @@ def parse_input(values: Mapping[str, bytes]) -> Input:
     """Decode the values; raises InvalidRequest."""
     if len(values) > MAX_VALUES:
         raise InvalidRequest(f"input must have at most {MAX_VALUES} entries, got {len(values)}", "input")
-    given = Input()
+    given = Input(size=sum(map(len, values.values())))
     main = next((name for name in ("data", "body") if name in values), None)
     if main is not None:
         given.raw = values[main]
@@ -107,8 +109,8 @@ def _value(name: str, text: str) -> Any:
     if name in TEXTS:
         return text
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        return parse_value(text.encode())
+    except MalformedBody:
         return text
 
 

@@ -188,7 +188,7 @@ async def unregister(state: State, model: str, version: str, actor: str) -> Outc
     try:
         async with asyncio.timeout(DEFAULT_TIMEOUT_S):
             while True:
-                if all(each.name != found.name for each in await registry.deployments()):
+                if not await registry.leftover_workers(found.name):
                     break
                 await asyncio.sleep(POLL_S)
     except TimeoutError as error:

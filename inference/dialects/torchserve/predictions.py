@@ -10,7 +10,7 @@ import msgspec
 from inference.chat.conversation import parse_messages, template_arguments
 from inference.dialects.torchserve.delegated import chunks_of
 from inference.dialects.torchserve.errors import PredictionRefused, indented
-from inference.dialects.torchserve.inputs import Input, parse_asked, parse_input
+from inference.dialects.torchserve.inputs import Asked, Input, parse_asked, parse_input
 from inference.dialects.torchserve.versions import Served, find_served, named, with_adapter
 from inference.errors import MethodNotAllowed, RouteNotFound
 from inference.generation.requests import ChatPrompt, GenerationRequest, TextPrompt
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from inference.generation.deltas import Delta
     from inference.generation.generation import Generation
     from inference.generation.requests import Prompt
+    from inference.services import Limits
 
 NAME = "torchserve"
 OPENAI = "v1/"
@@ -81,12 +82,7 @@ async def read_input(values: Mapping[str, bytes]) -> Input:
 async def predict(state: State, given: Input, model: str, version: str, caller: Caller) -> Prediction:
     """Validate the request; nothing is sent to an engine. Raises a ServingError."""
     served = await chosen(state, given, model, version)
-    asked = await in_thread_if(len(given.raw) > INLINE_BYTES, parse_asked, given, state.services.limits)
-    prompt: Prompt = TextPrompt(asked.prompt)
-    if asked.messages is not None:
-        prompt = ChatPrompt(
-            parse_messages(asked.messages), template_arguments=template_arguments(asked.template_arguments)
-        )
+    asked, prompt = await in_thread_if(given.size > INLINE_BYTES, _asked, given, state.services.limits)
     body = asked.sampling
     with within(served.entry.public_id):  # its name may be that of another, default version
         target = state.services.router.resolve(served.model)
@@ -102,6 +98,15 @@ async def predict(state: State, given: Input, model: str, version: str, caller: 
         )
         generation = await state.services.generator.prepare(request, caller, NAME)
     return Prediction(generation, as_json=given.text is None)
+
+
+def _asked(given: Input, limits: Limits) -> tuple[Asked, Prompt]:
+    """What to generate, and from which prompt. Raises ServingErrors."""
+    asked = parse_asked(given, limits)
+    if asked.messages is None:
+        return asked, TextPrompt(asked.prompt)
+    arguments = template_arguments(asked.template_arguments)
+    return asked, ChatPrompt(parse_messages(asked.messages), template_arguments=arguments)
 
 
 async def chosen(state: State, given: Input, model: str, version: str) -> Served:

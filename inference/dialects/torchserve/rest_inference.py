@@ -19,6 +19,7 @@ from inference.vendors import openai_errors
 from inference.vendors.model_server import pretty
 
 if TYPE_CHECKING:
+    from inference.dialects.torchserve.inputs import Input
     from inference.dialects.torchserve.state import State
     from inference.http.exchange import Exchange
     from inference.services import Services
@@ -61,7 +62,7 @@ async def kserve_predict(exchange: Exchange, services: Services, state: State) -
         instances = (await exchange.json()).get("instances")
         if not isinstance(instances, list) or not 0 < len(instances) <= services.limits.max_prompts:
             raise InvalidRequest(f"instances must be a list of 1 to {services.limits.max_prompts} inputs", "instances")
-        inputs = [parse_input({"data": _data(instance)}) for instance in instances]
+        inputs = await exchange.work(_inputs, instances)
         model = exchange.parameters["model"]
         ready = [await predict(state, given, model, "", exchange) for given in inputs]
         answers = await exchange.unless_gone(_all(ready))
@@ -79,6 +80,11 @@ async def kserve_infer(exchange: Exchange, services: Services, state: State) -> 
 async def explanations(exchange: Exchange, services: Services, state: State) -> None:
     """/explanations/{model}: a language model's answers are not explained."""
     raise NotServed("explanations are not supported by this server")
+
+
+async def workflows(exchange: Exchange, services: Services, state: State) -> None:
+    """/workflows and /wfpredict/{workflow}: graphs of models, with code of their own."""
+    raise NotServed("workflows are not supported by this server")
 
 
 async def _answer(exchange: Exchange, state: State, model: str, version: str, values: dict[str, bytes]) -> None:
@@ -131,6 +137,10 @@ async def _all(predictions: list[Prediction]) -> list[bytes]:
 
 async def _whole(prediction: Prediction) -> bytes:
     return await prediction.whole()
+
+
+def _inputs(instances: list[Any]) -> list[Input]:
+    return [parse_input({"data": _data(instance)}) for instance in instances]
 
 
 def _data(instance: Any) -> bytes:

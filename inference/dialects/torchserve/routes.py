@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 ANY = ("GET", "POST", "PUT")
 MODEL = "/models/{model}"
 PREDICTIONS = "/predictions/{model}"
+WORKFLOWS = (
+    ("POST", "/workflows"), ("GET", "/workflows"), ("GET", "/workflows/{workflow}"), ("DELETE", "/workflows/{workflow}"),
+)  # fmt: skip
+"""Refused, and that only to those who have a key."""
 
 
 def route_sets(state: State) -> dict[str, RouteSet]:
@@ -47,8 +51,12 @@ def _inference(state: State) -> tuple[Route, ...]:
         routes.infer(method, f"{PREDICTIONS}/{{version}}", handlers.predictions, "Generate text with a version")
         routes.infer(method, f"{PREDICTIONS}/{{version}}/{{path:path}}", handlers.predict_below, "Answer as OpenAI")
         routes.add(method, "/explanations/{model}", handlers.explanations, "Refuse the request (not served)")
+        routes.add(method, "/wfpredict/{workflow}", handlers.workflows, "Refuse the request (not served)")
     for path in ("/invocations", f"{MODEL}/invoke"):
         routes.infer("POST", path, handlers.invocations, "Generate text, as SageMaker asks for it")
+    for path in ("/{model}/predict", "/{model}/{version}/predict"):
+        for method in ANY:
+            routes.infer(method, path, handlers.predictions, "Generate text, by the path of older clients")
     routes.infer("POST", "/v1/models/{model}:predict", handlers.kserve_predict, "Generate text for KServe's instances")
     routes.infer("POST", "/v2/models/{model}/infer", handlers.kserve_infer, "Run an inference with KServe's tensors")
     routes.described()
@@ -65,6 +73,8 @@ def _management(state: State) -> tuple[Route, ...]:
         routes.add("PUT", path, handlers.scale, "Scale a model's workers")
         routes.add("GET", path, handlers.show, "Describe a model")
         routes.add("DELETE", path, handlers.unregister, "Unregister a model")
+    for method, path in WORKFLOWS:
+        routes.add(method, path, rest_inference.workflows, "Refuse the request (not served)")
     routes.add("GET", "/v1/models/{model}", rest_inference.model_ready, "Check whether a model is ready")
     routes.add("GET", "/token", handlers.token, "Replace a key", scope="token", changes=True)
     routes.described()

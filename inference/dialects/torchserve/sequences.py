@@ -29,6 +29,8 @@ MAX_SEQUENCES = 64
 """Sequences of one call whose requests run at once."""
 MAX_WAITING = 64
 """Requests of one call that are read and not answered yet."""
+MAX_WAITING_BYTES = 1 << 20
+"""Of those requests, unless it is a single one."""
 MAX_UNWRITTEN = 8
 NO_ID = "Parameter sequenceId is required."
 logger = structlog.get_logger(__name__)
@@ -43,6 +45,7 @@ class Sequences:
         self._due: dict[str, deque[Any]] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(MAX_WAITING)
+        self._bytes, self._fewer = 0, asyncio.Event()
         self._slots = asyncio.Semaphore(MAX_SEQUENCES)
         self._told: asyncio.Queue[Any] = asyncio.Queue(MAX_UNWRITTEN)
 
@@ -65,11 +68,20 @@ class Sequences:
         try:
             async for request in requests:
                 await self._free.acquire()
+                await self._room_for(request.ByteSize())
                 self._take(request)
+                del request  # before the next one is read
             await asyncio.gather(*self._running)
             await self._told.put(None)
         except Exception as error:  # raised in the writer, which ends the stream
             await self._told.put(error)
+
+    async def _room_for(self, size: int) -> None:
+        """Wait until a request of this size may wait, too."""
+        while self._bytes and self._bytes + size > MAX_WAITING_BYTES:
+            self._fewer.clear()
+            await self._fewer.wait()
+        self._bytes += size
 
     def _take(self, request: Any) -> None:
         name = _sequence_of(request)
@@ -87,7 +99,8 @@ class Sequences:
             due = self._due[name]
             while due:
                 await self._told.put(await self._response(due[0], name))
-                due.popleft()
+                self._bytes -= due.popleft().ByteSize()
+                self._fewer.set()
                 self._free.release()
             del self._due[name]
 

@@ -52,13 +52,20 @@ class Source:
 
 
 def check_url(url: str, allowed: Sequence[str]) -> None:
-    """Check a URL by TorchServe's rules; raises TorchServeError."""
+    """Check a URL by TorchServe's rules, an absolute path as the URL of a file; raises TorchServeError."""
     if len(url) > MAX_URL or not url.isprintable():
         raise bad_request(f"url must have at most {MAX_URL} printable characters.")
-    if ".." in url:
+    try:
+        path = unquote(urlsplit(url).path)
+    except ValueError as error:  # such as a host of half an IPv6 address
+        raise bad_request("url is no valid URL.") from error
+    if not path.isprintable():
+        raise bad_request("url must have no encoded control characters.")
+    if ".." in url or ".." in path:
         raise not_found(f"Relative path is not allowed in url: {url}")
-    allows = any(re.fullmatch(pattern, url, re.IGNORECASE) for pattern in allowed)
-    if _SCHEME.match(url) and not allows:
+    meant = f"file://{url}" if url.startswith(("/", "~")) else url  # a path is no way around the patterns
+    allows = any(re.fullmatch(pattern, meant, re.IGNORECASE) for pattern in allowed)
+    if _SCHEME.match(meant) and not allows:
         raise not_found(f"Given URL {url} does not match any allowed URL(s)")
 
 

@@ -9,8 +9,8 @@ from inference.dialects.torchserve.metrics import TorchServeMetrics
 from management.snapshot import Availability
 
 if TYPE_CHECKING:
+    from inference.dialects.torchserve.key_file import KeyFile
     from inference.dialects.torchserve.settings import TorchServeSettings
-    from inference.dialects.torchserve.tokens import KeyFile
     from inference.http.auth import Authenticator
     from inference.services import Services
 

@@ -12,12 +12,13 @@ import pytest
 from inference.dialects.torchserve import grpc_inference, grpc_management
 from inference.dialects.torchserve.grpc_inference import InferenceService
 from inference.dialects.torchserve.grpc_management import ManagementService
+from inference.dialects.torchserve.key_file import KeyFile
 from inference.dialects.torchserve.protocol import inference_pb2 as infer
 from inference.dialects.torchserve.protocol import management_pb2 as manage
 from inference.dialects.torchserve.routes import answer_headers, route_sets
 from inference.dialects.torchserve.settings import TorchServeSettings
 from inference.dialects.torchserve.state import State
-from inference.dialects.torchserve.tokens import KeyFile, TokenAuthenticator
+from inference.dialects.torchserve.tokens import TokenAuthenticator
 from inference.http.routing import RouteTable
 from inference.planes.plane import Plane
 from inference.server.grpc_calls import Timeouts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ class Versions:
         self.adapters: tuple[AdapterEntry, ...] = ()
         self.broken = ""
         """Why no worker starts."""
+        self.leftover: Iterator[int] = iter(())
+        """How many workers each question finds that have not ended yet."""
         self.wanted: list[NewDeployment] = []
 
     async def deployments(self) -> list[DeploymentState]:
@@ -68,6 +71,9 @@ class Versions:
             await fake.close()
         self.publish()
         return known
+
+    async def leftover_workers(self, name: str) -> int:
+        return next(self.leftover, 0)
 
     async def make_default_version(self, name: str, actor: str) -> bool:
         served = next(each.served_name for each in self.states if each.name == name)

@@ -10,6 +10,8 @@ import zipfile
 import grpc
 import pytest
 
+from inference.dialects.torchserve.archives import read_archive
+from inference.dialects.torchserve.errors import TorchServeError
 from inference.workers.registry import NewDeployment
 
 ARCHIVE, HTTP = "org.pytorch.serve.archive.model.", "org.pytorch.serve.http."
@@ -84,6 +86,11 @@ class TestRegister:
         ({"url": "demo", "model_name": "a b"}, "INVALID_ARGUMENT", None, HTTP + "BadRequestException"),
         ({"url": "demo", "handler": "\n"}, "INVALID_ARGUMENT", None, HTTP + "BadRequestException"),
         ({"url": "a" * 3000}, "INVALID_ARGUMENT", None, HTTP + "BadRequestException"),
+        ({"url": "http://[::1/demo.mar"}, "INVALID_ARGUMENT", "url is no valid URL.", HTTP + "BadRequestException"),
+        ({"url": "file:///%2e%2E/demo"}, "NOT_FOUND", "Relative path is not allowed in url: file:///%2e%2E/demo",
+         ARCHIVE + "ModelNotFoundException"),
+        ({"url": "file:///a%00", "model_name": "demo"}, "INVALID_ARGUMENT", "url must have no encoded control characters.",
+         HTTP + "BadRequestException"),
     ])  # fmt: skip
     async def test_refusals(self, empty, fields, code, text, label):
         found = await refused(empty.manage("RegisterModel", **fields))
@@ -96,6 +103,9 @@ class TestRegister:
         await server.manage("RegisterModel", url=f"{S3}densenet161.mar")
         code, text, _ = await refused(server.manage("RegisterModel", url=f"{S3}demo.mar"))
         assert (code, text) == ("NOT_FOUND", f"Given URL {S3}demo.mar does not match any allowed URL(s)")
+        for path in ("/demo", "~/demo", "file:///demo", "FILE:///demo"):
+            code, text, _ = await refused(server.manage("RegisterModel", url=path))
+            assert (code, text) == ("NOT_FOUND", f"Given URL {path} does not match any allowed URL(s)")
         await server.manage("RegisterModel", url="demo.mar")  # a local name is no URL
 
     async def test_workers_that_do_not_start_unregister_the_model(self, empty):
@@ -175,6 +185,29 @@ class TestArchives:
         for url in ("link.mar", str(tmp_path / "out.mar"), f"file://{tmp_path}/out.mar"):
             code, text, _ = await refused(server.manage("RegisterModel", url=url))
             assert (code, text) == ("NOT_FOUND", f"Model not found at: {url}")
+
+    async def test_a_compression_without_a_limit_is_not_read(self, begin, tmp_path):
+        with zipfile.ZipFile(tmp_path / "bomb.mar", "w", zipfile.ZIP_BZIP2) as archive:
+            archive.writestr("MAR-INF/MANIFEST.json", b"{" + b" " * (64 << 20))
+        server = await begin(with_demo=False, model_store=tmp_path)
+        found = await refused(server.manage("RegisterModel", url="bomb.mar"))
+        assert found[:2] == ("INVALID_ARGUMENT", "MANIFEST.json has a compression that is not known here.")
+
+    async def test_damaged_archives_are_refused(self, tmp_path):
+        with zipfile.ZipFile(tmp_path / "whole.mar", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": {"modelName": "demo"}, "x": "abc" * 20}))
+        whole = (tmp_path / "whole.mar").read_bytes()
+        refusals = 0
+        for position in range(len(whole)):
+            for bits in (0xFF, 0x01):
+                damaged = bytearray(whole)
+                damaged[position] ^= bits
+                (tmp_path / "damaged.mar").write_bytes(damaged)
+                try:
+                    read_archive(tmp_path / "damaged.mar")
+                except TorchServeError as error:
+                    refusals += error.status == 400
+        assert refusals > len(whole)
 
 
 class TestScale:
@@ -318,6 +351,18 @@ class TestVersions:
         )
         found = await refused(empty.manage("UnregisterModel"))
         assert found[:2] == ("INVALID_ARGUMENT", "Parameter url is required.")
+
+
+async def test_unregistering_waits_for_the_workers(server):
+    server.registry.leftover = iter([2, 1, 0, 7])
+    assert await server.manage("UnregisterModel", model_name="demo") == 'Model "demo" unregistered'
+    assert next(server.registry.leftover) == 7
+
+
+async def test_the_text_of_an_error_fits_into_its_headers(empty):
+    code, text, label = await refused(empty.manage("RegisterModel", url="../" + "\U0001d54f" * 2000))
+    assert (code, label) == ("NOT_FOUND", ARCHIVE + "ModelNotFoundException")
+    assert text.startswith("Relative path is not allowed in url: ../\U0001d54f")
 
 
 async def test_many_at_once(empty):

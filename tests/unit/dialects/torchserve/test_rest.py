@@ -49,6 +49,8 @@ class TestPredictions:
                 {"content_type": "application/x-www-form-urlencoded"},
             ),
             ("/models/demo/invoke", b"The capital", {}),
+            ("/demo/predict", b"The capital", {}),
+            ("/demo/1.0/predict", b"The capital", {}),
             ("/invocations?model_name=demo", b"The capital", {}),
             ("/invocations", b"The capital", {}),
         ):

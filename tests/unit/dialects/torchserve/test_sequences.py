@@ -14,7 +14,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from inference.dialects.torchserve import grpc_inference, grpc_management
 from inference.dialects.torchserve.protocol import inference_pb2 as infer
+from inference.dialects.torchserve.sequences import MAX_WAITING_BYTES, Sequences
+from inference.server.grpc_calls import MAX_QUERIES
 from management.snapshot import Availability
+from tests.unit.fake_worker import settle
 from tests.unit.scripts import Gate, Script, ids, says
 from tests.waiting import eventually
 
@@ -74,6 +77,76 @@ async def test_a_cancelled_stream_stops_all_of_its_generations(server):
     await eventually(lambda: server.serving.services.admission.in_flight == 0)
 
 
+async def test_few_bytes_wait_in_one_call(server):
+    gate, read = asyncio.Event(), []
+
+    async def requests():
+        for number in range(8):
+            read.append(number)
+            yield server.asked(sequence="s", data=b"The capital", lora=b"x" * (MAX_WAITING_BYTES // 2))
+
+    async def answer(request):
+        await gate.wait()
+        return b"a"
+
+    told = Sequences(answer, strict=False).answers(requests())
+    first = asyncio.ensure_future(anext(told))
+    await eventually(lambda: read)
+    await settle()
+    assert read == [0, 1]
+    gate.set()
+    assert (await first).prediction == b"a"
+    assert len([answer async for answer in told]) == 7
+
+
+async def test_a_server_that_drains_ends_idle_streams(server):
+    gate = Gate()
+    server.worker.scripts.append(says(" of Spain", gate_after=1, gate=gate))
+    idle, due = (
+        server.sequences(never_ending()),
+        server.sequences(never_ending(server.asked(sequence="s", data=b"a b"))),
+    )
+    await eventually(lambda: server.worker.submits)
+    server.serving.services.admission.draining = True
+    assert await ended(idle) == ([], "UNAVAILABLE")
+    gate.open()
+    assert await ended(due) == ([b" of Spain"], "UNAVAILABLE")
+    stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
+    assert (await ended(stub.ServerReflectionInfo(never_ending())))[1] == "UNAVAILABLE"
+
+
+async def never_ending(*requests):
+    """Requests of a client that does not close its side."""
+    for request in requests:
+        yield request
+    await asyncio.Event().wait()
+
+
+async def ended(call):
+    """The predictions and the status of a stream."""
+    found = []
+    while (answer := await read_or_end(call)) is not grpc.aio.EOF:
+        found.append(answer.prediction)
+    return found, (await call.code()).name
+
+
+async def read_or_end(call):
+    try:
+        return await call.read()
+    except grpc.aio.AioRpcError:
+        return grpc.aio.EOF
+
+
+async def test_watchers_take_no_place_from_checks(server):
+    stub = health_pb2_grpc.HealthStub(server.channel)
+    watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(MAX_QUERIES + 1)]
+    for watch in watches:
+        assert (await watch.read()).status == 1
+    assert (await stub.Check(health_pb2.HealthCheckRequest())).status == 1
+    for watch in watches:
+        watch.cancel()
+
+
 async def test_ping(server):
     call = server.channel.unary_unary(
         f"/{grpc_inference.SERVICE}/Ping", Empty.SerializeToString, infer.TorchServeHealthResponse.FromString
@@ -99,7 +172,7 @@ async def test_health_checks(server):
     assert (await watch.read()).status == 1
     server.serving.services.admission.draining = True
     assert (await watch.read()).status == 2
-    watch.cancel()
+    assert await ended(watch) == ([], "UNAVAILABLE")  # nobody who watches holds up the end
 
 
 async def test_reflection(server):

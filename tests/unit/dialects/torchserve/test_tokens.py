@@ -7,10 +7,14 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf import message_factory
 
+from inference.dialects.torchserve import grpc_inference, grpc_management
 from inference.dialects.torchserve.dialect import configure
+from inference.dialects.torchserve.key_file import FILE, KeyFile
+from inference.dialects.torchserve.protocol import inference_pb2 as infer
+from inference.dialects.torchserve.protocol import management_pb2 as manage
 from inference.dialects.torchserve.settings import TorchServeSettings
-from inference.dialects.torchserve.tokens import FILE, KeyFile
 from inference.planes.declaration import SetupError
 from management.snapshot import ApiKeyEntry, hash_key
 
@@ -50,16 +54,10 @@ def test_the_file(keys, tmp_path):
     assert all(len(entry["key"]) >= 22 for entry in written.values())  # 128 bits as base64
     assert len({entry["key"] for entry in written.values()}) == 3
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
     keys.remove()
-    assert not (tmp_path / FILE).exists()
+    assert not list(tmp_path.iterdir())
     keys.remove()
-
-
-def test_anothers_file_is_left(keys, tmp_path):
-    KeyFile(tmp_path, 60).create()
-    keys.remove()
-    assert (tmp_path / FILE).exists()
 
 
 def test_expiry_and_replacement(keys, clock, tmp_path):
@@ -102,6 +100,47 @@ async def test_over_grpc(begin, keys, tmp_path):
     assert (await refused(server.manage("ListModels")))[1] == REFUSED
 
 
+def every_method(server):
+    """All methods of both services, with one request each."""
+    for service, module in ((grpc_inference, infer), (grpc_management, manage)):
+        (found,) = module.DESCRIPTOR.services_by_name.values()
+        for method in found.methods:
+            kind = "_".join(
+                "stream" if each else "unary" for each in (method.client_streaming, method.server_streaming)
+            )
+            call = getattr(server.channel, kind)(
+                f"/{service.SERVICE}/{method.name}", lambda m: m.SerializeToString(), bytes
+            )
+            request = message_factory.GetMessageClass(method.input_type)()
+            yield method.name, call, iter([request]) if method.client_streaming else request
+
+
+async def test_every_call_needs_its_key(begin, keys, clock, tmp_path):
+    server = await begin(keys=keys)
+    written = read(tmp_path)
+    foreign = [
+        f"Bearer {written['API']['key']}",
+        "Bearer x",
+        "Bearer",
+        written["inference"]["key"],
+        f"Basic {written['inference']['key']}",
+    ]
+    clock.now += 3600
+    expired = [f"Bearer {written[kind]['key']}" for kind in ("management", "inference")]
+    refusals = []
+    for header in (None, *foreign, *expired):
+        metadata = () if header is None else (("authorization", header),)
+        for name, call, request in every_method(server):
+            running = call(request, metadata=metadata, timeout=10)
+            assert ((await running.code()).name, await running.details()) == ("PERMISSION_DENIED", REFUSED), (
+                name,
+                header,
+            )
+            refusals.append(name)
+    assert len(set(refusals)) == 10
+    assert not server.worker.submits
+
+
 async def test_api_keys_of_this_server_open_the_same(begin, keys):
     server = await begin(keys=keys)
     text = "abcdefgh.secret"
@@ -118,7 +157,8 @@ async def test_over_rest(begin, keys, tmp_path):
     answer = await serving.get("/models/demo", plane="ts-management", authorization="Bearer incorrect")
     assert answer.status == 400
     assert answer.json() == {"code": 400, "type": "InvalidKeyException", "message": REFUSED}
-    assert (await serving.get("/ping", plane="ts-inference")).status == 400
+    for path, plane in (("/ping", "inference"), ("/wfpredict/x", "inference"), ("/workflows", "management")):
+        assert (await serving.get(path, plane=f"ts-{plane}")).status == 400
     own = f"Bearer {read(tmp_path)['management']['key']}"
     assert (await serving.get("/models/demo", plane="ts-management", authorization=own)).status == 200
     assert (await serving.get("/token?type=inference", plane="ts-management", authorization=own)).status == 400
