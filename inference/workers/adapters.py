@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from management.snapshot import AdapterEntry, SnapshotHolder
 
 LOAD_TIMEOUT_S = 300.0
+UNDO_TIMEOUT_S = 5.0
 
 
 class AdapterControl:
@@ -81,7 +82,7 @@ class AdapterControl:
                 await self._registry.register_adapter(adapter, target.entry.name, actor, replace=replace, **kept)
             except ServingError:
                 if loads:
-                    await self._forget(target, adapter)
+                    await self._forget(target, adapter, pinned is True)
                 raise
 
     async def update(
@@ -128,13 +129,17 @@ class AdapterControl:
             found |= client.stats.failed_adapters
         return found
 
-    async def _forget(self, target: Target, adapter: AdapterEntry) -> None:
-        """Unload from the workers, unless another registered name has the same digest."""
-        if any(a.digest == adapter.digest for d in self._holder.current.deployments for a in d.adapters):
-            return
+    async def _forget(self, target: Target, adapter: AdapterEntry, pinned: bool) -> None:
+        """Undo on the workers what was done for an adapter that is not registered after all: unpin and unload it, as far as
+        no registered name of the same digest wants it so.
+        """
+        others = [a for d in self._holder.current.deployments for a in d.adapters if a.digest == adapter.digest]
         ref = AdapterRef(adapter.digest, adapter.directory)
         clients = [client for client in target.clients.values() if client.usable]
-        await asyncio.gather(*(_command(client, "unload", ref) for client in clients))
+        if pinned and not any(other.pinned for other in others):
+            await asyncio.gather(*(_command(client, "unpin", ref) for client in clients))
+        if not others:
+            await asyncio.gather(*(_command(client, "unload", ref) for client in clients))
 
     async def _have_read(self, target: Target, adapter: AdapterEntry, pin: bool) -> None:
         """Load the adapter on every worker that should have it, and pin it there; a refusal leaves none of it."""
@@ -146,13 +151,15 @@ class AdapterControl:
         if not clients:
             raise Unavailable("The model is not available at the moment; its workers are starting or restarting.")
         ref = AdapterRef(adapter.digest, adapter.directory)
-        refusal = await self._all(clients, "load", ref)
-        if refusal is None and pin:
-            refusal = await self._all(clients, "pin", ref)
+        try:
+            refusal = await self._all(clients, "load", ref)
+            if refusal is None and pin:
+                refusal = await self._all(clients, "pin", ref)
+        except Unavailable:
+            await self._forget(target, adapter, pin)
+            raise
         if refusal is not None:
-            if pin:
-                await asyncio.gather(*(_command(client, "unpin", ref) for client in clients))
-            await self._forget(target, adapter)
+            await self._forget(target, adapter, pin)
             raise AdapterRefused(refusal.words, refusal)
 
     async def _all(
@@ -169,8 +176,9 @@ class AdapterControl:
 
 async def _command(client: EngineClient, action: Literal["unpin", "unload"], ref: AdapterRef) -> None:
     """Undo on a worker what it may have done; a dead worker has nothing to undo, and a busy one evicts the adapter later."""
-    with suppress(EngineDead):
-        await client.command(action, ref)
+    with suppress(EngineDead, TimeoutError):
+        async with asyncio.timeout(UNDO_TIMEOUT_S):
+            await client.command(action, ref)
 
 
 def _rank_refusal(rank: int, limit: int) -> tuple[str, AdapterFailure]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 import pytest
 
 from engine.adapters.failures import AdapterCode, AdapterFailure
 from inference.dialects.mindie.settings import MindieSettings
+from inference.errors import AdapterRefused
 from management.snapshot import AdapterEntry
+from tests.unit.fake_worker import settle
 from tests.unit.scripts import EMBEDDING
 from tests.waiting import eventually
 
@@ -184,3 +189,46 @@ async def test_a_worker_without_adapters_is_told_of_none(start):
     assert (await serving.post("/v1/embeddings", {"input": "a"})).status == 200
     await eventually(lambda: serving.router.targets[0].entry.adapters)
     assert told(serving) == []
+
+
+SAME = AdapterEntry("other", "d1", "/adapters/pirate", 1)
+
+
+async def test_content_of_two_names_is_pinned_if_one_of_them_is(serving):
+    pinned = AdapterEntry("pirate", "d1", "/adapters/pirate", 1, pinned=True)
+    serving.adapters = (pinned, msgspec.structs.replace(SAME, preload=True))
+    serving.publish()
+    await eventually(lambda: told(serving) == [("load", "d1"), ("pin", "d1")])
+
+
+@pytest.mark.parametrize(("pinned", "undone"), [(True, []), (False, [("unpin", "d1")])], ids=["pinned", "not"])
+async def test_a_name_that_is_not_registered_leaves_its_content_as_other_names_want_it(
+    serving, monkeypatch, pinned, undone
+):
+    serving.adapters = (msgspec.structs.replace(SAME, pinned=pinned, preload=True),)
+    serving.publish()
+    await eventually(lambda: serving.worker.commands)
+    await settle()
+    serving.registry.files["/adapters/pirate"] = PIRATE
+
+    async def refuse(*arguments, **options):
+        raise AdapterRefused("name: must differ")
+
+    monkeypatch.setattr(serving.registry, "register_adapter", refuse)
+    known = len(told(serving))
+    control, fetched = serving.services.adapters, ("pirate", "/adapters/pirate", None, False, "tester")
+    with pytest.raises(AdapterRefused):
+        await control.load(*fetched, preload=True, pinned=True)
+    assert told(serving)[known:] == [("load", "d1"), ("pin", "d1"), *undone]
+
+
+async def test_a_worker_that_dies_while_it_reads_leaves_nothing_with_the_others(start):
+    serving = await start(2)
+    serving.registry.files["/adapters/pirate"] = PIRATE
+    serving.workers[1].silent = True
+    call = asyncio.ensure_future(serving.post(LOAD, NAMED))
+    await eventually(lambda: serving.workers[1].commands)
+    serving.workers[1].die()
+    assert (await call).status == 503
+    assert told(serving) == [("load", "d1"), ("unload", "d1")]
+    assert serving.adapters == ()
