@@ -111,14 +111,17 @@ class AdapterControl:
             await self._registry.change_adapter(name, target.entry.name, actor, **kept)
 
     async def unload(self, name: str, actor: str, base: str | None = None) -> None:
-        """Unload an adapter of the deployment `base` (None: of every deployment): new requests no longer find it; running ones
-        finish, then workers free it. Raises AdapterNotFound or ModelNotFound.
+        """Unload an adapter of the deployment `base` (None: of every one that serves it): new requests no longer find it;
+        running ones finish, then workers free it. Other models' adapters of this name stay. Raises AdapterNotFound or
+        ModelNotFound.
         """
         async with self._changing:
             entries = self._holder.current.deployments if base is None else (self._router.resolve(base).entry,)
-            if not any(entry.adapter(name) is not None for entry in entries):
+            serving = [entry for entry in entries if entry.adapter(name) is not None]
+            if not serving:
                 raise AdapterNotFound(name)
-            await self._registry.remove_adapter(name, actor, None if base is None else entries[0].name)
+            for entry in {entry.model: entry for entry in serving}.values():  # an adapter belongs to a model
+                await self._registry.remove_adapter(name, actor, entry.name)
 
     def failures(self, base: str | None) -> dict[str, AdapterFailure]:
         """Why workers of the deployment `base` could not load adapters when they were last needed, by digest. Raises

@@ -56,6 +56,19 @@ async def test_an_unloaded_adapter_is_forgotten_by_the_worker(known):
     assert (await known.post(UNLOAD, {"lora_name": "pirate"})).status == 404
 
 
+async def test_only_what_is_served_is_unloaded(known, monkeypatch):
+    """Another model's adapter of the same name, which no deployment serves at the moment, stays in the registry."""
+    removed = []
+
+    async def remove(name, actor, deployment):
+        removed.append((name, deployment))
+
+    await known.post(LOAD, NAMED)
+    monkeypatch.setattr(known.registry, "remove_adapter", remove)
+    assert (await known.post(UNLOAD, {"lora_name": "pirate"})).status == 200
+    assert removed == [("pirate", "demo")]
+
+
 async def test_the_same_name_again(known):
     await known.post(LOAD, NAMED)
     assert (await known.post(LOAD, NAMED)).status == 400
