@@ -10,9 +10,10 @@ import pytest
 from engine.adapters.failures import AdapterCode, AdapterFailure
 from inference.dialects.mindie.settings import MindieSettings
 from inference.errors import AdapterRefused
-from management.snapshot import AdapterEntry
+from management.snapshot import AdapterEntry, Availability, Snapshot
 from tests.unit.fake_worker import settle
 from tests.unit.scripts import EMBEDDING
+from tests.unit.serving import Serving, fake_workers
 from tests.waiting import eventually
 
 PIRATE = AdapterEntry("pirate", "d1", "/adapters/pirate", 1)
@@ -202,6 +203,35 @@ async def test_a_worker_without_adapters_is_told_of_none(start):
     assert (await serving.post("/v1/embeddings", {"input": "a"})).status == 200
     await eventually(lambda: serving.router.targets[0].entry.adapters)
     assert told(serving) == []
+
+
+async def test_a_deployment_that_was_never_ready_is_woken(sockets):
+    serving = Serving(fake_workers(sockets, 1))
+    serving.registry.files["/adapters/pirate"] = PIRATE
+    serving.availability, serving.router.hold_s = Availability.ASLEEP, 60.0
+    serving.publish([])
+    serving.router.start()
+    call = asyncio.ensure_future(serving.post(LOAD, NAMED))
+    await eventually(lambda: serving.router.holding.deployments or call.done())
+    await serving.worker.start()
+    serving.publish()
+    assert (await call).status == 200
+    assert told(serving) == [("load", "d1")]
+    await serving.stop()
+
+
+async def test_no_model_waits_for_anothers_adapters(known, monkeypatch):
+    """The worker of "demo" does not answer, and an adapter of another model is removed."""
+    known.worker.silent = True
+    call = asyncio.ensure_future(known.post(LOAD, NAMED))
+    await eventually(lambda: known.worker.commands)
+    (entry,) = known.holder.current.deployments
+    second = msgspec.structs.replace(entry, name="second", model="second", workers=(), adapters=(SAME,))
+    known.holder.publish(Snapshot((entry, second), {}))
+    assert (await known.post(UNLOAD, {"lora_name": "other"})).status == 200
+    assert not call.done()
+    known.worker.die()
+    assert (await call).status == 503
 
 
 SAME = AdapterEntry("other", "d1", "/adapters/pirate", 1)
