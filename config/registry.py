@@ -112,7 +112,7 @@ class DjangoRegistry:
     async def change_adapter(self, name: str, deployment: str, actor: str, **kept: Unpack[Kept]) -> None:
         await _with_database(self._change, name, deployment, actor, kept)
 
-    async def remove_adapter(self, name: str, actor: str, deployment: str | None = None) -> None:
+    async def remove_adapter(self, name: str, actor: str, deployment: str) -> None:
         await _with_database(self._remove, name, actor, deployment)
 
     async def deployments(self) -> list[DeploymentState]:
@@ -183,13 +183,9 @@ class DjangoRegistry:
             raise AdapterRefused(str(error), error.failure) from error
         self._control.refresh()
 
-    def _remove(self, name: str, actor: str, deployment: str | None) -> None:
-        found = Adapter.objects.filter(name=name)
-        if deployment is not None:
-            found = found.filter(
-                model__versions__deployments__in=Deployment.objects.filter(name=deployment, deleted=False)
-            )
-        for adapter in found.distinct():
+    def _remove(self, name: str, actor: str, deployment: str) -> None:
+        rows = Deployment.objects.filter(name=deployment, deleted=False)
+        for adapter in Adapter.objects.filter(name=name, model__versions__deployments__in=rows).distinct():
             adapters.remove_adapter(adapter, actor)
         self._control.refresh()
 

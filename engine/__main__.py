@@ -31,7 +31,7 @@ from engine.engine import EngineBroken
 from engine.failures import ExitStatus
 from engine.process import log_writer
 from engine.process.control import Control, control_path
-from engine.process.progress import Pulse, Reporter, progress
+from engine.process.progress import Pulse, Reporter, Reports, progress
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -63,11 +63,12 @@ def main() -> ExitStatus:
         with suppress(BrokenPipeError, BlockingIOError):
             os.write(status, line)
 
+    reports = Reports(report)
     server: EngineServer | None = None
     control: Control | None = None
 
     def beat(pulse: Pulse) -> None:
-        report("loading" if server is None else "alive", **msgspec.structs.asdict(pulse))
+        reports.beat(pulse)
         if server is not None:
             server.beat()
 
@@ -102,7 +103,7 @@ def main() -> ExitStatus:
     if control is None:
         server.watch(sys.stdin.buffer)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
-    report("ready", model=msgspec.to_builtins(core.info))
+    reports.ready(msgspec.to_builtins(core.info))
     try:
         server.run()
     except EngineBroken as error:

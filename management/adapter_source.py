@@ -74,7 +74,10 @@ class SourceDirectory:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise AdapterError(AdapterCode.UNREADABLE, file=name, reason=error.strerror or "") from error
-        blob = HUB_BLOB.fullmatch(os.readlink(name, dir_fd=self.descriptor))
+        try:
+            blob = HUB_BLOB.fullmatch(os.readlink(name, dir_fd=self.descriptor))
+        except OSError as error:  # no link any more
+            raise AdapterError(AdapterCode.CHANGED_WHILE_READ, file=name) from error
         if blob is None or self.depth < 2:
             raise AdapterError(AdapterCode.LINK, file=name)
         try:

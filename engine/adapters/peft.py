@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +139,7 @@ def _is_pattern(value: Any, fits: Callable[[Any], bool]) -> bool:
 
 
 def _is_alpha(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def _parse(key: str) -> tuple[str, str]:
@@ -172,4 +173,7 @@ def _weights(
     if found != rank or tensors["b"].shape[1] != rank:
         raise AdapterError(AdapterCode.RANK_MISMATCH, layer=path, rank=found, file=CONFIG, declared=rank)
     scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return LoraWeights(tensors["a"], tensors["b"] * scaling, tensors.get("magnitude"))
+    scaled = tensors["b"] * scaling
+    if not bool(torch.isfinite(scaled).all()):
+        raise AdapterError(AdapterCode.NOT_FINITE, layer=path)
+    return LoraWeights(tensors["a"], scaled, tensors.get("magnitude"))

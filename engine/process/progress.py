@@ -72,6 +72,29 @@ progress = Progress()
 """The progress of this process."""
 
 
+class Reports:
+    """The order of a worker's reports, which two threads write: once it is ready, no report says "loading" again. Whoever
+    reads them would take the worker back, and nothing would say "ready" a second time.
+    """
+
+    def __init__(self, report: Callable[..., None]) -> None:
+        """`report` takes a state and its details."""
+        self._report = report
+        self._ready = False
+        self._lock = threading.Lock()
+
+    def beat(self, pulse: Pulse) -> None:
+        """Report progress: "loading" before `ready`, "alive" afterwards."""
+        with self._lock:
+            self._report("alive" if self._ready else "loading", **msgspec.structs.asdict(pulse))
+
+    def ready(self, model: object) -> None:
+        """Report that the worker is ready; `model` are the model's facts."""
+        with self._lock:
+            self._ready = True
+            self._report("ready", model=model)
+
+
 class Pace:
     """Estimates the duration of a part of a step: a decaying maximum over past steps."""
 

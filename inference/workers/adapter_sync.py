@@ -123,12 +123,16 @@ def placed(adapter: AdapterEntry, workers: Sequence[WorkerEntry]) -> list[Worker
 def _desired_adapters(
     deployment: DeploymentEntry, worker: WorkerEntry, workers: Sequence[WorkerEntry]
 ) -> dict[str, AdapterEntry]:
-    """The adapters that the worker should have (preload or pinned), by digest."""
-    return {
-        adapter.digest: adapter
-        for adapter in deployment.adapters
-        if (adapter.preload or adapter.pinned) and worker in placed(adapter, workers)
-    }
+    """The adapters that the worker should have (preload or pinned), by digest. Of several names of the same content, it is
+    pinned if one is.
+    """
+    wanted: dict[str, AdapterEntry] = {}
+    for adapter in deployment.adapters:
+        if (adapter.preload or adapter.pinned) and worker in placed(adapter, workers):
+            known = wanted.get(adapter.digest)
+            if known is None or (adapter.pinned and not known.pinned):
+                wanted[adapter.digest] = adapter
+    return wanted
 
 
 def _released(adapter: AdapterEntry) -> AdapterEntry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
@@ -39,7 +40,8 @@ class AdapterControl:
 
     def __init__(self, registry: Registry, router: EngineRouter, holder: SnapshotHolder) -> None:
         self._registry, self._router, self._holder = registry, router, holder
-        self._changing = asyncio.Lock()
+        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Per model: its adapters change one after the other, and no other model's wait for a worker that wakes or hangs."""
 
     async def load(
         self,
@@ -55,13 +57,18 @@ class AdapterControl:
         options: Mapping[str, str] | None = None,
     ) -> None:
         """Load the adapter on every worker, then register it for the model of the deployment `base` (None: the
-        default). A sleeping deployment is woken for it. With `preload` false and `pinned` not true, no worker loads it before
-        a request does.
+        default). A sleeping deployment is woken for it, and one that was never ready is waited for. With `preload` false and
+        `pinned` not true, no worker loads it before a request does.
 
         `max_adapters` limits the registered adapters; None: no limit. Raises TooManyAdapters, AdapterExists,
         AdapterNotFound, AdapterRefused, ModelNotFound or Unavailable; nothing is registered then.
         """
-        async with self._changing:
+
+        async def known() -> Target:
+            return self._router.resolve(base)
+
+        model = (await self._router.when_known(actor, known)).entry.model
+        async with self._changing[model]:
             target = self._router.resolve(base)
             snapshot = self._holder.current
             if any(name in (d.name, d.served_name, d.model) for d in snapshot.deployments):
@@ -99,7 +106,7 @@ class AdapterControl:
         before this is recorded. Raises AdapterNotFound, AdapterRefused, ModelNotFound or Unavailable; nothing has changed
         then.
         """
-        async with self._changing:
+        async with self._changing[self._router.resolve(base).entry.model]:
             target = self._router.resolve(base)
             adapter = target.entry.adapter(name)
             if adapter is None:
@@ -117,14 +124,17 @@ class AdapterControl:
                 raise
 
     async def unload(self, name: str, actor: str, base: str | None = None) -> None:
-        """Unload an adapter of the deployment `base` (None: of every deployment): new requests no longer find it; running ones
-        finish, then workers free it. Raises AdapterNotFound or ModelNotFound.
+        """Unload an adapter of the deployment `base` (None: of every one that serves it): new requests no longer find it;
+        running ones finish, then workers free it. Other models' adapters of this name stay. Raises AdapterNotFound or
+        ModelNotFound.
         """
-        async with self._changing:
-            entries = self._holder.current.deployments if base is None else (self._router.resolve(base).entry,)
-            if not any(entry.adapter(name) is not None for entry in entries):
-                raise AdapterNotFound(name)
-            await self._registry.remove_adapter(name, actor, None if base is None else entries[0].name)
+        entries = self._holder.current.deployments if base is None else (self._router.resolve(base).entry,)
+        serving = [entry for entry in entries if entry.adapter(name) is not None]
+        if not serving:
+            raise AdapterNotFound(name)
+        for model, entry in {entry.model: entry for entry in serving}.items():  # an adapter belongs to a model
+            async with self._changing[model]:
+                await self._registry.remove_adapter(name, actor, entry.name)
 
     def failures(self, base: str | None) -> dict[str, AdapterFailure]:
         """Why workers of the deployment `base` could not load adapters when they were last needed, by digest. Raises

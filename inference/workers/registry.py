@@ -112,8 +112,8 @@ class Registry(Protocol):
         """Change how an adapter is kept, and merge `options` over its own. Raises AdapterNotFound."""
         ...
 
-    async def remove_adapter(self, name: str, actor: str, deployment: str | None = None) -> None:
-        """Remove the adapter of this name, if there is one, from the model of this deployment, or from all models (None)."""
+    async def remove_adapter(self, name: str, actor: str, deployment: str) -> None:
+        """Remove the adapter of this name, if there is one, from the model of this deployment."""
         ...
 
     async def deployments(self) -> list[DeploymentState]:

@@ -47,6 +47,15 @@ class AdapterForm(forms.ModelForm):
             self.fields["source"].help_text += " Empty keeps the present version."
             self.initial.setdefault("source", "")
 
+    def clean_name(self) -> str:
+        """Refuse the name of a model."""
+        name: str = self.cleaned_data["name"]
+        try:
+            adapters.refuse_taken(name)
+        except RegistryError as error:
+            raise forms.ValidationError(error.fields["name"]) from error
+        return name
+
     def clean_source(self) -> str:
         """Refuse a directory without a valid adapter."""
         source: str = self.cleaned_data["source"]
@@ -130,7 +139,9 @@ class AdapterAdmin(ServiceAdmin):
             {name: getattr(obj, name) for name in ("preload", "pinned", "workers")},
         )
         if source:
-            saved = adapters.register_adapter(obj.name, obj.model, source, actor(request), form.stored, **kept)
+            saved = adapters.register_adapter(
+                obj.name, obj.model, source, actor(request), form.stored, replace=change, **kept
+            )
             obj.pk, obj._state.adding = saved.pk, False
         else:
             adapters.change_adapter(obj, actor(request), **kept)

@@ -51,6 +51,16 @@ class ServiceAdmin(ModelAdmin):
         context = {**self.admin_site.each_context(request), "opts": self.opts, "title": question, "question": question}
         return TemplateResponse(request, "admin/confirm_action.html", {**context, "back": back})
 
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
+    ) -> Any:
+        """The form. What the service refuses after the form's own checks, as another change came first, is a message."""
+        try:
+            return super().changeform_view(request, object_id, form_url, extra_context)
+        except RegistryError as error:
+            messages.error(request, str(error))
+            return HttpResponseRedirect(request.get_full_path())
+
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         """Remove one row."""
         run(request, lambda: self.remove(obj, actor(request)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.core.validators import RegexValidator
 from django.db import models
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/\-]{0,127}$"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/\-]{0,127}\Z"
 valid_name = RegexValidator(
     NAME_PATTERN, "A name has 1 to 128 letters, digits, '.', '_', '-' or '/', and begins with a letter or digit."
 )

@@ -6,24 +6,25 @@ from typing import TYPE_CHECKING
 
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
+from django.db.models import Q
 
 from engine.adapters.failures import AdapterCode, AdapterError, AdapterFailure
 from engine.adapters.files import CONFIG
 from management import adapter_store
 from management.adapter_source import NotAllowed, open_source
 from management.adapter_store import StoredAdapter, store_adapter
-from management.models import Adapter, AdapterVersion, Model
+from management.models import Adapter, AdapterVersion, Deployment, Model
 from management.services import audit
+from management.services.deployments import RESERVED_NAMES
 from management.services.errors import RegistryConflict, RegistryError, refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from management.models import Deployment
-
 MAX_OPTIONS = 64
 MAX_OPTION_CHARACTERS = 4096
+MAX_SOURCE_CHARACTERS = 512
 MAX_VERSIONS = 100
 """Versions of one adapter that are kept; the oldest ones are forgotten."""
 
@@ -34,6 +35,9 @@ def read_adapter(source: str, roots: Sequence[Path] | None) -> StoredAdapter:
     """
     try:
         with open_source(source, roots) as directory:
+            if len(source) > MAX_SOURCE_CHARACTERS:
+                text = f"must have at most {MAX_SOURCE_CHARACTERS} characters"
+                raise RegistryError(f"source: {text}", fields={"source": [text]})
             return store_adapter(directory)
     except NotAllowed as error:
         failure = AdapterFailure(AdapterCode.MISSING, {"file": CONFIG})
@@ -44,6 +48,9 @@ def read_adapter(source: str, roots: Sequence[Path] | None) -> StoredAdapter:
         ) from error
     except AdapterError as error:
         raise RegistryError(f"source: {error}", error.failure, fields={"source": [str(error)]}) from error
+    except OSError as error:  # the disk is full, or a folder may not be searched
+        text = f"cannot be copied into the store: {error.strerror}"
+        raise RegistryError(f"source: {text}", fields={"source": [text]}) from error
 
 
 def register_adapter(
@@ -73,6 +80,8 @@ def register_adapter(
             known = Adapter.objects.select_for_update().filter(model=model, name=name).first()
             if known is not None and not replace:
                 raise RegistryConflict(f"name: {name} is registered", fields={"name": ["is registered"]})
+            if known is None:
+                refuse_taken(name)
             adapter = known or Adapter(name=name, model=model)
             changed = _changes(adapter, preload=preload, pinned=pinned, workers=workers, options=options)
             if known is None or changed:
@@ -135,6 +144,15 @@ def remove_adapter(adapter: Adapter, actor: str) -> None:
     adapter.delete()
 
 
+def refuse_taken(name: str) -> None:
+    """Clients name models and adapters alike, and a model's name comes first: nobody could reach this adapter. Raises
+    RegistryError.
+    """
+    models = Q(name=name) | Q(served_name=name) | Q(version__model__name=name)
+    if name in RESERVED_NAMES or Deployment.objects.filter(models, deleted=False).exists():
+        raise RegistryError(f"name: {name} is the name of a model", fields={"name": ["is the name of a model"]})
+
+
 def _locked(adapter: Adapter) -> Adapter:
     current = Adapter.objects.select_for_update().filter(pk=adapter.pk).first()
     if current is None:
@@ -166,9 +184,10 @@ def _changes(
 
 
 def _save(adapter: Adapter) -> None:
-    long = any(len(str(part)) > MAX_OPTION_CHARACTERS for pair in adapter.options.items() for part in pair)
-    if len(adapter.options) > MAX_OPTIONS or long:
-        text = f"must be at most {MAX_OPTIONS}, each of at most {MAX_OPTION_CHARACTERS} characters"
+    texts = [str(part) for pair in adapter.options.items() for part in pair]
+    unfit = any(len(text) > MAX_OPTION_CHARACTERS or "\0" in text for text in texts)  # PostgreSQL stores no NUL
+    if len(adapter.options) > MAX_OPTIONS or unfit:
+        text = f"must be at most {MAX_OPTIONS}, each of at most {MAX_OPTION_CHARACTERS} characters without NUL"
         raise RegistryError(f"options: {text}", fields={"options": [text]})
     try:
         adapter.full_clean()

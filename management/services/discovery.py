@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
+from django.core.exceptions import ValidationError
 
 from management.models import Adapter
+from management.models.model import valid_name
 from management.services import audit
 from management.services.adapters import read_adapter, register_adapter
 from management.services.errors import RegistryError
@@ -19,6 +21,8 @@ logger = structlog.get_logger(__name__)
 
 FOLDER = "adapters"
 MAX_DISCOVERED = 1000
+MAX_SHOWN = 200
+"""Characters of a directory's name in the audit log."""
 
 
 def register_beside(version: ModelVersion, actor: str) -> None:
@@ -27,13 +31,29 @@ def register_beside(version: ModelVersion, actor: str) -> None:
     if not Path(version.source).is_absolute() or folder.is_symlink() or not folder.is_dir():
         return
     known = set(Adapter.objects.filter(model=version.model).values_list("name", flat=True))
-    found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    try:
+        found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        logger.warning("adapters beside the model not listed", folder=str(folder), reason=error.strerror)
+        return
     for directory in found[:MAX_DISCOVERED]:
         if directory.name in known:
             continue
+        shown = directory.name.encode(errors="backslashreplace").decode()  # a file's name may be no text
         try:
+            _refuse_name(directory.name)
             stored = read_adapter(str(directory), [folder])
             register_adapter(directory.name, version.model, str(directory), actor, stored, replace=False)
         except RegistryError as error:
-            logger.warning("adapter beside the model not registered", directory=str(directory), reason=str(error))
-            audit.record(actor, "adapter.not_registered", directory.name, model=version.model.name, reason=str(error))
+            logger.warning("adapter beside the model not registered", name=shown, folder=str(folder), reason=str(error))
+            audit.record(
+                actor, "adapter.not_registered", shown[:MAX_SHOWN], model=version.model.name, reason=str(error)
+            )
+
+
+def _refuse_name(name: str) -> None:
+    """Refuse a name that no adapter can have before its files are copied. Raises RegistryError."""
+    try:
+        valid_name(name)
+    except ValidationError as error:
+        raise RegistryError(f"name: {error.message}") from error

@@ -93,6 +93,7 @@ BAD_CONFIGS = {
     b'{"peft_type": "LORA", "r": 8, "lora_alpha": NaN}': "NaN is not JSON",
     b'{"peft_type": "LORA", "r": true, "lora_alpha": 8}': "r must be an integer",
     b'{"peft_type": "LORA", "r": 8, "lora_alpha": 1e999}': "lora_alpha must be a positive number",
+    b'{"peft_type": "LORA", "r": 8, "lora_alpha": 1' + b"0" * 400 + b"}": "lora_alpha must be a positive number",
     b'{"peft_type": "LORA", "r": 8, "lora_alpha": 8, "rank_pattern": {"a": 1e300}}': "rank_pattern must map",
     b'{"peft_type": "LORA"' + b" " * MAX_CONFIG_BYTES + b"}": "must have between 1 and 1048576 bytes",
     b'\xff\xfe"': "is not a PEFT configuration",

@@ -274,6 +274,7 @@ REFUSED = {
     "init": ({"init_lora_weights": "pissa"}, "rewrites the base model's weights"),
     "rank": ({"r": 3}, "the rank is 8"),
     "alpha": ({"lora_alpha": "x"}, "lora_alpha must be a positive number"),
+    "an alpha that scales weights beyond float32": ({"lora_alpha": 1e300}, "a weight is not a finite number"),
     "pattern": ({"rank_pattern": {"(": 8}}, "is no pattern"),
     "dora": ({"use_dora": True}, "do not fit together"),
     "alora": ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is not supported"),

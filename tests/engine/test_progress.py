@@ -26,7 +26,7 @@ from engine.messages import (
     frame,
 )
 from engine.process import progress
-from engine.process.progress import Progress, Reporter
+from engine.process.progress import Progress, Pulse, Reporter, Reports
 from engine.sampling.params import SamplingParams
 from engine.server import EngineServer
 
@@ -47,6 +47,28 @@ def until(told, condition):
     while not condition(report := told.get()):
         pass
     return report
+
+
+def test_no_report_of_loading_follows_the_one_that_it_is_ready():
+    """The thread of the reports has found that the worker loads, and is held up before it says so."""
+    told, entered, ready = [], threading.Event(), threading.Event()
+
+    def report(state, **details):
+        if state == "loading":
+            entered.set()
+            assert not ready.wait(0.05)
+        told.append(state)
+        if state == "ready":
+            ready.set()
+
+    both = Reports(report)
+    beating = threading.Thread(target=both.beat, args=(Pulse("warming up", 0.0, 20.0),))
+    beating.start()
+    assert entered.wait(20)
+    both.ready({})
+    beating.join()
+    both.beat(Pulse("serving", 0.0, 20.0))
+    assert told == ["loading", "ready", "alive"]
 
 
 def test_work_that_does_not_move_on_grows_quiet_and_moves_again(reports):

@@ -18,6 +18,7 @@ from django.utils.html import escape
 from engine.config import OPTIONS
 from management.models import Adapter, AdapterVersion, ApiKey, AuditEvent, Deployment, Model, Worker
 from management.protection import ATTEMPTS_PER_ADDRESS, ATTEMPTS_PER_ADDRESS_AND_USER
+from management.services import adapters
 from management.services.deployments import start_deployment
 from management.services.keys import create_key
 from tests.conftest import ROOT
@@ -166,6 +167,27 @@ def inline(count):
     """What the browser sends for the read-only list of versions."""
     rows = {f"versions-{i}-id": str(AdapterVersion.objects.order_by("-number")[i].pk) for i in range(count)}
     return {"versions-TOTAL_FORMS": count, "versions-INITIAL_FORMS": count, **rows}
+
+
+def test_an_adapter_with_a_models_name_is_refused_at_its_field(browser, deployment):
+    source = str(ROOT / "models" / "demo-adapters" / "json")
+    body = {"name": deployment.name, "model": deployment.version.model_id, "source": source, "workers": 0} | inline(0)
+    assert "is the name of a model" in unescape(browser.post(url("adapter", "add"), body).content.decode())
+    assert not Adapter.objects.exists()
+
+
+def test_an_adapter_that_another_call_registers_meanwhile_is_not_replaced(browser, deployment, monkeypatch):
+    folder, model = ROOT / "models" / "demo-adapters", deployment.version.model
+    register = adapters.register_adapter
+
+    def overtaken(*arguments, **options):
+        register("quick", model, str(folder / "json"), "other")
+        return register(*arguments, **options)
+
+    monkeypatch.setattr(adapters, "register_adapter", overtaken)
+    body = {"name": "quick", "model": model.pk, "source": str(folder / "pirate"), "workers": 0} | inline(0)
+    page = browser.post(url("adapter", "add"), body, follow=True)
+    assert "quick is registered" in unescape(page.content.decode())
 
 
 def test_an_adapter_is_registered_replaced_and_rolled_back(browser, deployment):

@@ -166,7 +166,7 @@ class KnownRegistry:
         self._serving.adapters = tuple(known.values())
         self._serving.publish()
 
-    async def remove_adapter(self, name, actor, deployment=None):
+    async def remove_adapter(self, name, actor, deployment):
         self._serving.adapters = tuple(a for a in self._serving.adapters if a.name != name)
         self._serving.publish()
 

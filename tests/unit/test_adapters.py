@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 import pytest
 
 from engine.adapters.failures import AdapterCode, AdapterFailure
 from inference.dialects.mindie.settings import MindieSettings
-from management.snapshot import AdapterEntry
+from inference.errors import AdapterRefused
+from management.snapshot import AdapterEntry, Availability, Snapshot
+from tests.unit.fake_worker import settle
 from tests.unit.scripts import EMBEDDING
+from tests.unit.serving import Serving, fake_workers
 from tests.waiting import eventually
 
 PIRATE = AdapterEntry("pirate", "d1", "/adapters/pirate", 1)
@@ -49,6 +55,19 @@ async def test_an_unloaded_adapter_is_forgotten_by_the_worker(known):
     assert (await known.post("/v1/completions", {**ASK, "model": "pirate"})).status == 404
     await eventually(lambda: ("unload", "d1") in told(known))
     assert (await known.post(UNLOAD, {"lora_name": "pirate"})).status == 404
+
+
+async def test_only_what_is_served_is_unloaded(known, monkeypatch):
+    """Another model's adapter of the same name, which no deployment serves at the moment, stays in the registry."""
+    removed = []
+
+    async def remove(name, actor, deployment):
+        removed.append((name, deployment))
+
+    await known.post(LOAD, NAMED)
+    monkeypatch.setattr(known.registry, "remove_adapter", remove)
+    assert (await known.post(UNLOAD, {"lora_name": "pirate"})).status == 200
+    assert removed == [("pirate", "demo")]
 
 
 async def test_the_same_name_again(known):
@@ -184,3 +203,75 @@ async def test_a_worker_without_adapters_is_told_of_none(start):
     assert (await serving.post("/v1/embeddings", {"input": "a"})).status == 200
     await eventually(lambda: serving.router.targets[0].entry.adapters)
     assert told(serving) == []
+
+
+async def test_a_deployment_that_was_never_ready_is_woken(sockets):
+    serving = Serving(fake_workers(sockets, 1))
+    serving.registry.files["/adapters/pirate"] = PIRATE
+    serving.availability, serving.router.hold_s = Availability.ASLEEP, 60.0
+    serving.publish([])
+    serving.router.start()
+    call = asyncio.ensure_future(serving.post(LOAD, NAMED))
+    await eventually(lambda: serving.router.holding.deployments or call.done())
+    await serving.worker.start()
+    serving.publish()
+    assert (await call).status == 200
+    assert told(serving) == [("load", "d1")]
+    await serving.stop()
+
+
+async def test_no_model_waits_for_anothers_adapters(known, monkeypatch):
+    """The worker of "demo" does not answer, and an adapter of another model is removed."""
+    known.worker.silent = True
+    call = asyncio.ensure_future(known.post(LOAD, NAMED))
+    await eventually(lambda: known.worker.commands)
+    (entry,) = known.holder.current.deployments
+    second = msgspec.structs.replace(entry, name="second", model="second", workers=(), adapters=(SAME,))
+    known.holder.publish(Snapshot((entry, second), {}))
+    assert (await known.post(UNLOAD, {"lora_name": "other"})).status == 200
+    assert not call.done()
+    known.worker.die()
+    assert (await call).status == 503
+
+
+SAME = AdapterEntry("other", "d1", "/adapters/pirate", 1)
+
+
+async def test_content_of_two_names_is_pinned_if_one_of_them_is(serving):
+    pinned = AdapterEntry("pirate", "d1", "/adapters/pirate", 1, pinned=True)
+    serving.adapters = (pinned, msgspec.structs.replace(SAME, preload=True))
+    serving.publish()
+    await eventually(lambda: told(serving) == [("load", "d1"), ("pin", "d1")])
+
+
+@pytest.mark.parametrize(("pinned", "undone"), [(True, []), (False, [("unpin", "d1")])], ids=["pinned", "not"])
+async def test_a_name_that_is_not_registered_leaves_its_content_as_other_names_want_it(
+    serving, monkeypatch, pinned, undone
+):
+    serving.adapters = (msgspec.structs.replace(SAME, pinned=pinned, preload=True),)
+    serving.publish()
+    await eventually(lambda: serving.worker.commands)
+    await settle()
+    serving.registry.files["/adapters/pirate"] = PIRATE
+
+    async def refuse(*arguments, **options):
+        raise AdapterRefused("name: must differ")
+
+    monkeypatch.setattr(serving.registry, "register_adapter", refuse)
+    known = len(told(serving))
+    control, fetched = serving.services.adapters, ("pirate", "/adapters/pirate", None, False, "tester")
+    with pytest.raises(AdapterRefused):
+        await control.load(*fetched, preload=True, pinned=True)
+    assert told(serving)[known:] == [("load", "d1"), ("pin", "d1"), *undone]
+
+
+async def test_a_worker_that_dies_while_it_reads_leaves_nothing_with_the_others(start):
+    serving = await start(2)
+    serving.registry.files["/adapters/pirate"] = PIRATE
+    serving.workers[1].silent = True
+    call = asyncio.ensure_future(serving.post(LOAD, NAMED))
+    await eventually(lambda: serving.workers[1].commands)
+    serving.workers[1].die()
+    assert (await call).status == 503
+    assert told(serving) == [("load", "d1"), ("unload", "d1")]
+    assert serving.adapters == ()

@@ -190,6 +190,7 @@ HOSTILE = {
     "no adapter": (lambda d: (d / CONFIG).write_text("{}"), AdapterCode.NO_PEFT),
     "a rank": (lambda d: (d / CONFIG).write_text('{"peft_type": "LORA", "r": 9999}'), AdapterCode.NO_LORA),
     "a header of 2 GiB": (lambda d: sparse(d / WEIGHTS, header(2 << 30), 3 << 30), AdapterCode.HEADER_SIZE),
+    "a header of many tensors": (lambda d: sparse(d / WEIGHTS, header(3 << 20), 4 << 20), AdapterCode.HEADER_SIZE),
     "a header beyond the end": (lambda d: (d / WEIGHTS).write_bytes(header(1 << 40)), AdapterCode.HEADER_CUT),
     "half written": (lambda d: cut(d / WEIGHTS), AdapterCode.WEIGHTS_LENGTH),
     "no header": (lambda d: (d / WEIGHTS).write_bytes(header(2, b"[]")), AdapterCode.HEADER_INVALID),

@@ -110,7 +110,7 @@ class MemoryRegistry:
         )
         self.publish()
 
-    async def remove_adapter(self, name: str, actor: str, deployment: str | None = None) -> None:
+    async def remove_adapter(self, name: str, actor: str, deployment: str) -> None:
         for each in self.deployed.values():
             if deployment in (None, each.state.name):
                 each.adapters = [a for a in each.adapters if a.name != name]
