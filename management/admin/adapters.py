@@ -61,7 +61,7 @@ class AdapterForm(forms.ModelForm):
         source: str = self.cleaned_data["source"]
         if source:
             try:
-                self.stored = adapters.read_adapter(source, settings.ADAPTER_ROOTS or None)
+                self.stored = adapters.read_adapter(source, settings.ADAPTER_ROOTS)
             except RegistryError as error:
                 raise forms.ValidationError(str(error)) from error
         return source
