@@ -207,7 +207,7 @@ class DjangoRegistry:
             min_workers=row.min_workers,
             max_workers=row.max_workers,
             wanted_workers=_wanted(row, seen),
-            notes=row.vendor_fields,
+            vendor_fields=row.vendor_fields,
             workers=tuple(map(_worker, row.workers.all())),
         )
 
@@ -218,7 +218,7 @@ class DjangoRegistry:
             wanted.label,
             wanted.workers,
             wanted.max_workers,
-            wanted.notes,
+            wanted.vendor_fields,
             wanted.folders,
         )
         try:

@@ -45,7 +45,7 @@ class DeploymentState:
     max_workers: int = 1
     wanted_workers: int = 0
     """How many workers should run now."""
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    vendor_fields: Mapping[str, Any] = field(default_factory=dict)
     """What a dialect's client gave when it registered the deployment, to be returned to it."""
     workers: Sequence[WorkerState] = ()
 
@@ -69,7 +69,7 @@ class NewDeployment:
     """Desired number of workers at first; 0 leaves the deployment stopped."""
     max_workers: int | None = None
     """None: as many as `workers`."""
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    vendor_fields: Mapping[str, Any] = field(default_factory=dict)
     folders: Sequence[Path] = ()
 
 

@@ -36,7 +36,7 @@ class NewVersion:
     label: str = ""
     workers: int = 0
     max_workers: int | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    vendor_fields: Mapping[str, Any] = field(default_factory=dict)
     folders: Sequence[Path] = ()
 
 
@@ -92,7 +92,7 @@ def _write(wanted: NewVersion, found: FoundModel, actor: str) -> Deployment:
         title=name,
         min_workers=wanted.workers,
         max_workers=max(1, maximum),
-        vendor_fields=dict(wanted.notes),
+        vendor_fields=dict(wanted.vendor_fields),
     )
     if wanted.workers:
         start_deployment(deployment, actor, wanted.workers)

@@ -184,7 +184,7 @@ class KnownRegistry:
             f"{name}/{label}" if versions else name, 1, "starting" if wanted.workers else "stopped", "",
             served_name=name, label=label, is_default_version=not versions, source=found,
             min_workers=wanted.workers, max_workers=wanted.max_workers or max(1, wanted.workers),
-            wanted_workers=wanted.workers, notes=wanted.notes,
+            wanted_workers=wanted.workers, vendor_fields=wanted.vendor_fields,
         )  # fmt: skip
         self.states.append(state)
         return state

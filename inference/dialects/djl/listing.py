@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from inference.dialects.djl.errors import not_found
-from inference.dialects.djl.models import NOTES, states_of, target_of
+from inference.dialects.djl.models import NAME, states_of, target_of
 from inference.dialects.djl.parameters import read_parameters
 from inference.vendors.model_server import pretty
 
@@ -75,8 +75,8 @@ async def _by_name(services: Services) -> list[tuple[str, list[DeploymentState]]
 
 
 def _workflow(services: Services, state: DeploymentState) -> dict[str, Any]:
-    notes = state.notes.get(NOTES)
-    figures = {**DEFAULTS, **(notes if isinstance(notes, dict) else {})}
+    vendor_fields = state.vendor_fields.get(NAME)
+    figures = {**DEFAULTS, **(vendor_fields if isinstance(vendor_fields, dict) else {})}
     entry = next((each for each in services.holder.current.deployments if each.name == state.name), None)
     target = None if entry is None else target_of(services, entry)
     clients = [] if target is None else list(target.clients.values())
@@ -103,7 +103,7 @@ def _workflow(services: Services, state: DeploymentState) -> dict[str, Any]:
         "queueSize": figures["job_queue_size"],
         "requestInQueue": sum(client.stats.waiting for client in clients),
         "status": health_of(state),
-        "loadedAtStartup": notes is None,
+        "loadedAtStartup": vendor_fields is None,
         "workerGroups": [group],
     }
     return {"workflowName": state.served_name, "version": state.label, "models": [model]}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from inference.dialects.djl.errors import DjlError, bad_request, conflict, not_found, not_ready
 from inference.dialects.djl.listing import DEFAULTS, status_of
-from inference.dialects.djl.models import NOTES, actor_of, states_of
+from inference.dialects.djl.models import NAME, actor_of, states_of
 from inference.dialects.djl.parameters import as_integer, read_parameters
 from inference.dialects.djl.sources import path_of
 from inference.errors import DeadlineExceeded, ModelExists, NotServed, ServingError, SourceNotFound, StartFailed
@@ -118,17 +118,19 @@ def _wanted(parameters: Parameters, url: str) -> NewDeployment:
     workers = (1 if most is None else min(1, most)) if least is None else least
     if most is not None and most < workers:
         raise bad_request("max_worker cannot be less than min_worker.")
-    notes: dict[str, Any] = {name: value for name in DEFAULTS if (value := _number(parameters, name)) is not None}
+    vendor_fields: dict[str, Any] = {
+        name: value for name in DEFAULTS if (value := _number(parameters, name)) is not None
+    }
     for name in ("engine", "device"):
         if (text := parameters.text(name)) is not None:
-            notes[name] = text
+            vendor_fields[name] = text
     return NewDeployment(
         candidates=[path],
         served_name=parameters.text("model_name") or "",
         label=parameters.text("model_version") or "",
         workers=workers,
         max_workers=most,
-        notes={NOTES: notes},
+        vendor_fields={NAME: vendor_fields},
     )
 
 

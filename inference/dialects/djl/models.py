@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from inference.workers.target import Target
     from management.snapshot import DeploymentEntry, Snapshot
 
-NOTES = "djl"
-"""The key of this dialect in a deployment's notes."""
+NAME = "djl"
+"""Of this dialect: in the audit log, and the key in a deployment's `vendor_fields`."""
 
 
 class StartupModel:
@@ -32,14 +32,14 @@ class StartupModel:
             return served.pop()
         if self._known is None or self._known[0] is not snapshot:
             states = await services.registry.deployments()
-            names = {state.served_name for state in states if NOTES not in state.notes} & served
+            names = {state.served_name for state in states if NAME not in state.vendor_fields} & served
             self._known = snapshot, names.pop() if len(names) == 1 else None
         return self._known[1]
 
 
 def actor_of(exchange: Exchange) -> str:
     """Who changes something, for the audit log."""
-    return exchange.tenant or NOTES
+    return exchange.tenant or NAME
 
 
 def served_name(entry: DeploymentEntry) -> str:

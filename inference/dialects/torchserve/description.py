@@ -46,7 +46,7 @@ async def describe(state: State, model: str, version: str, customized: bool) -> 
 
 
 async def _description(state: State, version: DeploymentState) -> dict[str, Any]:
-    notes = version.notes.get(NAME, {})
+    vendor_fields = version.vendor_fields.get(NAME, {})
     target = _target(state, version)
     gpu = target is not None and target.info.device != "cpu"
     admission = state.services.admission
@@ -55,13 +55,13 @@ async def _description(state: State, version: DeploymentState) -> dict[str, Any]
         "modelName": version.served_name,
         "modelVersion": version.label,
         "modelUrl": model_url(version),
-        "runtime": notes.get("runtime", "python"),
+        "runtime": vendor_fields.get("runtime", "python"),
         "minWorkers": version.min_workers,
         "maxWorkers": version.max_workers,
-        "batchSize": notes.get("batchSize", 1),
-        "maxBatchDelay": notes.get("maxBatchDelay", DEFAULT_DELAY_MS),
-        "responseTimeout": notes.get("responseTimeout", DEFAULT_TIMEOUT_S),
-        "startupTimeout": notes.get("startupTimeout", DEFAULT_TIMEOUT_S),
+        "batchSize": vendor_fields.get("batchSize", 1),
+        "maxBatchDelay": vendor_fields.get("maxBatchDelay", DEFAULT_DELAY_MS),
+        "responseTimeout": vendor_fields.get("responseTimeout", DEFAULT_TIMEOUT_S),
+        "startupTimeout": vendor_fields.get("startupTimeout", DEFAULT_TIMEOUT_S),
         "maxRetryTimeoutInSec": RETRY_TIMEOUT_S,
         "clientTimeoutInMills": 0,
         "parallelType": "",
@@ -75,7 +75,7 @@ async def _description(state: State, version: DeploymentState) -> dict[str, Any]
         "sequenceTimeoutMSec": 0,
         "maxNumSequence": 0,
         "maxSequenceJobQueueSize": 0,
-        "loadedAtStartup": NAME not in version.notes,
+        "loadedAtStartup": NAME not in version.vendor_fields,
         "workers": await asyncio.to_thread(_workers, list(version.workers), gpu),
         "jobQueueStatus": {
             "remainingCapacity": max(0, admission.max_concurrent_requests - admission.in_flight),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from inference.errors import (
     DeadlineExceeded,
     ModelExists,
     ModelNotFound,
+    ServingError,
     SourceNotFound,
     StartFailed,
     VersionNotFound,
@@ -71,7 +73,7 @@ class Registration:
         """How many workers to start."""
         return max(0, self.initial_workers)
 
-    def notes(self, source: Source) -> dict[str, Any]:
+    def vendor_fields(self, source: Source) -> dict[str, Any]:
         """What DescribeModel returns to the client."""
         archive = source.archive
         return {
@@ -120,7 +122,8 @@ async def register(state: State, asked: Registration, actor: str) -> Outcome:
     try:
         await _until_started(state, made, (asked.workers, asked.workers), timeout_s)
     except TorchServeError:
-        await state.services.registry.remove_deployment(made.name, actor or NAME)
+        with suppress(ServingError):  # the reason of the failure is more useful
+            await state.services.registry.remove_deployment(made.name, actor or NAME)
         raise
     return Outcome(OK, f'Model "{name}" Version: {label} registered with {asked.workers} initial workers')
 
@@ -132,7 +135,7 @@ async def _create(state: State, asked: Registration, source: Source, actor: str)
         served_name=source.name,
         label=source.label,
         workers=asked.workers,
-        notes={NAME: asked.notes(source)},
+        vendor_fields={NAME: asked.vendor_fields(source)},
         folders=() if store is None else (store,),
     )
     try:
@@ -166,7 +169,7 @@ async def scale(
         raise ModelNotFound(model)
     if not synchronous:
         return Outcome(ACCEPTED, PROGRESS)
-    startup = found.notes.get(NAME, {}).get("startupTimeout", DEFAULT_TIMEOUT_S)
+    startup = found.vendor_fields.get(NAME, {}).get("startupTimeout", DEFAULT_TIMEOUT_S)
     await _until_started(state, found, (minimum, maximum), startup)
     suffix = f", version: {version}" if version else ""
     return Outcome(OK, f"Workers scaled to {minimum} for model: {model}{suffix}")
@@ -225,7 +228,7 @@ async def list_models(state: State, limit: int, token: int) -> dict[str, Any]:
 
 def model_url(state: DeploymentState) -> str:
     """The URL with which the client registered a version; of others the model's name, never a path of this machine."""
-    given = state.notes.get(NAME, {}).get("modelUrl")
+    given = state.vendor_fields.get(NAME, {}).get("modelUrl")
     if given:
         return str(given)
     return state.source.rstrip("/").rpartition("/")[2] if state.source.startswith(("/", ".")) else state.source

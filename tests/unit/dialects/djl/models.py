@@ -132,7 +132,7 @@ class MemoryRegistry:
         state = "stopped" if not wanted.workers else self.starts_as
         deployed = self.add(
             name if first else f"{name}-{label}", [], state=state, served_name=name, label=label, source=source,
-            notes=wanted.notes, is_default_version=first, min_workers=wanted.workers, max_workers=maximum,
+            vendor_fields=wanted.vendor_fields, is_default_version=first, min_workers=wanted.workers, max_workers=maximum,
             reason=self.reason, wanted_workers=0,
         )  # fmt: skip
         return deployed.state

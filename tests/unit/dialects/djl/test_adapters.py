@@ -320,7 +320,7 @@ async def test_several_startup_models_need_a_prefix(djl):
     await djl.refused("GET", "/adapters", 400, BAD, text)
     await djl.refused("POST", "/adapters", 400, BAD, text)
     await djl.registry.remove_deployment("other", "")
-    djl.registry.add("later", [], notes={"djl": {}})  # registered over this plane, so not at startup
+    djl.registry.add("later", [], vendor_fields={"djl": {}})  # registered over this plane, so not at startup
     assert await djl.adapters("/adapters") == []
 
 

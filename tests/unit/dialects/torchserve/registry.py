@@ -45,7 +45,7 @@ class Versions:
         if any(each.label == label for each in others):
             raise ModelExists(name, label)
         made = DeploymentState(
-            f"{name}-{label}", 1, "stopped", "", name, label, not others, source, 0, 0, 0, dict(wanted.notes)
+            f"{name}-{label}", 1, "stopped", "", name, label, not others, source, 0, 0, 0, dict(wanted.vendor_fields)
         )
         self.states.append(made)
         await self.scale_deployment(made.name, wanted.workers, wanted.workers, actor)
