@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from engine.failures import FailureCode
 from inference import errors
 from inference.errors import ServingError
 from inference.http.exchange import Response, json_response, retry_headers
 from inference.http.sse import event
+from inference.vendors.tgi_grammar import invalid_grammar
 
 # First match wins, so a subclass comes before its base.
 TABLE: list[tuple[type[ServingError], int, str]] = [
@@ -31,7 +33,15 @@ STATUSES = frozenset(status for _, status, _ in TABLE)
 def body(error: ServingError) -> tuple[int, dict[str, str]]:
     """Status and JSON body."""
     status, kind = next((status, kind) for cls, status, kind in TABLE if isinstance(error, cls))
-    return status, {"error": error.message, "error_type": kind}
+    return status, {"error": _text(error), "error_type": kind}
+
+
+def _text(error: ServingError) -> str:
+    """The error's text; a grammar that could not be compiled is named as the router names one that it refuses itself."""
+    failure = error.failure if isinstance(error, errors.InvalidRequest) else None
+    if failure is None or failure.code != FailureCode.GRAMMAR:
+        return error.message
+    return invalid(invalid_grammar(failure.facts["reason"], "grammar").message, "grammar").message
 
 
 def render(error: ServingError) -> Response:
