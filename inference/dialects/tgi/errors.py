@@ -41,7 +41,7 @@ def _text(error: ServingError) -> str:
     failure = error.failure if isinstance(error, errors.InvalidRequest) else None
     if failure is None or failure.code != FailureCode.GRAMMAR:
         return error.message
-    return invalid(invalid_grammar(failure.facts["reason"], "grammar").message, "grammar").message
+    return invalid(invalid_grammar(str(failure.facts["reason"]), "grammar").message, "grammar").message
 
 
 def render(error: ServingError) -> Response:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from inference.chat.conversation import ends_with_assistant
 from inference.dialects.tgi.errors import invalid, undeserialisable
 from inference.errors import InvalidRequest
-from inference.generation.requests import GenerationRequest, GrammarRequest, SamplingOverrides, TokenPrompt
+from inference.generation.requests import ChatPrompt, GenerationRequest, GrammarRequest, SamplingOverrides, TokenPrompt
 from inference.http.validation import convert
 from inference.vendors import tgi_grammar
 
@@ -178,6 +179,17 @@ def generation_request(
         include_stop=True,
         token_texts=True,
         use_model_defaults=False,
+    )
+
+
+def chat_prompt(messages: list[dict[str, Any]], arguments: dict[str, Any] | None = None) -> ChatPrompt:
+    """The conversation as the router renders it: a final message of the assistant is continued."""
+    continued = ends_with_assistant(messages)
+    return ChatPrompt(
+        messages,
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        template_arguments=arguments or {},
     )
 
 
