@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from inference.errors import MalformedBody, Overloaded, ServingError, Unavailable
+from inference.errors import MalformedBody, NotAnObject, Overloaded, ServingError, Unavailable
 from inference.http.offload import INLINE_BYTES, in_thread
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def parse_json(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
         if not isinstance(value, dict):
-            raise MalformedBody("The body must be a JSON object.")
+            raise NotAnObject("The body must be a JSON object.")
         _check_nesting(value, max_depth)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedBody(f"The body is not valid JSON: {error}") from error

@@ -11,6 +11,7 @@ from inference.vendors.tgi_grammar import invalid_grammar
 
 # First match wins, so a subclass comes before its base.
 TABLE: list[tuple[type[ServingError], int, str]] = [
+    (errors.NotAnObject, 422, "validation"),
     (errors.MalformedBody, 400, "validation"),
     (errors.InvalidRequest, 422, "validation"),
     (errors.NotServed, 422, "validation"),
@@ -27,6 +28,7 @@ TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.GenerationFailed, 424, "generation"),
     (errors.ServingError, 500, "internal"),
 ]
+WRONG_TYPE = "Failed to deserialize the JSON body into the target type"
 STATUSES = frozenset(status for _, status, _ in TABLE)
 
 
@@ -37,7 +39,11 @@ def body(error: ServingError) -> tuple[int, dict[str, str]]:
 
 
 def _text(error: ServingError) -> str:
-    """The error's text; a grammar that could not be compiled is named as the router names one that it refuses itself."""
+    """The error's text: JSON of another type is refused by the router's parser, and a grammar that could not be compiled is
+    named as one that the router refuses.
+    """
+    if isinstance(error, errors.NotAnObject):
+        return f"{WRONG_TYPE}: {error.message}"
     failure = error.failure if isinstance(error, errors.InvalidRequest) else None
     if failure is None or failure.code != FailureCode.GRAMMAR:
         return error.message
@@ -65,5 +71,4 @@ def invalid(text: str, field: str) -> errors.InvalidRequest:
 
 def undeserialisable(error: errors.InvalidRequest) -> errors.InvalidRequest:
     """A body of the wrong shape, with the error text of the router's JSON parser."""
-    text = f"Failed to deserialize the JSON body into the target type: {error.message}"
-    return errors.InvalidRequest(text, error.field)
+    return errors.InvalidRequest(f"{WRONG_TYPE}: {error.message}", error.field)
