@@ -294,18 +294,22 @@ class EngineCore:
         elapsed, self._last_read = now - max(step.begin, self._last_read), now
         self._pace.learn(step.batch.total_tokens, elapsed)
         stats.steps += 1
-        self.histograms.add_step(elapsed, step.batch.is_decode)
-        if step.batch.is_decode:
+        prompts = step.batch.num_prompts
+        self.histograms.add_step(elapsed, len(step.batch.requests), prompts)
+        if not prompts:
             stats.decode_steps, stats.decode_s = stats.decode_steps + 1, stats.decode_s + elapsed
             self._patience.note(elapsed)
         else:
             stats.prefill_steps, stats.prefill_s = stats.prefill_steps + 1, stats.prefill_s + elapsed
+        begin = time.monotonic()
         finished = self.scheduler.update(step.batch, result.tokens)
+        self.histograms.add_drafted(result.tokens.values())
         stats.generation_tokens += sum(map(len, result.tokens.values()))
         for request in [request for request in result.tokens if request.matcher is not None]:
             del result.tokens[request]
             self._unsettled[request] = result.logprobs.pop(request, [None])[0]
         self._publish(step.batch.requests, result, finished, outputs)
+        self.histograms.add_publishing(time.monotonic() - begin, is_decode=not prompts)
 
     def _settle(self, outputs: ClientOutputs) -> None:
         """Publish withheld tokens whose grammar process has answered or failed."""

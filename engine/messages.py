@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from engine.adapters.failures import AdapterFailure
 from engine.failures import Failure, FinishReason
 from engine.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PROTOCOL_VERSION = 8
 MAX_FRAME_BYTES = 256 << 20
@@ -195,6 +198,8 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 STEP_S = tuple(0.0001 * 1.5**k for k in range(1, 36))
+STEP_REQUESTS = tuple(2**k for k in range(11))
+DRAFTED = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 
 
 class StepHistograms(msgspec.Struct, array_like=True, gc=False):
@@ -202,7 +207,10 @@ class StepHistograms(msgspec.Struct, array_like=True, gc=False):
 
     `tokens`, over the buckets `STEP_TOKENS`: a step's generated tokens, and the prompts of the requests whose first
     token it generated; `tokens_sum` is their sum. `prefill_s` and `decode_s`, over the buckets `STEP_S`: seconds of
-    steps with and without prompt tokens.
+    steps with and without prompt tokens. `publish_prefill_s` and `publish_decode_s`: seconds in which such a step's results were
+    recorded and published, after it. `prompts`, over the buckets `STEP_REQUESTS`: the requests of a step that computed their
+    prompts, in steps with any; `mixed` steps had requests that generate besides. `drafted`, over the buckets `DRAFTED`:
+    draft tokens that a request kept in a step.
     """
 
     tokens: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
@@ -210,10 +218,40 @@ class StepHistograms(msgspec.Struct, array_like=True, gc=False):
     prefill_s: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_S) + 1))
     decode_s: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_S) + 1))
     failed: int = 0
+    publish_prefill_s: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_S) + 1))
+    publish_decode_s: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_S) + 1))
+    publish_prefill_sum_s: float = 0.0
+    publish_decode_sum_s: float = 0.0
+    prompts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_REQUESTS) + 1))
+    prompts_sum: int = 0
+    mixed: int = 0
+    drafted: list[int] = msgspec.field(default_factory=lambda: [0] * (len(DRAFTED) + 1))
+    drafted_sum: int = 0
 
-    def add_step(self, elapsed_s: float, is_decode: bool) -> None:
-        """Record the duration of one step."""
-        (self.decode_s if is_decode else self.prefill_s)[bisect_left(STEP_S, elapsed_s)] += 1
+    def add_step(self, elapsed_s: float, requests: int, prompts: int) -> None:
+        """Record the duration of one step of so many `requests`, of which `prompts` computed their prompts."""
+        (self.prefill_s if prompts else self.decode_s)[bisect_left(STEP_S, elapsed_s)] += 1
+        if prompts:
+            self.prompts[bisect_left(STEP_REQUESTS, prompts)] += 1
+            self.prompts_sum += prompts
+            self.mixed += prompts < requests
+
+    def add_publishing(self, elapsed_s: float, is_decode: bool) -> None:
+        """Record how long the results of one step took after it."""
+        bucket = bisect_left(STEP_S, elapsed_s)
+        if is_decode:
+            self.publish_decode_s[bucket] += 1
+            self.publish_decode_sum_s += elapsed_s
+        else:
+            self.publish_prefill_s[bucket] += 1
+            self.publish_prefill_sum_s += elapsed_s
+
+    def add_drafted(self, tokens: Iterable[list[int]]) -> None:
+        """Record the draft tokens among the tokens that each request got in one step."""
+        for kept in tokens:
+            if kept:
+                self.drafted[bisect_left(DRAFTED, len(kept) - 1)] += 1
+                self.drafted_sum += len(kept) - 1
 
     def add_tokens(self, tokens: int) -> None:
         """Record the tokens of one step: generated tokens, and the prompts of requests with their first token."""

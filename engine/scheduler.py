@@ -44,10 +44,15 @@ class ScheduledBatch:
         return sum(self.num_new_tokens)
 
     @property
+    def num_prompts(self) -> int:
+        """The requests that compute more than one token, not counting draft tokens."""
+        pairs = zip(self.requests, self.num_new_tokens, strict=True)
+        return sum(n != 1 + len(self.drafts.get(request, ())) for request, n in pairs)
+
+    @property
     def is_decode(self) -> bool:
         """Whether every request computes exactly one token, not counting draft tokens."""
-        pairs = zip(self.requests, self.num_new_tokens, strict=True)
-        return all(n == 1 + len(self.drafts.get(request, ())) for request, n in pairs)
+        return self.num_prompts == 0
 
 
 class Scheduler:

@@ -24,6 +24,10 @@ class MalformedBody(ServingError):
     """The body is not JSON, or not an object."""
 
 
+class NotAnObject(MalformedBody):
+    """The body is JSON, but a list, a text or a number."""
+
+
 class InvalidRequest(ServingError):
     """A field is missing, of the wrong type or out of range.
 

@@ -164,7 +164,7 @@ class EmbeddingCore:
         self.failed_steps = 0
         elapsed = time.monotonic() - now
         self._pace.learn(tokens, elapsed)
-        self._count(tokens, elapsed)
+        self._count(tokens, len(batch), elapsed)
         for (job, _), vector in zip(batch, vectors, strict=True):
             job.vectors.append(vector)
             if len(job.vectors) == len(job.message.inputs):
@@ -216,11 +216,11 @@ class EmbeddingCore:
                 self.queue.append(job)
         return batch
 
-    def _count(self, tokens: int, elapsed: float) -> None:
+    def _count(self, tokens: int, texts: int, elapsed: float) -> None:
         self.stats.steps += 1
         self.stats.prefill_steps += 1
         self.stats.prefill_s += elapsed
-        self.histograms.add_step(elapsed, is_decode=False)
+        self.histograms.add_step(elapsed, texts, texts)
         self.stats.prompt_tokens += tokens
 
     def _end(self, job: _Job, outputs: ClientOutputs, output: RequestOutput) -> None:

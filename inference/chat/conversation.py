@@ -18,6 +18,12 @@ def parse_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]
     return [_message(i, message) for i, message in enumerate(messages)]
 
 
+def ends_with_assistant(messages: list[dict[str, Any]]) -> bool:
+    """Whether the final message is a text of the assistant, which TGI's router continues."""
+    final = messages[-1]
+    return final["role"] == "assistant" and bool(final.get("content")) and not final.get("tool_calls")
+
+
 def template_arguments(given: dict[str, Any] | None) -> dict[str, Any]:
     """`chat_template_kwargs` without the names that have a meaning of their own."""
     return {key: value for key, value in (given or {}).items() if key not in RESERVED_NAMES}

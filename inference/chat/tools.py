@@ -15,6 +15,7 @@ Choice = str | dict[str, Any] | None
 
 MAX_TOOLS = 128
 MAX_NAME = 256
+MODES = ("none", "auto", "required")
 
 
 def check_tools(tools: Tools, choice: Choice) -> None:
@@ -28,10 +29,10 @@ def check_tools(tools: Tools, choice: Choice) -> None:
     names = [_name(i, tool) for i, tool in enumerate(tools)]
     if len(set(names)) < len(names):
         raise InvalidRequest("tools: two functions have one name.", "tools")
-    if choice in (None, "none", "auto", "required"):
+    if choice is None or choice in MODES:
         return
     named = named_tool(choice)
-    if named is None:
+    if named is None or (isinstance(choice, str) and named not in names):
         raise InvalidRequest(
             "tool_choice must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}.",
             "tool_choice",
@@ -56,7 +57,9 @@ def _name(index: int, tool: dict[str, Any]) -> str:
 
 
 def named_tool(choice: Choice) -> str | None:
-    """The function that `tool_choice` names, if any."""
+    """The function that `tool_choice` names, if any; TGI's clients send the bare name."""
+    if isinstance(choice, str):
+        return None if choice in MODES else choice
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None

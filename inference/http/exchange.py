@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from inference.errors import MalformedBody, Overloaded, ServingError, Unavailable
+from inference.errors import MalformedBody, NotAnObject, Overloaded, ServingError, Unavailable
 from inference.http.offload import INLINE_BYTES, in_thread
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def parse_json(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
     """
     value = parse_value(body, max_depth)
     if not isinstance(value, dict):
-        raise MalformedBody("The body must be a JSON object.")
+        raise NotAnObject("The body must be a JSON object.")
     return value
 
 

@@ -8,30 +8,38 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from inference.http.routing import Route, RouteSet
 
 
+JSON, FRAMES = "application/json", "text/event-stream"
+
+
 def document(route_sets: Mapping[str, RouteSet], version: str) -> dict[str, Any]:
-    """The OpenAPI 3.1 document, with the name of each route set as its tag.
+    """The OpenAPI 3.1 document, with the tag of each route set or its name.
 
     If dialects share a path, its operation describes all of them.
     """
-    schemas = [route.body for routes in route_sets.values() for route in routes.routes if route.body is not None]
-    references, components = msgspec.json.schema_components(schemas, ref_template="#/components/schemas/{name}")
-    by_schema = {id(schema): reference for schema, reference in zip(schemas, references, strict=True)}
+    references, components = _schemas(route_sets.values())
     paths: dict[str, dict[str, Any]] = {}
     for name, routes in route_sets.items():
+        error = references.get(id(routes.error), {"type": "object"})
         for route in routes.routes:
             methods = paths.setdefault(route.plain_path, {})
-            body = None if route.body is None else by_schema[id(route.body)]
             operation = methods.setdefault(route.method.lower(), _operation(route))
-            if name not in operation["tags"]:
-                operation["tags"].append(name)
-            operation["responses"].update(_responses(routes))
-            if body is not None:
-                _add_body(operation, body)
+            if (tag := routes.tag or name) not in operation["tags"]:
+                operation["tags"].append(tag)
+            if route.described.operation:
+                operation["operationId"] = route.described.operation
+            for kind, schema in ((JSON, route.described.answer), (FRAMES, route.described.frames)):
+                if schema is not None:
+                    _add_schema(operation["responses"]["200"], kind, references[id(schema)])
+            for status in sorted(routes.statuses):
+                text = "An error in the dialect's shape"
+                _add_schema(operation["responses"].setdefault(str(status), {"description": text}), JSON, error)
+            if route.body is not None:
+                _add_schema(operation.setdefault("requestBody", {"required": True}), JSON, references[id(route.body)])
     return {
         "openapi": "3.1.0",
         "info": {"title": "Dragoman", "version": version, "license": {"name": "Apache-2.0"}},
@@ -42,6 +50,8 @@ def document(route_sets: Mapping[str, RouteSet], version: str) -> dict[str, Any]
 
 def _operation(route: Route) -> dict[str, Any]:
     name = re.sub(r"[^a-z0-9]+", "_", route.plain_path.lower()).strip("_") or "root"
+    if route.plain_path.endswith("/") and route.plain_path != "/":
+        name += "_slash"  # an id must be unique, and the path without it may exist
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": f"{route.method.lower()}_{name}",
@@ -57,15 +67,23 @@ def _operation(route: Route) -> dict[str, Any]:
     return operation
 
 
-def _responses(routes: RouteSet) -> dict[str, Any]:
-    return {str(status): {"description": "An error in the dialect's shape"} for status in sorted(routes.statuses)}
+def _schemas(route_sets: Iterable[RouteSet]) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
+    """The reference of every schema by its id, and the schemas that they refer to."""
+    found: list[Any] = []
+    for routes in route_sets:
+        named = [(route.body, route.described.answer, route.described.frames) for route in routes.routes]
+        found += [schema for schemas in (*named, (routes.error,)) for schema in schemas if schema is not None]
+    references, components = msgspec.json.schema_components(found, ref_template="#/components/schemas/{name}")
+    return {id(schema): reference for schema, reference in zip(found, references, strict=True)}, components
 
 
-def _add_body(operation: dict[str, Any], reference: dict[str, Any]) -> None:
-    """Add another body schema to an operation."""
-    known = operation.get("requestBody")
-    schema = reference
-    if known is not None:
-        before = known["content"]["application/json"]["schema"]
-        schema = {"anyOf": [*before.get("anyOf", [before]), reference]}
-    operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+def _add_schema(described: dict[str, Any], kind: str, reference: dict[str, Any]) -> None:
+    """Add a schema to a body or response of this content type."""
+    content = described.setdefault("content", {})
+    known = content.get(kind)
+    if known is None:
+        content[kind] = {"schema": reference}
+        return
+    others = known["schema"].get("anyOf", [known["schema"]])
+    if reference not in others:
+        known["schema"] = {"anyOf": [*others, reference]}

@@ -24,6 +24,17 @@ _PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
 
 
 @dataclass(frozen=True, slots=True)
+class Described:
+    """A route in the documentation, by the vendor's names: the operation's id, and the schemas of a whole response and of a
+    frame of a stream; None: not described.
+    """
+
+    operation: str = ""
+    answer: Any = None
+    frames: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """One method of one path.
 
@@ -48,6 +59,7 @@ class Route:
     changes: bool = False
     needs_permit: bool = False
     refused: Callable[[Services], None] | None = None
+    described: Described = Described()
 
     @property
     def guarded(self) -> bool:
@@ -76,6 +88,10 @@ class RouteSet:
     statuses: frozenset[int]
     """The statuses of its errors, for the documentation."""
     prefixes: tuple[str, ...] = ()
+    tag: str = ""
+    """The vendor's tag in the documentation; "": the dialect's name."""
+    error: Any = None
+    """The schema of its errors, for the documentation."""
 
 
 class RouteTable:

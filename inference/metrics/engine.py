@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from engine.messages import STEP_S, STEP_TOKENS, StepHistograms
+from engine.messages import DRAFTED, STEP_REQUESTS, STEP_S, STEP_TOKENS, StepHistograms
 from inference.workers.routing.balancer import EjectionReason
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from inference.workers.target import Target
 
 LABELS = ("model_name", "engine")
+METHODS = ("prefill", "decode")
 
 
 class EngineCollector:
@@ -122,21 +123,58 @@ class EngineCollector:
 
 
 class BatchCollector:
-    """TGI's batch metrics; steps with prompt tokens count as prefill, all others as decode."""
+    """TGI's batch metrics; steps with prompt tokens count as prefill, all others as decode.
+
+    A step's time is TGI's inference and its forward pass. What TGI calls decoding a batch (choosing tokens, turning them into
+    text) is in the step here or in this process, and batches are never concatenated: both are counted and take no time.
+    """
 
     def __init__(self, router: EngineRouter) -> None:
         self._router = router
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client on every scrape."""
-        family = HistogramMetricFamily("tgi_batch_inference_duration", "Batch inference duration", labels=["method"])
         stats = [c.stats for t in self._router.targets for c in t.clients.values()]
-        all_histograms = [h for target in self._router.targets for h in histograms_of(target)]
-        for method in ("prefill", "decode"):
-            counts = _summed([getattr(h, f"{method}_s") for h in all_histograms], len(STEP_S) + 1)
-            total = sum(getattr(s, f"{method}_s") for s in stats)
-            family.add_metric([method], _buckets(STEP_S, counts), total)
-        yield family
+        found = [h for target in self._router.targets for h in histograms_of(target)]
+        steps = {
+            method: (
+                _summed([getattr(h, f"{method}_s") for h in found], len(STEP_S) + 1),
+                sum(getattr(s, f"{method}_s") for s in stats),
+            )
+            for method in METHODS
+        }
+        published = {
+            method: (
+                _summed([getattr(h, f"publish_{method}_s") for h in found], len(STEP_S) + 1),
+                sum(getattr(h, f"publish_{method}_sum_s") for h in found),
+            )
+            for method in METHODS
+        }
+        untimed = {method: ([sum(counts), *[0] * len(STEP_S)], 0.0) for method, (counts, _) in steps.items()}
+        joined = {"decode": ([sum(h.mixed for h in found), *[0] * len(STEP_S)], 0.0)}
+        for name, text, series in (
+            ("inference", "Batch inference duration", steps),
+            ("forward", "Batch forward duration per method (prefill or decode)", steps),
+            ("decode", "Time spent decoding a batch per method (prefill or decode)", untimed),
+            (
+                "filter",
+                "Time spent filtering batches and sending generated tokens per method (prefill or decode)",
+                published,
+            ),
+            ("concat", "Time spent concatenating batches", joined),
+        ):
+            family = HistogramMetricFamily(f"tgi_batch_{name}_duration", text, labels=["method"])
+            for method, (counts, total) in series.items():
+                family.add_metric([method], _buckets(STEP_S, counts), total)
+            yield family
+        sizes = HistogramMetricFamily("tgi_batch_next_size", "Batch size of the next batch")
+        counts = _summed([h.prompts for h in found], len(STEP_REQUESTS) + 1)
+        sizes.add_metric([], _buckets(STEP_REQUESTS, counts), sum(h.prompts_sum for h in found))
+        yield sizes
+        skipped = HistogramMetricFamily("tgi_request_skipped_tokens", "Speculated tokens per request")
+        counts = _summed([h.drafted for h in found], len(DRAFTED) + 1)
+        skipped.add_metric([], _buckets(DRAFTED, counts), sum(h.drafted_sum for h in found))
+        yield skipped
 
 
 def histograms_of(target: Target) -> list[StepHistograms]:

@@ -171,6 +171,8 @@ class Metrics(Observer):
         }
         counters["tgi_batch_inference_success"] = counters["tgi_batch_inference_count"]
         failed = sum(h.failed for target in self._router.targets for h in histograms_of(target))
+        joined = sum(h.mixed for target in self._router.targets for h in histograms_of(target))
+        counters["tgi_batch_concat"] = {'reason="chunking"': joined}
         counters["tgi_batch_inference_failure"] = {'method="decode"': failed} if failed else {}
         for name, series in counters.items():
             lines.append(f"# TYPE {name} counter")

@@ -56,6 +56,19 @@ def test_http(run_protocol_client):
             raise AssertionError("accepted")
     assert client.get_inference_statistics("demo")["model_stats"][0]["inference_count"] >= 3
     assert [m for m in client.get_model_repository_index() if m["name"] == "demo"][0]["state"] == "READY"
+    assert client.get_trace_settings("demo")["trace_level"] == ["OFF"] and client.get_log_settings()["log_info"]
+    assert client.update_trace_settings(settings={"trace_rate": None}) == client.get_trace_settings()
+    assert client.get_system_shared_memory_status() == client.get_cuda_shared_memory_status() == []
+    for call, status in ((lambda: client.unregister_system_shared_memory(), "501"),
+                         (lambda: client.register_system_shared_memory("a", "/a", 8), "501"),
+                         (lambda: client.get_system_shared_memory_status("a"), "404"),
+                         (lambda: client.update_log_settings({"log_verbose_level": 1}), "503")):
+        try:
+            call()
+        except InferenceServerException as error:
+            assert error.status() == status, error
+        else:
+            raise AssertionError("accepted")
     client.load_model("demo")
     futures = [client.async_infer("demo", text_inputs(http)) for _ in range(4)]
     for future in futures:
@@ -103,6 +116,18 @@ def test_grpc(run_protocol_client):
         assert error.status() == "StatusCode.NOT_FOUND", error
     else:
         raise AssertionError("found")
+    assert list(client.get_trace_settings().settings["trace_level"].value) == ["OFF"]
+    assert client.get_log_settings().settings["log_error"].bool_param
+    assert not client.get_cuda_shared_memory_status().regions
+    for call, status in ((lambda: client.unregister_system_shared_memory(), "UNIMPLEMENTED"),
+                         (lambda: client.get_system_shared_memory_status("a"), "NOT_FOUND"),
+                         (lambda: client.update_trace_settings(settings={"trace_rate": "5"}), "UNAVAILABLE")):
+        try:
+            call()
+        except InferenceServerException as error:
+            assert error.status() == f"StatusCode.{status}", error
+        else:
+            raise AssertionError("accepted")
     answers = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
     client.async_stream_infer("demo", text_inputs(grpc, stream=True), request_id="s1", enable_empty_final_response=True)

@@ -126,3 +126,19 @@ def test_prompt_logprobs_cover_the_prompt_once(driver):
 def test_config_validates_itself(options):
     with pytest.raises(ValueError, match="must"):
         EngineConfig(**{"model": "x", **options})
+
+
+def test_steps_are_counted_by_what_they_computed(driver):
+    """A prompt of 40 tokens takes three steps of at most 16, beside which nothing generates."""
+    driver.submit(1, PROMPT, max_tokens=3, ignore_eos=True)
+    driver.run()
+    counted = driver.engine.histograms
+    assert (sum(counted.prompts), counted.prompts_sum, counted.mixed) == (3, 3, 0)
+    assert (sum(counted.publish_prefill_s), sum(counted.publish_decode_s)) == (3, sum(counted.decode_s))
+    assert counted.publish_prefill_sum_s > 0
+    assert (sum(counted.drafted), counted.drafted_sum) == (3, 0)
+    driver.submit(2, PROMPT[:5], max_tokens=9, ignore_eos=True)
+    driver.step()
+    driver.submit(3, PROMPT[5:15], max_tokens=3, ignore_eos=True)
+    driver.run()
+    assert (sum(counted.prompts), counted.prompts_sum, counted.mixed) == (5, 5, 1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from inference.chat.conversation import parse_messages, template_arguments
 from inference.chat.tools import check_tools, may_call, tool_grammar
-from inference.dialects.openai import schema
+from inference.dialects.openai import schema, tgi_clients
 from inference.dialects.openai.load import load_headers
 from inference.dialects.openai.message import Message
 from inference.dialects.openai.schema import ChatCompletionRequest
@@ -105,7 +105,7 @@ def parse_prompt(body: ChatCompletionRequest) -> ChatPrompt:
         arguments.setdefault("reasoning_effort", body.reasoning_effort)
     if body.documents:
         arguments["documents"] = body.documents
-    continued = bool(body.continue_final_message)
+    continued = bool(body.continue_final_message) or tgi_clients.continues(body, messages)
     return ChatPrompt(
         messages,
         add_generation_prompt=not continued and body.add_generation_prompt is not False,
@@ -128,10 +128,13 @@ class ChatReply(Reply):
         self.messages = [Message(body, generation) for _ in range(generation.request.n)]
         self._deltas: list[list[Delta]] = [[] for _ in range(generation.request.n)]
         self._begun = False
+        self._as_tgi = tgi_clients.streams(body)
 
     def chunks(self, delta: Delta) -> Iterable[bytes]:
         """Role chunks first, then content chunks."""
-        if not self._begun:  # not earlier: an error before the first token is still an ordinary response
+        if (
+            not self._begun and not self._as_tgi
+        ):  # not earlier: an error before the first token is still an ordinary response
             self._begun = True
             for index in range(self.generation.request.n):
                 yield event(self._role_chunk(index))
@@ -139,6 +142,8 @@ class ChatReply(Reply):
         keys = message.delta(delta.text, ended)
         if not keys and not ended and not self.body.logprobs and not self.body.return_token_ids:
             return
+        if self._as_tgi:
+            keys = tgi_clients.delta(keys, message.calls, ended)
         choice = {
             "index": delta.index,
             "delta": keys or {"content": ""},

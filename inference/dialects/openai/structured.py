@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from inference.errors import InvalidRequest
 from inference.generation import structured
+from inference.vendors import tgi_grammar
 
 if TYPE_CHECKING:
     from inference.generation.requests import GrammarRequest
@@ -49,6 +50,8 @@ def _response_format(given: dict[str, Any]) -> GrammarRequest | None:
     kind = given.get("type")
     if kind == "text":
         return None
+    if tgi_grammar.in_tgis_form(given):
+        return tgi_grammar.grammar_of(given, "response_format")
     if kind == "json_object":
         return structured.json_object("response_format")
     if kind == "json_schema":

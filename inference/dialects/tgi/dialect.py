@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
-from inference.dialects.tgi import embed, generate, vertex
+from inference.dialects.tgi import answers, embed, generate, vertex
 from inference.dialects.tgi import status as operations
 from inference.dialects.tgi.errors import STATUSES, render
 from inference.dialects.tgi.schema import CompatGenerateRequest, GenerateRequest
 from inference.dialects.tgi.status import ChatRequest
 from inference.dialects.tgi.vertex import VertexRequest
-from inference.http.routing import Route, RouteSet
+from inference.http.routing import Described, Route, RouteSet
 from inference.planes.declaration import Dialect
 
+TAG = "Text Generation Inference"
+FRAME = answers.StreamResponse
+
 ROUTES = (
-    Route("POST", "/", generate.compat, render, "Generate text, streamed on request", body=CompatGenerateRequest),
-    Route("POST", "/generate", generate.generate, render, "Generate text", body=GenerateRequest, keys=("inputs",)),
-    Route("POST", "/generate_stream", generate.generate_stream, render, "Stream generated text", body=GenerateRequest),
     Route(
-        "POST", "/tokenize", operations.tokenize, render, "Tokenize a prompt", body=GenerateRequest, keys=("inputs",)
+        "POST",
+        "/",
+        generate.compat,
+        render,
+        "Generate text, streamed on request",
+        body=CompatGenerateRequest,
+        described=Described("compat_generate", list[answers.GenerateResponse], FRAME),
+    ),
+    Route(
+        "POST",
+        "/generate",
+        generate.generate,
+        render,
+        "Generate text",
+        body=GenerateRequest,
+        keys=("inputs",),
+        described=Described("generate", answers.GenerateResponse),
+    ),
+    Route(
+        "POST",
+        "/generate_stream",
+        generate.generate_stream,
+        render,
+        "Stream generated text",
+        body=GenerateRequest,
+        described=Described("generate_stream", frames=FRAME),
+    ),
+    Route(
+        "POST",
+        "/tokenize",
+        operations.tokenize,
+        render,
+        "Tokenize a prompt",
+        body=GenerateRequest,
+        keys=("inputs",),
+        described=Described("tokenize", list[answers.SimpleToken]),
     ),
     Route(
         "POST",
@@ -26,6 +61,7 @@ ROUTES = (
         "Generate text for SageMaker, as POST / does",
         body=CompatGenerateRequest,
         keys=("inputs",),
+        described=Described("sagemaker_compatibility", list[answers.GenerateResponse], FRAME),
     ),
     Route(
         "POST",
@@ -35,6 +71,7 @@ ROUTES = (
         "Apply the chat template and tokenize a conversation",
         body=ChatRequest,
         needs_permit=True,
+        described=Described("get_chat_tokenize", answers.ChatTokenizeResponse),
     ),
     Route(
         "POST",
@@ -45,12 +82,36 @@ ROUTES = (
         body=VertexRequest,
         needs_permit=True,
         refused=generate.overloaded,
+        described=Described("vertex_compatibility", answers.VertexResponse),
     ),
-    Route("POST", "/embed", embed.embed_texts, render, "Compute one vector for each text", body=embed.EmbedRequest),
-    Route("GET", "/info", operations.info, render, "Describe the served model and the limits"),
+    Route(
+        "POST",
+        "/embed",
+        embed.embed_texts,
+        render,
+        "Compute one vector for each text",
+        body=embed.EmbedRequest,
+        described=Described("embed", list[list[float]]),
+    ),
+    Route(
+        "GET",
+        "/info",
+        operations.info,
+        render,
+        "Describe the served model and the limits",
+        described=Described("get_model_info", answers.Info),
+    ),
     Route("GET", "/", operations.health, render, "Check whether requests can be served", scope=None),
-    Route("GET", "/health", operations.health, render, "Check whether requests can be served", scope=None),
+    Route(
+        "GET",
+        "/health",
+        operations.health,
+        render,
+        "Check whether requests can be served",
+        scope=None,
+        described=Described("health"),
+    ),
     Route("GET", "/ping", operations.health, render, "Check whether requests can be served", scope=None),
 )
 
-DIALECT = Dialect("tgi", "TGI", front=RouteSet(ROUTES, render, STATUSES))
+DIALECT = Dialect("tgi", "TGI", front=RouteSet(ROUTES, render, STATUSES, tag=TAG, error=answers.ErrorResponse))

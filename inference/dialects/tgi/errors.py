@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from engine.failures import FailureCode
 from inference import errors
 from inference.errors import ServingError
 from inference.http.exchange import Response, json_response, retry_headers
 from inference.http.sse import event
+from inference.vendors.tgi_grammar import invalid_grammar
 
 # First match wins, so a subclass comes before its base.
 TABLE: list[tuple[type[ServingError], int, str]] = [
+    (errors.NotAnObject, 422, "validation"),
     (errors.MalformedBody, 400, "validation"),
     (errors.InvalidRequest, 422, "validation"),
     (errors.NotServed, 422, "validation"),
@@ -25,13 +28,26 @@ TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.GenerationFailed, 424, "generation"),
     (errors.ServingError, 500, "internal"),
 ]
+WRONG_TYPE = "Failed to deserialize the JSON body into the target type"
 STATUSES = frozenset(status for _, status, _ in TABLE)
 
 
 def body(error: ServingError) -> tuple[int, dict[str, str]]:
     """Status and JSON body."""
     status, kind = next((status, kind) for cls, status, kind in TABLE if isinstance(error, cls))
-    return status, {"error": error.message, "error_type": kind}
+    return status, {"error": _text(error), "error_type": kind}
+
+
+def _text(error: ServingError) -> str:
+    """The error's text: JSON of another type is refused by the router's parser, and a grammar that could not be compiled is
+    named as one that the router refuses.
+    """
+    if isinstance(error, errors.NotAnObject):
+        return f"{WRONG_TYPE}: {error.message}"
+    failure = error.failure if isinstance(error, errors.InvalidRequest) else None
+    if failure is None or failure.code != FailureCode.GRAMMAR:
+        return error.message
+    return invalid(invalid_grammar(str(failure.facts["reason"]), "grammar").message, "grammar").message
 
 
 def render(error: ServingError) -> Response:
@@ -55,5 +71,4 @@ def invalid(text: str, field: str) -> errors.InvalidRequest:
 
 def undeserialisable(error: errors.InvalidRequest) -> errors.InvalidRequest:
     """A body of the wrong shape, with the error text of the router's JSON parser."""
-    text = f"Failed to deserialize the JSON body into the target type: {error.message}"
-    return errors.InvalidRequest(text, error.field)
+    return errors.InvalidRequest(f"{WRONG_TYPE}: {error.message}", error.field)

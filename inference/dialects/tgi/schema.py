@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from inference.chat.conversation import ends_with_assistant
 from inference.dialects.tgi.errors import invalid, undeserialisable
 from inference.errors import InvalidRequest
-from inference.generation import structured
-from inference.generation.requests import GenerationRequest, GrammarRequest, SamplingOverrides, TokenPrompt
+from inference.generation.requests import ChatPrompt, GenerationRequest, GrammarRequest, SamplingOverrides, TokenPrompt
 from inference.http.validation import convert
+from inference.vendors import tgi_grammar
 
 if TYPE_CHECKING:
     from inference.services import Limits
@@ -132,7 +133,7 @@ def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, st
     if p.truncate is not None and not 0 < p.truncate <= longest:
         text = f"`truncate` must be strictly positive and less than {longest}. Given: {p.truncate}"
         raise invalid(text, "truncate")
-    return None if p.grammar is None else grammar_of(p.grammar)
+    return None if p.grammar is None else _grammar_of(p.grammar)
 
 
 def validate_length(input_length: int, p: Parameters, max_total_tokens: int) -> None:
@@ -181,21 +182,19 @@ def generation_request(
     )
 
 
-def grammar_of(given: dict[str, Any]) -> GrammarRequest:
-    """`grammar`: a schema as object or text (`json`, `json_object`), one in OpenAI's wrapper (`json_schema`),
-    `regex`.
-    """
-    kind, value = given.get("type"), given.get("value")
-    if kind == "regex" and isinstance(value, str):
-        return structured.regex(value, "grammar")
-    if kind == "json_schema" and isinstance(value, dict):
-        value = value.get("schema")
-    if kind not in ("json", "json_object", "json_schema") or not isinstance(value, (dict, str)):
-        raise invalid("grammar is not supported", "grammar")
+def chat_prompt(messages: list[dict[str, Any]], arguments: dict[str, Any] | None = None) -> ChatPrompt:
+    """The conversation as the router renders it: a final message of the assistant is continued."""
+    continued = ends_with_assistant(messages)
+    return ChatPrompt(
+        messages,
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        template_arguments=arguments or {},
+    )
+
+
+def _grammar_of(given: dict[str, Any]) -> GrammarRequest:
     try:
-        schema = msgspec.json.decode(value) if isinstance(value, str) else value
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(f"grammar is not valid: {error}", "grammar") from error
-    if not isinstance(schema, dict) or "properties" not in schema:
-        raise invalid("grammar is not valid: Grammar must have a 'properties' field", "grammar")
-    return structured.json_schema(schema, "grammar", " ?")  # the router allows one space, and no line breaks
+        return tgi_grammar.grammar_of(given, "grammar")
+    except InvalidRequest as error:
+        raise invalid(error.message, "grammar") from error

@@ -8,9 +8,8 @@ import msgspec
 
 from inference.chat.conversation import parse_messages
 from inference.dialects.tgi.errors import undeserialisable
-from inference.dialects.tgi.schema import GenerateRequest, parse
+from inference.dialects.tgi.schema import GenerateRequest, chat_prompt, parse
 from inference.errors import InvalidRequest
-from inference.generation.requests import ChatPrompt
 from inference.http.exchange import Response, json_response
 from inference.http.offload import encoded, in_thread, release_memory
 from inference.http.validation import convert
@@ -80,7 +79,7 @@ async def chat_tokenize(exchange: Exchange, services: Services) -> None:
         tokenizer = services.router.resolve(request.model).tokenizer
         arguments = {"tools": request.tools} if request.tools else {}
         messages = await exchange.work(parse_messages, request.messages)
-        text, encoding = await tokenizer.chat_encoding(ChatPrompt(messages, template_arguments=arguments))
+        text, encoding = await tokenizer.chat_encoding(chat_prompt(messages, arguments))
         tokens = await in_thread(_tokens, text, encoding)
         del encoding
         if len(text) > MUCH_TEXT:

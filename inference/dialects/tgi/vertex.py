@@ -10,10 +10,10 @@ import msgspec
 from inference.chat.conversation import parse_messages
 from inference.dialects.tgi.errors import invalid, undeserialisable
 from inference.dialects.tgi.generate import counted_permit
-from inference.dialects.tgi.schema import GenerateRequest, Parameters, parse
+from inference.dialects.tgi.schema import GenerateRequest, Parameters, chat_prompt, parse
 from inference.errors import InvalidRequest
 from inference.generation.answer import Job, Reply, answer
-from inference.generation.requests import ChatPrompt, GenerationRequest, SamplingOverrides, TextPrompt, TokenPrompt
+from inference.generation.requests import GenerationRequest, SamplingOverrides, TextPrompt, TokenPrompt
 from inference.http.exchange import json_response
 from inference.http.validation import convert
 
@@ -74,7 +74,7 @@ async def _prepare(exchange: Exchange, services: Services, number: int, instance
         messages = instance["messages"]
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
             raise undeserialisable(InvalidRequest("instances.messages: expected a list of objects", "instances"))
-        ids = await tokenizer.encode(ChatPrompt(await exchange.work(parse_messages, messages)))
+        ids = await tokenizer.encode(chat_prompt(await exchange.work(parse_messages, messages)))
         parameters = Parameters(max_new_tokens=_whole(instance.get("max_tokens")), seed=_whole(instance.get("seed")))
     else:
         request: GenerateRequest = parse(instance, GenerateRequest)

@@ -28,7 +28,7 @@ def configure(settings: TritonSettings, server: ServerOptions) -> Setup:
             settings.grpc_max_message_bytes,
             settings.grpc_max_connections,
         )
-        return Parts(grpc=[service], observers=[TritonStatistics()])
+        return Parts(grpc=[service], observers=[TritonStatistics(settings.triton_server_name)])
 
     return Setup(start=start)
 

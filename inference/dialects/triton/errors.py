@@ -7,11 +7,27 @@ from inference.errors import ServingError
 from inference.http.exchange import Response, json_response, retry_headers
 from inference.http.sse import event
 
+
+class Unsupported(errors.NotServed):
+    """What Triton itself can be built or started without; its clients know the status."""
+
+
+class NotFound(errors.NotServed):
+    """A thing that does not exist because its extension is switched off."""
+
+
+class NotUpdated(errors.NotServed):
+    """A setting that can only be read."""
+
+
 # First match wins, so a subclass comes before its base.
 TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.MalformedBody, 400, "INVALID_ARGUMENT"),
     (errors.InvalidRequest, 400, "INVALID_ARGUMENT"),
     (errors.TemplateError, 400, "INVALID_ARGUMENT"),
+    (Unsupported, 501, "UNIMPLEMENTED"),
+    (NotFound, 404, "NOT_FOUND"),
+    (NotUpdated, 503, "UNAVAILABLE"),
     (errors.NotServed, 400, "UNIMPLEMENTED"),
     (errors.ModelNotFound, 404, "NOT_FOUND"),
     (errors.RouteNotFound, 404, "NOT_FOUND"),

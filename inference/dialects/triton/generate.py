@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from inference.dialects.triton import errors
 from inference.dialects.triton.infer import Inference, Prepared, prepare
+from inference.dialects.triton.parameters import flag_of
 from inference.dialects.triton.tensors import Tensor
 from inference.errors import InvalidRequest
 from inference.generation.answer import Job, Reply, StreamFormat, answer
@@ -36,9 +37,9 @@ async def generate(exchange: Exchange, services: Services) -> None:
 
 
 async def generate_stream(exchange: Exchange, services: Services) -> None:
-    """POST .../generate_stream: one frame per step, without a final [DONE]."""
+    """POST .../generate_stream: one frame per step, or one in all if `stream` is false; without a final [DONE]."""
     with services.admission.permit(exchange.tenant):
-        await answer(exchange, _job(await _prepare(exchange, services), STREAM))
+        await answer(exchange, _job(await _prepare(exchange, services, stepwise=True), STREAM))
 
 
 def _job(inference: Prepared, stream: StreamFormat | None) -> Job:
@@ -52,7 +53,13 @@ class GenerateReply(Reply):
         self._prepared = prepared
 
     def chunks(self, delta: Delta) -> list[bytes]:
+        if not self._prepared.parameters.flag("stream", True):
+            self.add(delta)
+            return []
         return [event(self._value(self._prepared.step(delta)))]
+
+    def last_chunks(self) -> list[bytes]:
+        return [] if self._prepared.parameters.flag("stream", True) else [event(self._value(self._prepared.whole()))]
 
     def add(self, delta: Delta) -> None:
         self._prepared.add(delta)
@@ -69,7 +76,7 @@ class GenerateReply(Reply):
         return value
 
 
-async def _prepare(exchange: Exchange, services: Services) -> Prepared:
+async def _prepare(exchange: Exchange, services: Services, *, stepwise: bool = False) -> Prepared:
     body = dict(await exchange.json())
     request_id = body.pop("id", "")
     if not isinstance(request_id, str):
@@ -85,7 +92,7 @@ async def _prepare(exchange: Exchange, services: Services) -> Prepared:
     flat = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in body.items()}
     path = exchange.parameters
     given = {**flat, **parameters}
-    if given.get("details"):
+    if given.get("details") is not None and flag_of("details", given["details"]):
         given = {"return_finish_reason": True, "return_logprobs": True, **given}
     inference = Inference(
         model=path["model"],
@@ -94,4 +101,4 @@ async def _prepare(exchange: Exchange, services: Services) -> Prepared:
         parameters=given,
         inputs=[Tensor("text_input", "BYTES", [1], [text])],
     )
-    return await prepare(inference, services, exchange)
+    return await prepare(inference, services, exchange, stepwise=stepwise)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inference.dialects.triton.infer import Inference
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
+from inference.dialects.triton.shared_memory import check_tensor
 from inference.dialects.triton.tensors import Tensor, from_bytes, from_json, to_bytes
-from inference.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    pass
+from inference.errors import InvalidRequest, NotServed
 
 CONTENTS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
@@ -27,17 +25,23 @@ def inference_of(request: Any) -> Inference:
     tensors = []
     for index, given in enumerate(request.inputs):
         shape = list(given.shape)
+        check_tensor(_values(given.parameters), "inputs")
         if raws:
             if given.HasField("contents"):
                 raise InvalidRequest("contents must be empty where raw_input_contents is used", "inputs")
             tensors.append(from_bytes(given.name, given.datatype, shape, raws[index]))
         else:
             tensors.append(from_json(given.name, given.datatype, shape, _contents(given)))
+    for output in request.outputs:
+        asked = _values(output.parameters)
+        check_tensor(asked, "outputs")
+        if asked.get("classification"):
+            raise NotServed("the classification extension is not supported by this server", "outputs")
     return Inference(
         model=request.model_name,
         version=request.model_version,
         request_id=request.id,
-        parameters={name: _value(parameter) for name, parameter in request.parameters.items()},
+        parameters=_values(request.parameters),
         inputs=tensors,
         outputs=[output.name for output in request.outputs],
     )
@@ -59,6 +63,39 @@ def response_of(inference: Inference, version: str, tensors: list[Tensor], final
     return response
 
 
+def settings_of(request: Any) -> dict[str, Any]:
+    """The settings of a TraceSettingRequest as over HTTP: the level is a list, any other a text, null without a value."""
+    found: dict[str, Any] = {}
+    for name, setting in request.settings.items():
+        values = list(setting.value)
+        if len(values) > 1 and name != "trace_level":
+            raise InvalidRequest(f"expect only 1 value for '{name[:100]}'", name[:100])
+        found[name] = None if not values else values if name == "trace_level" else values[0]
+    return found
+
+
+def log_settings_of(request: Any) -> dict[str, Any]:
+    """The settings of a LogSettingsRequest."""
+    return _values(request.settings)
+
+
+def trace_response(settings: dict[str, Any]) -> Any:
+    """The trace settings as a message."""
+    response = pb.TraceSettingResponse()
+    for name, value in settings.items():
+        response.settings[name].value.extend(value if isinstance(value, list) else [value])
+    return response
+
+
+def log_response(settings: dict[str, Any]) -> Any:
+    """The logging settings as a message."""
+    response = pb.LogSettingsResponse()
+    for name, value in settings.items():
+        kind = "bool_param" if isinstance(value, bool) else "uint32_param" if isinstance(value, int) else "string_param"
+        setattr(response.settings[name], kind, value)
+    return response
+
+
 def _contents(given: Any) -> list[Any]:
     field = CONTENTS.get(given.datatype)
     if field is None:
@@ -71,6 +108,10 @@ def _contents(given: Any) -> list[Any]:
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"input '{given.name[:100]}': an element is not valid UTF-8", "inputs") from error
     return values
+
+
+def _values(parameters: Any) -> dict[str, Any]:
+    return {name: _value(parameter) for name, parameter in parameters.items()}
 
 
 def _value(parameter: Any) -> Any:

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from inference.dialects.triton import repository
+from inference.dialects.triton import repository, server_settings, shared_memory
 from inference.dialects.triton.errors import error_parts, grpc_parts
-from inference.dialects.triton.grpc_messages import inference_of, response_of
+from inference.dialects.triton.grpc_messages import (
+    inference_of,
+    log_response,
+    log_settings_of,
+    response_of,
+    settings_of,
+    trace_response,
+)
 from inference.dialects.triton.infer import embed, embeds, prepare
-from inference.dialects.triton.model import EXTENSIONS, SERVER, configuration, find, metadata
+from inference.dialects.triton.model import EXTENSIONS, configuration, find, metadata
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from inference.dialects.triton.queries import model_ready, server_ready
 from inference.dialects.triton.statistics import statistics_of
@@ -58,6 +65,14 @@ class GrpcInferenceService:
             "ModelStatistics": Method(pb.ModelStatisticsRequest, "infer", self._statistics),
             "ModelInfer": Method(pb.ModelInferRequest, "infer", self._infer, infers=True),
             "ModelStreamInfer": Method(pb.ModelInferRequest, "infer", stream=self._stream),
+            "SystemSharedMemoryStatus": Method(pb.SystemSharedMemoryStatusRequest, "infer", self._system_regions),
+            "SystemSharedMemoryRegister": Method(pb.SystemSharedMemoryRegisterRequest, "infer", self._no_memory),
+            "SystemSharedMemoryUnregister": Method(pb.SystemSharedMemoryUnregisterRequest, "infer", self._no_memory),
+            "CudaSharedMemoryStatus": Method(pb.CudaSharedMemoryStatusRequest, "infer", self._cuda_regions),
+            "CudaSharedMemoryRegister": Method(pb.CudaSharedMemoryRegisterRequest, "infer", self._no_memory),
+            "CudaSharedMemoryUnregister": Method(pb.CudaSharedMemoryUnregisterRequest, "infer", self._no_memory),
+            "TraceSetting": Method(pb.TraceSettingRequest, "infer", self._trace),
+            "LogSettings": Method(pb.LogSettingsRequest, "infer", self._log),
             "RepositoryIndex": Method(pb.RepositoryIndexRequest, "manage", self._index),
             "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, "manage", self._load),
             "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, "manage", self._unload),
@@ -78,7 +93,8 @@ class GrpcInferenceService:
         return pb.ModelReadyResponse(ready=ready)
 
     async def _server(self, request: Any, caller: RpcCaller) -> Any:
-        return pb.ServerMetadataResponse(name=SERVER, version=self._services.version, extensions=EXTENSIONS)
+        name = statistics_of(self._services).server_name
+        return pb.ServerMetadataResponse(name=name, version=self._services.version, extensions=EXTENSIONS)
 
     async def _metadata(self, request: Any, caller: RpcCaller) -> Any:
         target = find(self._services.router, request.name, request.version)
@@ -131,6 +147,26 @@ class GrpcInferenceService:
         name = request.model_name or request.repository_name
         await repository.unload(self._services, name, caller.tenant)
         return pb.RepositoryModelUnloadResponse(model_name=name, is_unloaded=True)
+
+    async def _system_regions(self, request: Any, caller: RpcCaller) -> Any:
+        shared_memory.check_region("system", request.name)
+        return pb.SystemSharedMemoryStatusResponse()
+
+    async def _cuda_regions(self, request: Any, caller: RpcCaller) -> Any:
+        shared_memory.check_region("cuda", request.name)
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def _no_memory(self, request: Any, caller: RpcCaller) -> Any:
+        shared_memory.refuse()
+
+    async def _trace(self, request: Any, caller: RpcCaller) -> Any:
+        server_settings.check_model(self._services, request.model_name)
+        server_settings.update_trace(settings_of(request))
+        return trace_response(server_settings.TRACE)
+
+    async def _log(self, request: Any, caller: RpcCaller) -> Any:
+        server_settings.update_log(log_settings_of(request))
+        return log_response(server_settings.LOG)
 
     async def _infer(self, request: Any, caller: RpcCaller) -> Any:
         services = self._services

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from inference.dialects.triton.infer import Inference, embed, embeds, prepare
+from inference.dialects.triton.shared_memory import check_tensor
 from inference.dialects.triton.tensors import Tensor, from_bytes, from_json, to_bytes
 from inference.errors import InvalidRequest, MalformedBody, NotServed
 from inference.http.exchange import Response, parse_json
@@ -111,8 +112,7 @@ def _parse(request: dict[str, Any], raw: bytes, path: dict[str, str]) -> tuple[I
         asked = _object(output.get("parameters"), "outputs.parameters")
         if asked.get("classification"):
             raise NotServed("the classification extension is not supported by this server", "outputs")
-        if asked.get("shared_memory_region"):
-            raise NotServed("shared memory is not supported by this server", "outputs")
+        check_tensor(asked, "outputs")
         inference.outputs.append(output["name"])
     return inference, Binary(request)
 
@@ -123,8 +123,7 @@ def _input(given: Any, raw: bytes, at: int) -> tuple[Tensor, int]:
         raise InvalidRequest("every input must be an object with a name of at most 256 characters", "inputs")
     name, datatype, shape = given["name"], given.get("datatype"), given.get("shape")
     asked = _object(given.get("parameters"), "inputs.parameters")
-    if asked.get("shared_memory_region"):
-        raise NotServed("shared memory is not supported by this server", "inputs")
+    check_tensor(asked, "inputs")
     if isinstance(shape, list):  # numbers may be strings, as in protobuf's JSON mapping
         shape = [int(d) if isinstance(d, str) and _is_dimension(d) else d for d in shape]
     size = asked.get("binary_data_size")

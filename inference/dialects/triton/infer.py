@@ -10,6 +10,7 @@ import msgspec
 
 from inference.dialects.triton.model import find, output_names
 from inference.dialects.triton.parameters import (
+    STOP_AND_BAD_WORDS,
     Parameters,
     generation_request,
     parse_parameters,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from inference.workers.target import Target
 
 INLINE_VALUES = 4096
+STREAMED_INPUT = "When streaming, `exclude_input_in_output` = False is not allowed."
 EMBEDDING_INPUTS = ("input_text", "text_input", "input")
 
 
@@ -104,7 +106,8 @@ class Prepared:
             else:
                 tensors.append(Tensor(name, "BYTES", [len(pieces)], [before + piece.text for piece in pieces]))
         if flag("return_finish_reason"):
-            reasons = [piece.finish or "" for piece in pieces]
+            # "None" before the end, as from vLLM's backend
+            reasons = [str(piece.finish) for piece in pieces]
             tensors.append(Tensor("finish_reason", "BYTES", [len(pieces)], reasons))
         if flag("return_cumulative_logprob"):
             sums = [sum(token.logprob for token in piece.logprobs) for piece in pieces]
@@ -144,8 +147,11 @@ class _Piece:
         self.finish = delta.finish_reason or self.finish
 
 
-async def prepare(inference: Inference, services: Services, caller: Caller) -> Prepared:
-    """Validate the request; nothing is sent to an engine."""
+async def prepare(inference: Inference, services: Services, caller: Caller, *, stepwise: bool = False) -> Prepared:
+    """Validate the request; nothing is sent to an engine.
+
+    `stepwise`: the route answers every step unless the request says otherwise.
+    """
     target = find(services.router, inference.model, inference.version)
     known = output_names(target)
     for name in inference.outputs:
@@ -155,6 +161,8 @@ async def prepare(inference: Inference, services: Services, caller: Caller) -> P
     heavy = len(inference.parameters) + sum(len(tensor.values) for tensor in inference.inputs) > INLINE_VALUES
     prompt, given = _read(inference)
     parameters = await in_thread_if(heavy, parse_parameters, {**inference.parameters, **given}, services.limits)
+    if parameters.flag("stream", stepwise) and not parameters.flag("exclude_input_in_output", True):
+        raise InvalidRequest(STREAMED_INPUT, "exclude_input_in_output")
     with_logprobs = parameters.flag("return_logprobs") or parameters.flag("return_cumulative_logprob")
     model = resolve_adapter(services.router, inference.model, target, parameters.lora_name)
     request = generation_request(parameters, model, prompt, target, with_logprobs)
@@ -200,8 +208,8 @@ def _read(inference: Inference) -> tuple[Prompt, dict[str, Any]]:
             prompts.append(TokenPrompt(tensor.values))
         elif len(tensor.values) == 1:
             given[tensor.name] = tensor.values[0]
-        elif tensor.name in ("stop", "stop_words"):
-            given["stop"] = tensor.values
+        elif tensor.name in STOP_AND_BAD_WORDS:
+            given[tensor.name] = tensor.values
         else:
             raise InvalidRequest(f"unexpected inference input '{tensor.name[:100]}'", "inputs")
     if len(prompts) != 1:

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from inference.workers.router import EngineRouter
     from inference.workers.target import Target
 
-SERVER = "dragoman"
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "model_repository", "statistics", "generate"]
 PLATFORM = "dragoman"
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 20
 MICROSECONDS = 1e-6
-ALIASES = {"max_new_tokens": "max_tokens", "stop_words": "stop"}
+ALIASES = {"max_new_tokens": "max_tokens", "stop_words": "stop", "random_seed": "seed"}
+STOP_AND_BAD_WORDS = ("stop", "stop_words", "bad_words")
 FLAGS = (
     "stream", "watermark", "exclude_input_in_output", "details", "do_sample", "return_finish_reason", "return_cumulative_logprob",
     "return_logprobs", "return_num_input_tokens", "return_num_output_tokens",
@@ -54,9 +55,12 @@ def parse_parameters(given: dict[str, Any], limits: Limits) -> Parameters:
         values.update(_from_text(text))
     if any(values.get(name) for name in SEQUENCES):
         raise NotServed("sequence batching is not supported by this server", "sequence_id")
+    for name in STOP_AND_BAD_WORDS:
+        if isinstance(values.get(name), str | list):
+            values[name] = _words(values[name])
     for alias, name in ALIASES.items():
-        if values.get(alias) is not None:
-            values.setdefault(name, values[alias])
+        if values.get(alias) is not None and values.get(name) in (None, []):
+            values[name] = values[alias]
     known = {name: values[name] for name in SamplingFields.__struct_fields__ if values.get(name) is not None}
     try:
         sampling = msgspec.convert(known, SamplingFields, strict=False)
@@ -64,7 +68,7 @@ def parse_parameters(given: dict[str, Any], limits: Limits) -> Parameters:
         raise InvalidRequest(f"parameters: {error}", "parameters") from error
     check_sampling(sampling, limits)
     check_range("max_tokens", sampling.max_tokens, 1, 1 << 31)
-    flags = {name: _flag(name, values[name]) for name in FLAGS if values.get(name) is not None}
+    flags = {name: flag_of(name, values[name]) for name in FLAGS if values.get(name) is not None}
     lora_name = values.get("lora_name")
     if lora_name is not None and not isinstance(lora_name, str):
         raise InvalidRequest("lora_name must be a string", "lora_name")
@@ -120,8 +124,13 @@ def _from_text(text: Any) -> dict[str, Any]:
     return value
 
 
-def _flag(name: str, value: Any) -> bool:
-    """A boolean, or the 0 and 1 of clients without booleans."""
+def _words(value: Any) -> list[Any]:
+    """A text is one word. Empty words are none: TensorRT-LLM's clients send "" where they have nothing to say."""
+    return [word for word in ([value] if isinstance(value, str) else value) if word != ""]
+
+
+def flag_of(name: str, value: Any) -> bool:
+    """A boolean, as such, as text, or as the 0 and 1 of clients without booleans; raises InvalidRequest."""
     if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     if isinstance(value, str) and value.lower() in ("true", "false"):

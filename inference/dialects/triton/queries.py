@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inference.dialects.triton.model import EXTENSIONS, SERVER, configuration, find, metadata
+from inference.dialects.triton.model import EXTENSIONS, configuration, find, metadata
 from inference.dialects.triton.statistics import statistics_of
-from inference.errors import ModelNotFound, NotServed, Unavailable
+from inference.errors import ModelNotFound, Unavailable
 from inference.http.exchange import json_response
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ async def ready_model(exchange: Exchange, services: Services) -> None:
 
 async def server(exchange: Exchange, services: Services) -> None:
     """GET /v2."""
-    await exchange.respond(json_response({"name": SERVER, "version": services.version, "extensions": EXTENSIONS}))
+    name = statistics_of(services).server_name
+    await exchange.respond(json_response({"name": name, "version": services.version, "extensions": EXTENSIONS}))
 
 
 async def model(exchange: Exchange, services: Services) -> None:
@@ -82,8 +83,3 @@ async def all_statistics(exchange: Exchange, services: Services) -> None:
     entries = [target.entry for target in services.router.targets]
     statistics_entries = [statistics_of(services).of(e.name, e.name, str(e.version)) for e in entries]
     await exchange.respond(json_response({"model_stats": statistics_entries}))
-
-
-async def refuse_shared_memory(exchange: Exchange, services: Services) -> None:
-    """Refuse every route of the two shared-memory extensions."""
-    raise NotServed("shared memory is not supported by this server")

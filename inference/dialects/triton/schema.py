@@ -52,3 +52,22 @@ class LoadBody(msgspec.Struct):
     """POST /v2/repository/models/{model}/load and .../unload."""
 
     parameters: dict[str, Any] | None = None
+
+
+class TraceSettings(msgspec.Struct):
+    """POST .../trace/setting."""
+
+    trace_level: list[str] | None = None
+    trace_rate: str | None = None
+    trace_count: str | None = None
+    log_frequency: str | None = None
+
+
+class LogSettings(msgspec.Struct):
+    """POST /v2/logging."""
+
+    log_info: bool | None = None
+    log_warning: bool | None = None
+    log_error: bool | None = None
+    log_verbose_level: int | None = None
+    log_format: str | None = None

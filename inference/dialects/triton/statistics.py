@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from inference.dialects.triton.settings import SERVER
 from inference.generation.generation import Observer
 
 if TYPE_CHECKING:
@@ -38,9 +39,10 @@ def statistics_of(services: Services) -> TritonStatistics:
 
 
 class TritonStatistics(Observer):
-    """An observer of generations."""
+    """An observer of generations. `server_name` is the name that the server's metadata have."""
 
-    def __init__(self) -> None:
+    def __init__(self, server_name: str = SERVER) -> None:
+        self.server_name = server_name
         self._models: dict[str, ModelStatistics] = defaultdict(ModelStatistics)
 
     def started(self, generation: Generation) -> None:

@@ -158,7 +158,7 @@ def test_streams_answer_200_and_an_error_frame(server, parameters, text):
     ("body", "status"),
     [
         (b"{", 400),
-        (b"[]", 400),
+        (b"[]", 422),
         ({}, 422),
         ({"inputs": 5}, 422),
         ({"inputs": ["a"]}, 422),

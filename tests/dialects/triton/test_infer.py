@@ -127,7 +127,6 @@ REFUSED = [
     (tensor(data=None), "data"),
     (tensor(name="other", data=["a", "b"], shape=[2]), "other"),
     (tensor(parameters={"binary_data_size": 5}), "binary_data_size"),
-    (tensor(parameters={"shared_memory_region": "x"}), "shared memory"),
     (ask(outputs=[{"name": "nothing"}]), "unexpected inference output 'nothing'"),
     (ask(outputs=[{"name": "text_output", "parameters": {"classification": 3}}]), "classification"),
     (ask(outputs="x"), "outputs"),

@@ -38,10 +38,12 @@ def test_statistics(server):
     assert [row["name"] for row in server.get("/v2/models/stats").json()["model_stats"]] == ["demo"]
 
 
-@pytest.mark.parametrize("path", ["/v2/systemsharedmemory/status", "/v2/cudasharedmemory/region/x/register"])
-def test_shared_memory_is_refused_by_name(server, path):
-    for answer in (server.get(path), server.post(path, {})):
-        assert answer.status_code == 400
+@pytest.mark.parametrize("kind", ["system", "cuda"])
+def test_shared_memory_is_refused_by_name(server, kind):
+    assert server.get(f"/v2/{kind}sharedmemory/status").json() == []
+    for action in ("region/x/register", "unregister"):
+        answer = server.post(f"/v2/{kind}sharedmemory/{action}", {})
+        assert answer.status_code == 501
         assert "shared memory" in answer.json()["error"]
 
 

@@ -29,7 +29,14 @@ FRONT = {
     "triton-model-ready": "/v2/models/demo/ready",
     "triton-model-unknown": "/v2/models/none",
     "triton-config": "/v2/models/demo/config",
+    "triton-server-slash": "/v2/",
     "triton-shared-memory": "/v2/systemsharedmemory/status",
+    "triton-shared-memory-region": "/v2/cudasharedmemory/region/x/status",
+    "triton-shared-memory-method": "/v2/systemsharedmemory/region/x/register",
+    "triton-trace": "/v2/trace/setting",
+    "triton-trace-model": "/v2/models/demo/trace/setting",
+    "triton-trace-unknown": "/v2/models/none/trace/setting",
+    "triton-logging": "/v2/logging",
     "docs": "/docs",
     "docs-unknown-asset": "/docs/nothing.js",
 }
@@ -143,6 +150,46 @@ async def test_metrics_count_what_happened(serving):
     successes = re.findall(r'vllm:request_success_total\{[^}]*finished_reason="stop"[^}]*\} ([\d.]+)', answer.text)
     assert sum(map(float, successes)) == 2
     assert "tgi_request_count" in answer.text
+
+
+DASHBOARD = (
+    [f"batch_{name}_duration_bucket" for name in ("inference", "forward", "decode", "filter", "concat")]
+    + [f"request_{name}_bucket" for name in (
+        "duration", "queue_duration", "mean_time_per_token_duration", "input_length", "generated_tokens",
+        "skipped_tokens",
+    )]
+    + ["request_generated_tokens_sum", "request_generated_tokens_count", "request_count", "request_success",
+       "queue_size", "batch_current_size", "batch_current_max_tokens", "batch_concat", "batch_next_size_bucket"]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DASHBOARD)
+async def test_what_tgis_dashboard_reads_is_there(serving, name):
+    assert re.search(rf"(?m)^tgi_{name}[{{ ]", (await serving.get("/metrics")).text)
+
+
+async def test_what_the_workers_counted_is_told_in_tgis_names(serving):
+    (client,) = serving.router.targets[0].clients.values()
+    counted = client.histograms
+    counted.add_step(0.001, requests=3, prompts=2)
+    counted.add_step(0.001, requests=3, prompts=0)
+    counted.add_publishing(0.5, is_decode=True)
+    counted.add_drafted([[1], [1, 2, 3], []])
+    page = (await serving.get("/metrics")).text
+    for line in (
+        'tgi_batch_next_size_bucket{le="1.0"} 0.0',
+        'tgi_batch_next_size_bucket{le="2.0"} 1.0',
+        "tgi_batch_next_size_sum 2.0",
+        'tgi_batch_concat{reason="chunking"} 1',
+        'tgi_batch_concat_duration_count{method="decode"} 1.0',
+        'tgi_batch_forward_duration_count{method="prefill"} 1.0',
+        'tgi_batch_decode_duration_count{method="decode"} 1.0',
+        'tgi_batch_filter_duration_sum{method="decode"} 0.5',
+        'tgi_request_skipped_tokens_bucket{le="0.0"} 1.0',
+        'tgi_request_skipped_tokens_bucket{le="2.0"} 2.0',
+        "tgi_request_skipped_tokens_sum 2.0",
+    ):
+        assert f"\n{line}\n" in page, line
 
 
 async def test_mindies_metrics(start):

@@ -37,6 +37,8 @@ CASES = [
          (Script(tokens=ids("aa")),)),
     Case("generate-error-validation", GENERATE, ask(temperature=0)),
     Case("generate-error-body", GENERATE, b"{"),
+    Case("generate-error-list", GENERATE, ["The capital"]),
+    Case("stream-error-list", STREAM, ["The capital"]),
     Case("generate-error-inputs", GENERATE, {"inputs": 5}),
     Case("generate-error-long", GENERATE, {"inputs": "a " * 3000}),
     Case("generate-error-step", GENERATE, ask(), (STEP_FAILED,)),

@@ -47,11 +47,14 @@ CASES = [
     Case("generate-id", GENERATE, text(id="x"), (ITALY,)),
     Case("generate-details", GENERATE, text(parameters={**GREEDY, "details": True}), (ITALY,)),
     Case("generate-stop", GENERATE, text(parameters={**GREEDY, "stop": ["Spain"]}), (SPAIN,)),
+    Case("generate-flags-as-text", GENERATE, text(stream="false", details="false"), (ITALY,)),
     Case("generate-error-stream", GENERATE, text(stream=True)),
     Case("generate-error-step", GENERATE, text(), (STEP_FAILED,)),
     Case("stream", STREAM, text(), (SPAIN,)),
     Case("stream-id", STREAM, text(id="x"), (ITALY,)),
     Case("stream-details", STREAM, text(parameters={**GREEDY, "details": True}), (ITALY,)),
+    Case("stream-of-one", STREAM, text(stream="false", exclude_input_in_output=False), (ITALY,)),
+    Case("stream-error-input", STREAM, text(exclude_input_in_output=False)),
     Case("stream-error-field", STREAM, text(parameters={"top_p": 0})),
     Case("stream-error-before-head", STREAM, text(), (Script(fail_after=0),)),
     Case("stream-error-after-head", STREAM, text(), (STEP_FAILED,)),
@@ -63,3 +66,19 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 async def test_answers(serving, case):
     await check_case(serving, case, "triton")
+
+
+@pytest.mark.parametrize(("fields", "bans", "text"), [
+    ({"bad_words": "", "stop_words": ""}, False, " The capital of Spain is Madrid."),
+    ({"bad_words": [], "stop_words": []}, False, " The capital of Spain is Madrid."),
+    ({"bad_words": [" of", ""], "stop_words": [" is", "learn"]}, True, " The capital of Spain"),
+    ({"bad_words": " of", "stop_words": " is"}, True, " The capital of Spain"),
+    ({"stop": "", "stop_words": " is"}, False, " The capital of Spain"),
+])  # fmt: skip
+async def test_words_in_tensorrt_llms_forms(serving, fields, bans, text):
+    serving.worker.scripts.append(SPAIN)
+    body = {"text_input": "The capital", "max_tokens": 20, "pad_id": 2, "end_id": 2, "random_seed": 7, **fields}
+    answer = await serving.post(GENERATE, body)
+    assert (answer.status, answer.json()["text_output"]) == (200, text)
+    (submit,) = serving.worker.submits
+    assert (submit.params.seed, bool(submit.params.bad_words)) == (7, bans)

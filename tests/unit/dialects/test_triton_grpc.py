@@ -130,3 +130,67 @@ async def test_a_drain_refuses(client, serving):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await client.ask("ModelInfer", request(), pb.ModelInferResponse)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("kind", ["System", "Cuda"])
+async def test_shared_memory_is_switched_off(client, kind):
+    def message(name: str):
+        return getattr(pb, f"{kind}SharedMemory{name}")
+
+    none = await client.ask(f"{kind}SharedMemoryStatus", message("StatusRequest")(), message("StatusResponse"))
+    assert not none.regions
+    for method, code, words in [
+        ("Status", "NOT_FOUND", f"Unable to find {kind.lower()} shared memory region: 'a'"),
+        ("Register", "UNIMPLEMENTED", "Client shared memory is disabled."),
+        ("Unregister", "UNIMPLEMENTED", "Client shared memory is disabled."),
+    ]:
+        asked = message(f"{method}Request")(name="a")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.ask(f"{kind}SharedMemory{method}", asked, message(f"{method}Response"))
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode[code], words)
+
+
+@pytest.mark.parametrize(("place", "parameter", "value", "code"), [
+    ("inputs", "shared_memory_region", "a", "NOT_FOUND"),
+    ("outputs", "shared_memory_region", "a", "NOT_FOUND"),
+    ("outputs", "classification", 3, "UNIMPLEMENTED"),
+])  # fmt: skip
+async def test_tensors_elsewhere_are_refused(client, place, parameter, value, code):
+    message = request()
+    tensor = message.inputs[0] if place == "inputs" else message.outputs.add(name="text_output")
+    setattr(tensor.parameters[parameter], "string_param" if isinstance(value, str) else "int64_param", value)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.ask("ModelInfer", message, pb.ModelInferResponse)
+    assert caught.value.code() is grpc.StatusCode[code]
+
+
+async def test_settings_are_read_and_not_updated(client):
+    trace = await client.ask("TraceSetting", pb.TraceSettingRequest(model_name="demo"), pb.TraceSettingResponse)
+    assert list(trace.settings["trace_level"].value) == ["OFF"]
+    asked = pb.TraceSettingRequest()
+    asked.settings["trace_level"].value.append("OFF")
+    asked.settings["trace_rate"].value.extend([])
+    again = await client.ask("TraceSetting", asked, pb.TraceSettingResponse)
+    assert again.settings == trace.settings
+    log = await client.ask("LogSettings", pb.LogSettingsRequest(), pb.LogSettingsResponse)
+    assert log.settings["log_info"].bool_param
+    assert log.settings["log_format"].string_param == "default"
+    asked = pb.TraceSettingRequest()
+    asked.settings["trace_rate"].value.extend(["1", "2"])
+    for method, message, code in [
+        ("TraceSetting", asked, "INVALID_ARGUMENT"),
+        ("TraceSetting", pb.TraceSettingRequest(model_name="none"), "INVALID_ARGUMENT"),
+        ("LogSettings", log_update(log_file="x"), "UNIMPLEMENTED"),
+        ("LogSettings", log_update(log_info="x"), "INVALID_ARGUMENT"),
+        ("LogSettings", log_update(log_verbose_level=1), "UNAVAILABLE"),
+    ]:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.ask(method, message, pb.LogSettingsResponse)
+        assert caught.value.code() is grpc.StatusCode[code]
+
+
+def log_update(**settings: object) -> pb.LogSettingsRequest:
+    message = pb.LogSettingsRequest()
+    for name, value in settings.items():
+        setattr(message.settings[name], "string_param" if isinstance(value, str) else "uint32_param", value)
+    return message
