@@ -65,6 +65,12 @@ class Options(EngineSettings):
     allowed_origins: list[str] = Field(
         [], description="Foreign origins whose pages may call the inference planes; * is any."
     )
+    show_cached_tokens: bool = Field(
+        False, description="Whether OpenAI's usage counts the prompt tokens that came from the prefix cache."
+    )
+    show_adapter_paths: bool = Field(
+        False, description="Whether the model card of an adapter shows its directory as root, instead of its name."
+    )
     behind_tls: bool = Field(
         False, description="A proxy terminates TLS: cookies are Secure, X-Forwarded-Proto and -For are trusted."
     )

@@ -34,7 +34,7 @@ from inference.metrics.load import LoadRecorder
 from inference.metrics.requests import Metrics
 from inference.planes.plane import Plane
 from inference.server.listening import SharedSockets
-from inference.services import Limits, Services
+from inference.services import Limits, Services, Shown
 from inference.workers.adapters import AdapterControl
 from inference.workers.holding import HoldQueue
 from inference.workers.router import EngineRouter
@@ -89,6 +89,7 @@ class Server:
             limits=Limits(max_body_bytes=options.max_body_bytes),
             sites=Sites(options.own_hosts, frozenset(options.allowed_origins)),
             version=version(),
+            shown=Shown(options.show_cached_tokens, options.show_adapter_paths),
         )
         self.listeners = build_listeners(options, dialects, setups, self.services, self._terminate)
         self.planes = PlaneRouter(self.listeners.shared)

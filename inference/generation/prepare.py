@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from inference.errors import InvalidRequest, OutOfVocabulary, PromptTooLong
+from inference.errors import InvalidRequest, OutOfVocabulary, PromptTooLong, TemplateError
 from inference.generation.beam_search import BeamSearch
 from inference.generation.generation import SEED_MASK, Generation
 from inference.generation.requests import ChatPrompt, sampling_params
@@ -76,9 +76,13 @@ async def _encode(request: GenerationRequest, target: Target) -> tuple[list[int]
     """The prompt's tokens and the sampling parameters for this version of the model; raises a ServingError."""
     if target.info.embedding is not None:
         raise InvalidRequest(f"The model `{target.entry.name}` makes embeddings and generates no text.", "model")
-    prompt = await target.tokenizer.encode(
-        request.prompt, request.truncate_left, request.truncate_right, _longest_prompt(request, target)
-    )
+    try:
+        prompt = await target.tokenizer.encode(
+            request.prompt, request.truncate_left, request.truncate_right, _longest_prompt(request, target)
+        )
+    except (InvalidRequest, TemplateError) as error:
+        error.field = error.field or request.prompt_field
+        raise
     if request.truncate_right is not None:
         prompt = prompt[: request.truncate_right]
     return prompt, _params(request, target, prompt)
@@ -111,21 +115,22 @@ def _params(request: GenerationRequest, target: Target, prompt: list[int]) -> Sa
 def _check_prompt(request: GenerationRequest, target: Target, prompt: list[int]) -> None:
     info = target.info
     if not prompt:
-        raise InvalidRequest("The prompt is empty: it must hold at least one token.", "prompt")
+        raise InvalidRequest("The prompt is empty: it must hold at least one token.", request.prompt_field)
     limit = _longest_prompt(request, target)
     if len(prompt) > limit:  # before the checks that look at every id
         least = "at least " if isinstance(prompt, Beginning) else ""
         raise PromptTooLong(
             f"This model's maximum context length is {info.max_model_len} tokens. However, your prompt contains "
             f"{least}{len(prompt)} tokens, which leaves no room for output.",
-            "prompt",
+            request.prompt_field,
             len(prompt),
             limit,
         )
     if not in_range(prompt, info.vocab_size):
         strange = next(t for t in prompt if not 0 <= t < info.vocab_size)
         raise OutOfVocabulary(
-            f"Token id {strange} is out of vocabulary: ids must be between 0 and {info.vocab_size - 1}.", "prompt"
+            f"Token id {strange} is out of vocabulary: ids must be between 0 and {info.vocab_size - 1}.",
+            request.prompt_field,
         )
 
 

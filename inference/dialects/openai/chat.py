@@ -10,6 +10,7 @@ from inference.chat.tools import check_tools, may_call, tool_grammar
 from inference.dialects.openai import schema
 from inference.dialects.openai.load import load_headers
 from inference.dialects.openai.message import Message
+from inference.dialects.openai.request_ids import name_request
 from inference.dialects.openai.schema import ChatCompletionRequest
 from inference.dialects.openai.streams import STREAM
 from inference.dialects.openai.usage import usage
@@ -38,10 +39,11 @@ async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/chat/completions."""
     with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), ChatCompletionRequest)
+        name_request(exchange, body.request_id)
         request = await parse(body, exchange, services)
 
         def reply(generations: list[Generation]) -> ChatReply:
-            return ChatReply(body, generations[0], exchange, services.fingerprint)
+            return ChatReply(body, generations[0], exchange, services)
 
         stream = STREAM if body.stream else None
         await answer(exchange, Job(preparing([request], exchange, services, "openai"), reply, stream))
@@ -68,6 +70,7 @@ def _request(
         # Skipping special tokens would lose the tag of a tool call.
         skip_special_tokens=not (may_call(body.tools, body.tool_choice) and target.tokenizer.tool_tag_is_special),
         session=session,
+        prompt_field="messages",
     )
 
 
@@ -119,9 +122,10 @@ class ChatReply(Reply):
     """The response to one chat request."""
 
     def __init__(
-        self, body: ChatCompletionRequest, generation: Generation, exchange: Exchange, fingerprint: str
+        self, body: ChatCompletionRequest, generation: Generation, exchange: Exchange, services: Services
     ) -> None:
-        self.body, self.generation, self.fingerprint, self._exchange = body, generation, fingerprint, exchange
+        self.body, self.generation, self._exchange = body, generation, exchange
+        self.fingerprint, self._shows_cached = services.fingerprint, services.shown.cached_tokens
         self.texts = LogprobTexts(generation.target.tokenizer, bool(body.return_tokens_as_token_ids))
         self.id, self.created = f"chatcmpl-{exchange.request_id}", int(time.time())
         self.model = body.model or generation.target.entry.name
@@ -203,14 +207,16 @@ class ChatReply(Reply):
         if self.body.return_token_ids:
             extra["prompt_token_ids"] = self.generation.prompt_token_ids
         if self.body.continuous_usage:
-            extra["usage"] = usage(self.generation.usage.prompt_tokens, 0)
+            counts = self.generation.usage
+            extra["usage"] = usage(counts.prompt_tokens, 0, counts.cached_tokens if self._shows_cached else None)
         return self._chunk([choice], **extra)
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if not self.body.logprobs or delta.logprobs is None:
             return None
         named = self.body.logprob_token_ids
-        return self.texts.chat(delta.logprobs, (self.body.top_logprobs or 0) if named is None else len(named))
+        top = (self.body.top_logprobs or 0) if named is None else len(named) + 1
+        return self.texts.chat(delta.logprobs, top, actual_first=True)
 
     def _echoed(self) -> str:
         """`echo` repeats the last message if the response continues it."""
@@ -221,4 +227,5 @@ class ChatReply(Reply):
 
     def _usage(self) -> dict[str, Any]:
         counts = self.generation.usage
-        return usage(counts.prompt_tokens, counts.completion_tokens)
+        cached = counts.cached_tokens if self._shows_cached else None
+        return usage(counts.prompt_tokens, counts.completion_tokens, cached)

@@ -58,6 +58,7 @@ class CommonRequest(SamplingFields):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     logprob_token_ids: list[int] | None = None
+    request_id: str | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -168,6 +169,7 @@ def generation_request(
     skip_special_tokens: bool = True,
     number: int = 0,
     session: str | None = None,
+    prompt_field: str = "prompt",
 ) -> GenerationRequest:
     """The GenerationRequest of one prompt of this body; `number` is the prompt's index. `session` is the header's.
 
@@ -198,6 +200,7 @@ def generation_request(
         beams=bool(body.use_beam_search),
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         number=number,
+        prompt_field=prompt_field,
     )
     if request.beams:
         check_beams(request)
