@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, SecretStr, create_model, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, create_model, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from config import installation
@@ -64,6 +64,11 @@ class Options(EngineSettings):
     allowed_hosts: list[str] = Field([], description="Further host names of the server; * is any.")
     allowed_origins: list[str] = Field(
         [], description="Foreign origins whose pages may call the inference planes; * is any."
+    )
+    allowed_methods: list[str] = Field(["*"], description="HTTP methods of these pages; * is any.")
+    allowed_headers: list[str] = Field(["*"], description="Request headers of these pages; * is any.")
+    allow_credentials: bool = Field(
+        False, description="Whether these pages may send cookies and certificates; needs named origins."
     )
     show_cached_tokens: bool = Field(
         False, description="Whether OpenAI's usage counts the prompt tokens that came from the prefix cache."
@@ -144,6 +149,20 @@ class Options(EngineSettings):
             if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+|null", value):
                 raise ValueError(f"{value!r} is no origin: scheme://host, with a port where it is not the scheme's own")
         return values
+
+    @field_validator("allowed_methods", "allowed_headers")
+    @classmethod
+    def _are_tokens(cls, values: list[str], info: ValidationInfo) -> list[str]:
+        for value in values:
+            if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", value):
+                raise ValueError(f"{value!r} is no name of a method or a header")
+        return [value.upper() if info.field_name == "allowed_methods" else value.lower() for value in values]
+
+    @model_validator(mode="after")
+    def _credentials_need_named_origins(self) -> Options:
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ValueError("allow_credentials needs named origins: allowed_origins must not be *")
+        return self
 
     @field_validator("public_url")
     @classmethod

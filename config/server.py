@@ -87,7 +87,13 @@ class Server:
             authenticator=Authenticator(options.api_key_required),
             metrics=metrics,
             limits=Limits(max_body_bytes=options.max_body_bytes),
-            sites=Sites(options.own_hosts, frozenset(options.allowed_origins)),
+            sites=Sites(
+                options.own_hosts,
+                frozenset(options.allowed_origins),
+                frozenset(options.allowed_methods),
+                frozenset(options.allowed_headers),
+                options.allow_credentials,
+            ),
             version=version(),
             shown=Shown(options.show_cached_tokens, options.show_adapter_paths),
         )
