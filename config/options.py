@@ -61,6 +61,9 @@ class Options(EngineSettings):
     model: str = Field(str(DEMO_MODEL), description="Directory or hub id that `serve` deploys.")
     launcher: str = Field("local", description="Launcher of engine workers: " + ", ".join(LAUNCHERS) + ".")
     require_api_key: bool | None = Field(None, description="Ask for API keys; unset asks unless bound to loopback.")
+    api_keys: list[SecretStr] = Field(
+        [], description="Keys that open inference routes and metrics, besides those of `createkey`."
+    )
     allowed_hosts: list[str] = Field([], description="Further host names of the server; * is any.")
     allowed_origins: list[str] = Field(
         [], description="Foreign origins whose pages may call the inference planes; * is any."
@@ -135,6 +138,13 @@ class Options(EngineSettings):
     def _lower_case(cls, values: list[str]) -> list[str]:
         return [value.lower().rstrip("/") for value in values]
 
+    @field_validator("api_keys")
+    @classmethod
+    def _are_keys(cls, values: list[SecretStr]) -> list[SecretStr]:
+        if not all(re.fullmatch(r"[!-~]+", value.get_secret_value()) for value in values):
+            raise ValueError("a key must have at least one character, all of them visible ASCII")
+        return values
+
     @field_validator("launcher")
     @classmethod
     def _is_known(cls, value: str) -> str:
@@ -180,6 +190,11 @@ class Options(EngineSettings):
         return f"http://{f'[{host}]' if ':' in host else host}:{self.front_port}"
 
     @property
+    def own_keys(self) -> list[str]:
+        """The texts of `api_keys`."""
+        return [key.get_secret_value() for key in self.api_keys]
+
+    @property
     def own_hosts(self) -> frozenset[str]:
         """Host names with a dot that name this server."""
         return frozenset({self.host.lower(), socket.gethostname().lower(), *self.allowed_hosts})
@@ -203,7 +218,9 @@ class Options(EngineSettings):
 
     def api_key_required_on(self, host: str) -> bool:
         """The same for a plane with an address of its own."""
-        return not is_loopback(host) if self.require_api_key is None else self.require_api_key
+        if self.require_api_key is None:
+            return bool(self.api_keys) or not is_loopback(host)
+        return self.require_api_key
 
     def allowed_adapter_roots(self, hosts: list[str]) -> list[Path] | None:
         """The folders that clients of planes on these addresses may load adapters from: the setting's folders.

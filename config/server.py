@@ -84,7 +84,7 @@ class Server:
             adapters=AdapterControl(registry, self.router, self.holder),
             registry=registry,
             admission=Admission(limit, options.max_requests_per_tenant),
-            authenticator=Authenticator(options.api_key_required),
+            authenticator=Authenticator(options.api_key_required, options.own_keys),
             metrics=metrics,
             limits=Limits(max_body_bytes=options.max_body_bytes),
             sites=Sites(

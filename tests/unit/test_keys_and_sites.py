@@ -200,3 +200,20 @@ async def test_request_ids(serving, given, kept):
     answer = await serving.post(PATH, ASK, x_request_id=given)
     assert (answer.header("x-request-id") == given) == kept
     assert answer.header("x-request-id")
+
+
+async def test_a_key_of_the_settings_opens_inference_and_metrics(guarded):
+    guarded.services.authenticator.__init__(True, ["mine", "k1.other"])
+    for key, status in (
+        ("mine", 200),
+        ("k1.other", 200),
+        (KEYS["infer"], 200),
+        ("min", 401),
+        ("mine2", 401),
+        ("", 401),
+    ):
+        answer = await guarded.post(PATH, ASK, authorization=f"Bearer {key}")
+        assert answer.status == status, key
+    assert (await guarded.get("/metrics", authorization="Bearer mine")).status == 200
+    refused = await guarded.post("/v1/unload_lora_adapter", {"lora_name": "a"}, authorization="Bearer mine")
+    assert refused.status == 403
