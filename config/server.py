@@ -97,6 +97,7 @@ class Server:
             version=version(),
             shown=Shown(options.show_cached_tokens, options.show_adapter_paths),
         )
+        self.services.admission.on_refused = metrics.rejected
         self.listeners = build_listeners(options, dialects, setups, self.services, self._terminate)
         self.planes = PlaneRouter(self.listeners.shared)
         self.grpc = self.listeners.grpc_servers(options.headers_timeout_s, control.shares_ports)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from inference.errors import InvalidRequest, OutOfVocabulary, PromptTooLong, TemplateError
+from inference.errors import InvalidRequest, OutOfVocabulary, Overloaded, PromptTooLong, TemplateError
 from inference.generation.beam_search import BeamSearch
 from inference.generation.generation import SEED_MASK, Generation
 from inference.generation.requests import ChatPrompt, sampling_params
@@ -48,7 +48,12 @@ class Generator:
         prompt, params = await _encode(request, target)
         timeout_s = request.longest_s or self.request_timeout_s
         # A request that would be refused wakes nobody, so this comes last.
-        cold = await self.router.hold(target, caller.tenant, min(request.timeout_s or math.inf, timeout_s))
+        try:
+            cold = await self.router.hold(target, caller.tenant, min(request.timeout_s or math.inf, timeout_s))
+        except Overloaded:
+            for observer in self.observers:
+                observer.rejected(target.entry.name)
+            raise
         if cold:
             known, target = target, self.router.resolve(request.model)
             if target.tokenizer is not known.tokenizer:  # it has woken with another version of its model

@@ -273,6 +273,7 @@ class Serving:
             version="0.1.0",
             shown=shown or Shown(),
         )
+        self.services.admission.on_refused = metrics.rejected
         self.terminated: list[float | None] = []
         self.mindie = MindieState(mindie or MindieSettings(), self.router, self.terminated.append)
         self.services.generator.observers += [self.mindie.latency, self.mindie.metrics, TritonStatistics()]

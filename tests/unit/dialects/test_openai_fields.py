@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from engine.failures import Failure, FailureCode
 from engine.messages import TokenLogprob
 from inference.services import Shown
 from inference.vendors.openai_logprobs import LogprobTexts
 from management.snapshot import AdapterEntry
-from tests.unit.scripts import EMBEDDING, says
+from tests.unit.scripts import EMBEDDING, Script, says
 
 CHAT, TEXT, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
@@ -128,3 +129,23 @@ async def test_the_card_of_an_adapter_shows_its_directory_only_if_the_operator_d
         assert (cards["demo"]["root"], cards["bare"]["root"]) == ("demo", "bare")
         assert (await serving.get("/v1/models/formal")).json() == cards["formal"]
         await serving.stop()
+
+
+async def test_refusals_for_too_many_requests_are_counted_as_vllm_does(start):
+    serving = await start(max_concurrent_requests=1)
+
+    async def counted(model: str) -> float:
+        page = (await serving.get("/metrics")).text
+        name = f'vllm:admission_rejections_total{{model_name="{model}",reason="max_num_queued_reqs"}}'
+        return next((float(line.split()[-1]) for line in page.splitlines() if line.startswith(name)), -1)
+
+    assert await counted("") == 0
+    with serving.services.admission.permit():
+        assert (await serving.post(CHAT, HELLO)).status == 503
+        assert serving.planes["front"].overloaded("POST", CHAT, {b"host": b"x"}).status == 503
+    assert (await counted(""), await counted("demo")) == (2, -1)
+    serving.worker.default = Script(fail_after=0, failure=Failure(FailureCode.OVERLOADED))
+    assert (await serving.post(TEXT, PROMPT)).status == 503
+    serving.services.admission.draining = True
+    assert (await serving.post(TEXT, PROMPT)).status == 503
+    assert (await counted(""), await counted("demo")) == (2, 1)
