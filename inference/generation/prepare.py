@@ -41,6 +41,10 @@ class Generator:
         self.router, self.observers = router, observers
         self.request_timeout_s, self.replay_wait_s = request_timeout_s, replay_wait_s
 
+    async def render(self, request: GenerationRequest) -> tuple[list[int], SamplingParams]:
+        """The prompt's tokens and the sampling parameters, checked as for a generation; raises a ServingError."""
+        return await _encode(request, self.router.resolve(request.model))
+
     async def prepare(self, request: GenerationRequest, caller: Caller, dialect: str) -> Generation:
         """Resolve, tokenise, check and fill in defaults; raises a ServingError and changes nothing."""
         arrived = time.monotonic()

@@ -25,7 +25,7 @@ from inference.http.validation import check_range, convert
 from inference.vendors.openai_logprobs import LogprobTexts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from inference.generation.deltas import Delta
     from inference.generation.generation import Generation
@@ -165,21 +165,29 @@ class ChatReply(Reply):
         self._deltas[delta.index].append(delta)
 
     def whole(self) -> Response:
+        value = self.answer(self.choices(), self._usage())
+        return json_response(value, headers=load_headers(self._exchange, self.generation.target))
+
+    def choices(self) -> Iterator[dict[str, Any]]:
+        """The choices of the whole response."""
+        return (self._choice(joined(sequence)) for sequence in self._deltas)
+
+    def answer(self, choices: Iterable[dict[str, Any]], counted: dict[str, Any]) -> dict[str, Any]:
+        """The body of a whole response with these choices and this usage."""
         asked = self.body.prompt_logprobs is not None
-        value = {
+        return {
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
             "model": self.model,
-            "choices": encoded((self._choice(joined(sequence)) for sequence in self._deltas), 1),
+            "choices": encoded(choices, 1),
             "service_tier": None,
             "system_fingerprint": self.fingerprint,
-            "usage": self._usage(),
+            "usage": counted,
             "prompt_logprobs": self.texts.prompt(self.generation.prompt_logprobs) if asked else None,
             "prompt_token_ids": self.generation.prompt_token_ids if self.body.return_token_ids else None,
             "kv_transfer_params": None,
         }
-        return json_response(value, headers=load_headers(self._exchange, self.generation.target))
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         message = self.messages[delta.index]

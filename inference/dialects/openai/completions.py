@@ -41,7 +41,7 @@ async def create(exchange: Exchange, services: Services) -> None:
     with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), CompletionRequest)
         name_request(exchange, body.request_id)
-        requests = await _parse(body, exchange, services)
+        requests = await parse(body, exchange, services)
 
         def reply(generations: list[Generation]) -> CompletionReply:
             return CompletionReply(body, generations, exchange, services)
@@ -50,7 +50,7 @@ async def create(exchange: Exchange, services: Services) -> None:
         await answer(exchange, Job(preparing(requests, exchange, services, "openai"), reply, stream))
 
 
-async def _parse(body: CompletionRequest, exchange: Exchange, services: Services) -> list[GenerationRequest]:
+async def parse(body: CompletionRequest, exchange: Exchange, services: Services) -> list[GenerationRequest]:
     """One GenerationRequest for each prompt."""
     grammar = await exchange.work(check, body, services.limits)
     prompts = await exchange.work(parse_prompts, body, services.limits)

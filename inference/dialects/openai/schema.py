@@ -91,10 +91,9 @@ class CompletionRequest(CommonRequest):
         return self.logprobs is not None or self.logprob_token_ids is not None
 
 
-class ChatCompletionRequest(CommonRequest):
-    """POST /v1/chat/completions."""
+class ChatFields(CommonRequest):
+    """The fields of a chat besides its messages."""
 
-    messages: list[dict[str, Any]] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
@@ -112,6 +111,18 @@ class ChatCompletionRequest(CommonRequest):
     documents: list[dict[str, Any]] | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
+
+
+class ChatCompletionRequest(ChatFields):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] | None = None
+
+
+class BatchChatCompletionRequest(ChatFields):
+    """POST /v1/chat/completions/batch: one answer to each conversation."""
+
+    messages: list[list[dict[str, Any]]] | None = None
 
 
 NOT_SERVED = (
