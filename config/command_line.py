@@ -17,6 +17,25 @@ def main(arguments: list[str]) -> None:
         print(version())
         return
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+    if arguments[1:2] == ["serve"]:
+        _take_settings(arguments[2:])
     from django.core.management import execute_from_command_line
 
     execute_from_command_line(arguments)
+
+
+def _take_settings(arguments: list[str]) -> None:
+    """Take the settings that `serve` has as flags; exit if one is out of range."""
+    from pydantic import ValidationError
+
+    from config.options import get_options
+    from config.serve_flags import apply_flags, flag_of
+
+    apply_flags(arguments)
+    try:
+        get_options()
+    except ValidationError as error:
+        for each in error.errors():
+            name = flag_of(str(each["loc"][0])) if each["loc"] else "settings"
+            print(f"error: {name}: {each['msg']}", file=sys.stderr)
+        sys.exit(2)

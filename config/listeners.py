@@ -95,7 +95,9 @@ def build_listeners(
 def _add_plane(listeners: Listeners, options: Options, declared: PlaneListener, services: Services) -> None:
     tls = None if declared.tls is None else MutualContextFactory(declared.tls)
     # Client certificates replace API keys; without certificates, keys are required as on every plane.
-    authenticator = declared.authenticator or Authenticator(tls is None and options.api_key_required_on(declared.host))
+    authenticator = declared.authenticator or Authenticator(
+        tls is None and options.api_key_required_on(declared.host), options.own_keys
+    )
     table = RouteTable([declared.routes])
     plane = Plane(declared.name, table, services, authenticator, declared.answer_headers)
     listeners.add((declared.host, declared.port), plane, declared.max_body_bytes, tls)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, SecretStr, create_model, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, create_model, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from config import installation
@@ -61,9 +61,23 @@ class Options(EngineSettings):
     model: str = Field(str(DEMO_MODEL), description="Directory or hub id that `serve` deploys.")
     launcher: str = Field("local", description="Launcher of engine workers: " + ", ".join(LAUNCHERS) + ".")
     require_api_key: bool | None = Field(None, description="Ask for API keys; unset asks unless bound to loopback.")
+    api_keys: list[SecretStr] = Field(
+        [], description="Keys that open inference routes and metrics, besides those of `createkey`."
+    )
     allowed_hosts: list[str] = Field([], description="Further host names of the server; * is any.")
     allowed_origins: list[str] = Field(
         [], description="Foreign origins whose pages may call the inference planes; * is any."
+    )
+    allowed_methods: list[str] = Field(["*"], description="HTTP methods of these pages; * is any.")
+    allowed_headers: list[str] = Field(["*"], description="Request headers of these pages; * is any.")
+    allow_credentials: bool = Field(
+        False, description="Whether these pages may send cookies and certificates; needs named origins."
+    )
+    show_cached_tokens: bool = Field(
+        False, description="Whether OpenAI's usage counts the prompt tokens that came from the prefix cache."
+    )
+    show_adapter_paths: bool = Field(
+        False, description="Whether the model card of an adapter shows its directory as root, instead of its name."
     )
     behind_tls: bool = Field(
         False, description="A proxy terminates TLS: cookies are Secure, X-Forwarded-Proto and -For are trusted."
@@ -124,6 +138,13 @@ class Options(EngineSettings):
     def _lower_case(cls, values: list[str]) -> list[str]:
         return [value.lower().rstrip("/") for value in values]
 
+    @field_validator("api_keys")
+    @classmethod
+    def _are_keys(cls, values: list[SecretStr]) -> list[SecretStr]:
+        if not all(re.fullmatch(r"[!-~]+", value.get_secret_value()) for value in values):
+            raise ValueError("a key must have at least one character, all of them visible ASCII")
+        return values
+
     @field_validator("launcher")
     @classmethod
     def _is_known(cls, value: str) -> str:
@@ -139,6 +160,20 @@ class Options(EngineSettings):
                 raise ValueError(f"{value!r} is no origin: scheme://host, with a port where it is not the scheme's own")
         return values
 
+    @field_validator("allowed_methods", "allowed_headers")
+    @classmethod
+    def _are_tokens(cls, values: list[str], info: ValidationInfo) -> list[str]:
+        for value in values:
+            if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", value):
+                raise ValueError(f"{value!r} is no name of a method or a header")
+        return [value.upper() if info.field_name == "allowed_methods" else value.lower() for value in values]
+
+    @model_validator(mode="after")
+    def _credentials_need_named_origins(self) -> Options:
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ValueError("allow_credentials needs named origins: allowed_origins must not be *")
+        return self
+
     @field_validator("public_url")
     @classmethod
     def _is_base_url(cls, value: str) -> str:
@@ -153,6 +188,11 @@ class Options(EngineSettings):
             return self.public_url
         host = socket.gethostname() if self.host in WILDCARDS else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.front_port}"
+
+    @property
+    def own_keys(self) -> list[str]:
+        """The texts of `api_keys`."""
+        return [key.get_secret_value() for key in self.api_keys]
 
     @property
     def own_hosts(self) -> frozenset[str]:
@@ -178,7 +218,9 @@ class Options(EngineSettings):
 
     def api_key_required_on(self, host: str) -> bool:
         """The same for a plane with an address of its own."""
-        return not is_loopback(host) if self.require_api_key is None else self.require_api_key
+        if self.require_api_key is None:
+            return bool(self.api_keys) or not is_loopback(host)
+        return self.require_api_key
 
     def allowed_adapter_roots(self, hosts: list[str]) -> list[Path] | None:
         """The folders that clients of planes on these addresses may load adapters from: the setting's folders.

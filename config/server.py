@@ -34,7 +34,7 @@ from inference.metrics.load import LoadRecorder
 from inference.metrics.requests import Metrics
 from inference.planes.plane import Plane
 from inference.server.listening import SharedSockets
-from inference.services import Limits, Services
+from inference.services import Limits, Services, Shown
 from inference.workers.adapters import AdapterControl
 from inference.workers.holding import HoldQueue
 from inference.workers.router import EngineRouter
@@ -84,12 +84,20 @@ class Server:
             adapters=AdapterControl(registry, self.router, self.holder),
             registry=registry,
             admission=Admission(limit, options.max_requests_per_tenant),
-            authenticator=Authenticator(options.api_key_required),
+            authenticator=Authenticator(options.api_key_required, options.own_keys),
             metrics=metrics,
             limits=Limits(max_body_bytes=options.max_body_bytes),
-            sites=Sites(options.own_hosts, frozenset(options.allowed_origins)),
+            sites=Sites(
+                options.own_hosts,
+                frozenset(options.allowed_origins),
+                frozenset(options.allowed_methods),
+                frozenset(options.allowed_headers),
+                options.allow_credentials,
+            ),
             version=version(),
+            shown=Shown(options.show_cached_tokens, options.show_adapter_paths),
         )
+        self.services.admission.on_refused = metrics.rejected
         self.listeners = build_listeners(options, dialects, setups, self.services, self._terminate)
         self.planes = PlaneRouter(self.listeners.shared)
         self.grpc = self.listeners.grpc_servers(options.headers_timeout_s, control.shares_ports)

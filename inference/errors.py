@@ -60,7 +60,9 @@ class NotServed(ServingError):
 
 
 class TemplateError(ServingError):
-    """The model has no chat template, or the template failed on these messages."""
+    """The model has no chat template, or the template failed on these messages; `field` is the messages' name."""
+
+    field: str | None = None
 
 
 class Unauthorized(ServingError):

@@ -38,6 +38,16 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """What the operator lets answers tell clients."""
+
+    cached_tokens: bool = False
+    """How much of a prompt came from the prefix cache, in OpenAI's `usage`."""
+    adapter_paths: bool = False
+    """The directory of an adapter, in its model card."""
+
+
+@dataclass(frozen=True, slots=True)
 class Services:
     """The running server's parts."""
 
@@ -53,6 +63,7 @@ class Services:
     limits: Limits
     sites: Sites
     version: str
+    shown: Shown = field(default_factory=Shown)
     delegation: Delegation = field(default_factory=Delegation)
     """Lets a dialect's own plane serve the front plane's routes; opened with the front plane."""
 

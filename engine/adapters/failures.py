@@ -34,6 +34,7 @@ class AdapterCode(StrEnum):
     ALPHA_FIELD = "alpha_field"
     RANK_PATTERN = "rank_pattern"
     ALPHA_PATTERN = "alpha_pattern"
+    TARGETS_FIELD = "targets_field"
     PATTERN_NOT_NOW = "pattern_not_now"
     PATTERN_INVALID = "pattern_invalid"
     PATTERN_SLOW = "pattern_slow"
@@ -56,6 +57,8 @@ class AdapterCode(StrEnum):
     DORA = "dora"
     NOT_FINITE = "not_finite"
     RANK_MISMATCH = "rank_mismatch"
+    NOT_A_TARGET = "not_a_target"
+    TARGET_WITHOUT_WEIGHTS = "target_without_weights"
     # The worker
     NO_ADAPTER_LAYERS = "no_adapter_layers"
     NO_ADAPTERS = "no_adapters"
@@ -90,6 +93,7 @@ TEMPLATES = {
     AdapterCode.ALPHA_FIELD: "{file}: lora_alpha must be a positive number",
     AdapterCode.RANK_PATTERN: "{file}: rank_pattern must map module names to integers between 1 and {limit}",
     AdapterCode.ALPHA_PATTERN: "{file}: alpha_pattern must map module names to positive numbers",
+    AdapterCode.TARGETS_FIELD: "{file}: target_modules must be a list of names, or a pattern",
     AdapterCode.PATTERN_NOT_NOW: "{file}: {field} cannot be matched now: {reason}",
     AdapterCode.PATTERN_INVALID: "{file}: {field}: {pattern} is no pattern",
     AdapterCode.PATTERN_SLOW: "{file}: {field}: {pattern} takes more than {limit_s} s to match",
@@ -109,6 +113,8 @@ TEMPLATES = {
     AdapterCode.DORA: "{layer}: use_dora and the magnitude vectors do not fit together",
     AdapterCode.NOT_FINITE: "{layer}: a weight is not a finite number",
     AdapterCode.RANK_MISMATCH: "{layer}: the rank is {rank}, {file} says {declared}",
+    AdapterCode.NOT_A_TARGET: "{layer}: it has weights, but target_modules of {file} does not name it",
+    AdapterCode.TARGET_WITHOUT_WEIGHTS: "{file}: target_modules names {target}, a layer of the model without weights here",
     AdapterCode.NO_ADAPTER_LAYERS: "this model's layers take no adapters",
     AdapterCode.NO_ADAPTERS: "this model takes no adapters",
     AdapterCode.LOAD_FAILED: "it cannot be loaded: {reason}",

@@ -1,7 +1,7 @@
 """Reads a LoRA adapter in PEFT's format: safetensors only, every tensor checked before it is allocated.
 
-The names of the tensors say which modules are adapted (`target_modules` may list modules that do not exist). Features
-that change more than the products of linear layers are refused by name.
+The names of the tensors say which modules are adapted. `target_modules` must agree with them, as far as the model has the
+modules that it names (it may list others). Features that change more than the products of linear layers are refused by name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,10 @@ TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
+EVERY_LINEAR = "all-linear"
+"""`target_modules` of an adapter of every linear layer."""
+NARROWING = ("exclude_modules", "layers_to_transform", "layers_pattern")
+"""Fields by which an adapter may have no weights for a layer that `target_modules` names."""
 TENSORS = 3
 """The most tensors of one module: A, B and a magnitude."""
 
@@ -97,6 +101,7 @@ def read_adapter(
         pause()
     if not parts:
         raise AdapterError(AdapterCode.NO_WEIGHTS, file=WEIGHTS)
+    _check_targets(files.config, parts, shapes)
     ranks, alphas = (match(name, files.config.get(name) or {}, parts) for name in ("rank_pattern", "alpha_pattern"))
     modules = {}
     for path, weights in parts.items():
@@ -131,6 +136,35 @@ def _check_config(config: dict[str, Any]) -> None:
         raise AdapterError(AdapterCode.RANK_PATTERN, file=CONFIG, limit=MAX_RANK)
     if not _is_pattern(config.get("alpha_pattern"), _is_alpha):
         raise AdapterError(AdapterCode.ALPHA_PATTERN, file=CONFIG)
+
+
+def _check_targets(config: dict[str, Any], adapted: Collection[str], layers: Collection[str]) -> None:
+    """Hold `target_modules` against the `adapted` layers among the model's `layers`. Raises AdapterError."""
+    targets = config.get("target_modules")
+    if targets is None or targets == EVERY_LINEAR:
+        return
+    if isinstance(targets, str):
+        fitting: Collection[str] = match("target_modules", {targets: True}, adapted)
+    elif isinstance(targets, list) and all(isinstance(target, str) for target in targets):
+        names = frozenset(targets)
+        fitting = {path for path in adapted if not names.isdisjoint(_endings(path))}
+    else:
+        raise AdapterError(AdapterCode.TARGETS_FIELD, file=CONFIG)
+    strange = next((path for path in adapted if path not in fitting), None)
+    if strange is not None:
+        raise AdapterError(AdapterCode.NOT_A_TARGET, layer=strange, file=CONFIG)
+    if isinstance(targets, str) or any(config.get(name) not in (None, [], "") for name in NARROWING):
+        return
+    known, found = ({end for path in paths for end in _endings(path)} for paths in (layers, adapted))
+    absent = next((target for target in targets if target in known and target not in found), None)
+    if absent is not None:
+        raise AdapterError(AdapterCode.TARGET_WITHOUT_WEIGHTS, file=CONFIG, target=repr(absent[:200]))
+
+
+def _endings(path: str) -> list[str]:
+    """The names by which `target_modules` may mean a module: its path, and what follows each dot."""
+    parts = path.split(".")
+    return [".".join(parts[i:]) for i in range(len(parts))]
 
 
 def _is_pattern(value: Any, fits: Callable[[Any], bool]) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inference.chat.call_styles import MACHINES, listed, only_arguments
 from inference.chat.reasoning import ReasoningSplitter
-from inference.chat.tool_calls import MACHINES, CallPart, Part, ToolCallParser, listed, only_arguments
-from inference.chat.tools import may_call, named_tool
+from inference.chat.tool_calls import CallPart, Part, ToolCallParser
+from inference.chat.tools import may_call, named_tool, tool_names
 
 if TYPE_CHECKING:
     from inference.chat.tools import Choice, Tools
@@ -26,7 +27,15 @@ class AnswerPart:
 class AnswerParser:
     """Parses one output."""
 
-    def __init__(self, tokenizer: ModelTokenizer, prompt_token_ids: list[int], tools: Tools, choice: Choice) -> None:
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        prompt_token_ids: list[int],
+        tools: Tools,
+        choice: Choice,
+        whole: bool = False,
+    ) -> None:
+        """`whole`: the answer is not streamed, so a call may be taken back until it has ended."""
         self._splitter: ReasoningSplitter | None = None
         self._parser: ToolCallParser | None = None
         if tokenizer.may_reason:
@@ -37,7 +46,7 @@ class AnswerParser:
                 machine = only_arguments(named)
             elif choice == "required":
                 machine = listed
-            self._parser = ToolCallParser(machine)
+            self._parser = ToolCallParser(machine, tool_names(tools), whole)
 
     @property
     def plain(self) -> bool:

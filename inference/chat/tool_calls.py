@@ -1,7 +1,10 @@
-"""Incremental parser of tool calls in the formats of several model families.
+"""Incremental parser of tool calls; `call_styles` has the formats of several model families.
 
-The result does not depend on how the text is split. Text that only looks like a call is returned as text. Each style
-is a coroutine that receives one character at a time.
+The result does not depend on how the text is split. Each style is a coroutine that receives one character at a time.
+
+A call names a known function, and has arguments. Until both are certain its text is held back, and returned as text if
+it turns out to be something else. A stream shows a call's arguments as they come; a whole answer shows a call only if
+all of it is JSON.
 """
 
 from __future__ import annotations
@@ -10,13 +13,11 @@ import json
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING
 
-Style = Literal["hermes", "llama3", "mistral"]
-"""`<tool_call>{"name", "arguments"}</tool_call>` (Hermes, Qwen); `{"name", "parameters"}`, optionally after
-`<|python_tag|>` (Llama 3); `[TOOL_CALLS][{"name", "arguments"}]` or `[TOOL_CALLS]name[ARGS]{...}` (Mistral).
-"""
-TAGS: dict[Style, str] = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 ARGUMENTS = ("arguments", "parameters")
 KEYS = (*ARGUMENTS, "name", "type", "id")
 """The keys of a call's object; a bare object with any other key is a JSON answer, not a call."""
@@ -43,23 +44,43 @@ class _NotACall(Exception):
     """Raised when the text read so far is not a call."""
 
 
-class _End(Exception):
+class End(Exception):
     """Raised at the end of the output."""
 
 
-def style_of(template: str) -> Style:
-    """The style that a chat template uses; Hermes by default."""
-    for style, tag in TAGS.items():
-        if tag in template:
-            return style
-    return "llama3" if "ipython" in template and "parameters" in template else "hermes"
+class Nesting:
+    """The depth of brackets in a text of JSON; those in strings do not count."""
+
+    def __init__(self, text: str = "") -> None:
+        self.depth = 0
+        self._in_string = self._escaped = False
+        for character in text:
+            self.add(character)
+
+    def add(self, character: str) -> None:
+        """The next character."""
+        if self._escaped:
+            self._escaped = False
+        elif self._in_string:
+            self._escaped, self._in_string = character == "\\", character != '"'
+        else:
+            self._in_string = character == '"'
+            self.depth += (character in "{[") - (character in "}]")
 
 
 class ToolCallParser:
     """Parses one output. `calls` is the number of calls so far."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, names: Collection[str] | None = None, whole: bool = False) -> None:
+        """`names` are the known functions; None: any. `whole`: the answer is not streamed."""
         self.calls = 0
+        self.not_a_call = ""
+        """The text of the last object that was not a call."""
+        self._names, self._whole = names, whole
+        self._held: list[CallPart] | None = None
+        """Pieces of a call that may still turn out to be text."""
+        self._certain = False
+        """Whether the current call has a known name and arguments."""
         self._parts: list[list[str] | tuple[int, str | None, list[str]]] = []
         self._pushed = ""
         self._raw: list[str] | None = None
@@ -75,14 +96,16 @@ class ToolCallParser:
 
     def end(self) -> list[Part]:
         """Flush the held-back text at the end."""
-        with suppress(_End, StopIteration):
-            self._machine.throw(_End())
+        with suppress(End, StopIteration):
+            self._machine.throw(End())
         return self._taken()
 
     def emit(self, part: Part) -> None:
         """Add a part, merged with the previous one of its kind."""
         last = self._parts[-1] if self._parts else None
-        if isinstance(part, str):
+        if self._held is not None and isinstance(part, CallPart):
+            self._held.append(part)
+        elif isinstance(part, str):
             if isinstance(last, list):
                 last.append(part)
             elif part:
@@ -93,8 +116,28 @@ class ToolCallParser:
             self._parts.append((part.index, part.name, [part.arguments]))
 
     def emitter(self, index: int) -> Callable[[str], None]:
-        """A function that adds pieces of a call's arguments."""
-        return lambda text: self.emit(CallPart(index, None, text))
+        """A function that adds pieces of a call's arguments; with the first one the call is certain."""
+
+        def emit(text: str) -> None:
+            self.emit(CallPart(index, None, text))
+            if not self._certain:
+                self._make_certain()
+
+        return emit
+
+    def knows(self, name: str) -> bool:
+        """Whether a function has this name."""
+        return self._names is None or name in self._names
+
+    def _make_certain(self) -> None:
+        self._certain = True
+        if not self._whole:
+            self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held or [], None
+        for part in held:
+            self.emit(part)
 
     def _taken(self) -> list[Part]:
         noted, self._parts = self._parts, []
@@ -126,26 +169,26 @@ class ToolCallParser:
             pass
         return character
 
-    def text_until(self, tag: str) -> Character:
-        """Emit text up to `tag`; the tag, with the white space before it, is returned instead."""
+    def text_until(self, *tags: str) -> Character:
+        """Emit text up to any of `tags`; the tag, with the white space before it, is returned instead."""
         space: list[str] = []
         begun = ""
         try:
-            while begun != tag:
+            while begun not in tags:
                 character = yield from self.next()
                 if not begun and character.isspace():
                     space.append(character)
                     continue
                 begun += character
-                while not tag.startswith(begun):
+                while not any(tag.startswith(begun) for tag in tags):
                     self.emit("".join(space) + begun[0])
                     space, begun = [], begun[1:]
                     if begun.isspace():
                         space, begun = [begun], ""
-        except _End:
+        except End:
             self.emit("".join(space) + begun)
             raise
-        return "".join(space) + tag
+        return "".join(space) + begun
 
     def skip_until(self, tag: str) -> Wait:
         """Drop text until `tag` is complete."""
@@ -153,20 +196,55 @@ class ToolCallParser:
         while not seen.endswith(tag):
             seen = (seen + (yield from self.next()))[-len(tag) :]
 
+    def separator(self, begin: str) -> Wait:
+        """Drop white space and a separator between calls, which begin with a character of `begin`."""
+        read, character = "", " "
+        while character.isspace() or (character in ";," and read.isspace()):
+            read += character
+            character = yield from self.next()
+        if character not in begin:
+            self.emit(read[1:])
+        self.push(character)
+
     def call(self, tag: str, strict: bool) -> Generator[None, str, bool]:
         """Parse a call object, keys in any order; emit it as text after `tag` if it is not a call."""
-        self._raw, begun = [], self.calls
+        return (yield from self._tried(tag, self._object(strict)))
+
+    def named_call(self, tag: str, name: str) -> Generator[None, str, bool]:
+        """Parse the arguments of a call whose name was read already, as part of `tag`."""
+        return (yield from self._tried(tag, self._arguments_of(name)))
+
+    def _tried(self, tag: str, content: Wait) -> Generator[None, str, bool]:
+        begun = self.calls
+        self._raw, self._held, self._certain = [], [], False
         try:
-            yield from self._object(strict)
-        except (_NotACall, _End) as reason:
-            if self.calls == begun:
-                self.emit(tag + "".join(self._raw))
-            if isinstance(reason, _End):
+            yield from content
+            if self._whole:
+                _loads("".join(self._raw))
+            self._release()
+        except (_NotACall, End) as reason:
+            ended = isinstance(reason, End)
+            # What a client has seen cannot be taken back; a call that is cut keeps what it has.
+            if self._certain and (ended or not self._whole):
+                self._release()
+            else:
+                self._held, self.calls = None, begun
+                self.not_a_call = "".join(self._raw)
+                self.emit(tag + self.not_a_call)
+            if ended:
                 raise
-            return self.calls > begun  # an error in a call that has begun is not shown to the client
+            return self.calls > begun
         finally:
             self._raw = None
         return True
+
+    def rest_of_object(self) -> Wait:
+        """Emit the rest of an object that was not a call, so that calls in its values are not taken for the model's."""
+        nesting = Nesting(self.not_a_call)
+        while self.not_a_call[1:].lstrip().startswith('"') and nesting.depth > 0:
+            character = yield from self.next()
+            self.emit(character)
+            nesting.add(character)
 
     def calls_in_list(self, tag: str) -> Wait:
         """Parse calls between `[`, which was read, and `]`."""
@@ -180,7 +258,10 @@ class ToolCallParser:
         """Parse a call's arguments: an object, or a string that contains one."""
         character = yield from self.visible()
         if character == '"':
-            emit((yield from self._string()) or "{}")
+            text = (yield from self._string()) or "{}"
+            if not isinstance(_loads(text), dict):
+                raise _NotACall
+            emit(text)
             return
         if character == "n":
             self.push(character)
@@ -190,18 +271,17 @@ class ToolCallParser:
             return
         if character != "{":
             raise _NotACall
-        depth, in_string, escaped = 1, False, False
+        nesting = Nesting(character)
         emit(character)
-        while depth:
+        while nesting.depth:
             character = yield from self.next()
             emit(character)
-            if escaped:
-                escaped = False
-            elif in_string:
-                escaped, in_string = character == "\\", character != '"'
-            else:
-                in_string = character == '"'
-                depth += (character in "{[") - (character in "}]")
+            nesting.add(character)
+
+    def _arguments_of(self, name: str) -> Wait:
+        index, self.calls = self.calls, self.calls + 1
+        self.emit(CallPart(index, name))
+        yield from self.arguments(self.emitter(index))
 
     def _object(self, strict: bool) -> Wait:
         index, name, early, emitted = self.calls, "", "", False
@@ -222,14 +302,16 @@ class ToolCallParser:
             else:
                 value = yield from self._other_value()
                 if key == "name":
-                    if not isinstance(value, str) or not value or name:
+                    if not isinstance(value, str) or not value or name or not self.knows(value):
                         raise _NotACall
                     name, self.calls = value, index + 1
-                    self.emit(CallPart(index, name, early))
-        if not name:
+                    self.emit(CallPart(index, name))
+                    if emitted:
+                        self.emitter(index)(early)
+        if not name or (strict and not emitted):
             raise _NotACall
         if not emitted:
-            self.emit(CallPart(index, None, "{}"))
+            self.emitter(index)("{}")
 
     def _string(self) -> Character:
         """The rest of a string after its opening quote."""
@@ -260,92 +342,6 @@ def _loads(text: str) -> object:
         value = json.loads(text, strict=False)
         if isinstance(value, str):
             value.encode()  # half of an escaped surrogate pair is not a character
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _NotACall from error
     return value
-
-
-def _hermes(parser: ToolCallParser) -> Wait:
-    while True:
-        tag = yield from parser.text_until("<tool_call>")
-        if (yield from parser.call(tag, strict=False)):
-            yield from parser.skip_until("</tool_call>")
-
-
-def _llama3(parser: ToolCallParser) -> Wait:
-    tag, held = TAGS["llama3"], ""
-    try:
-        while not held.lstrip().startswith("{") and held.lstrip() != tag and tag.startswith(held.lstrip()):
-            held += yield from parser.next()
-    except _End:
-        parser.emit(held)
-        raise
-    bare = held.lstrip() != tag
-    while True:
-        if bare and held.lstrip().startswith("{"):
-            parser.push("{")
-        elif bare:
-            parser.emit(held)
-            held = yield from parser.text_until(tag)
-            bare = False
-        if (yield from parser.call("" if bare else held, strict=True)):
-            held = yield from parser.visible()
-            if held in ";,":
-                held = yield from parser.visible()
-        else:
-            held = ""
-        bare = True
-
-
-def _mistral(parser: ToolCallParser) -> Wait:
-    tag = TAGS["mistral"]
-    while True:
-        before = yield from parser.text_until(tag)
-        character = yield from parser.visible()
-        if character == "[":
-            yield from parser.calls_in_list(before + "[")
-            continue
-        if character == "{":
-            parser.push(character)
-            yield from parser.call(before, strict=False)
-            continue
-        read = ""
-        try:
-            while character != "{" and not character.isspace():
-                read += character
-                character = yield from parser.next()
-        except _End:
-            parser.emit(before + read)
-            raise
-        name = read.partition("[")[0]
-        if character != "{" or not name:
-            parser.emit(before + read + character)
-            continue
-        index, parser.calls = parser.calls, parser.calls + 1
-        parser.emit(CallPart(index, name))
-        parser.push(character)
-        yield from parser.arguments(parser.emitter(index))
-
-
-MACHINES: dict[Style, Machine] = {"hermes": _hermes, "llama3": _llama3, "mistral": _mistral}
-
-
-def listed(parser: ToolCallParser) -> Wait:
-    """Parse a grammar-enforced list of calls."""
-    yield from parser.text_until("[")
-    yield from parser.calls_in_list("[")
-    while True:
-        yield from parser.next()
-
-
-def only_arguments(name: str) -> Machine:
-    """Parse the grammar-enforced arguments of a call to `name`."""
-
-    def machine(parser: ToolCallParser) -> Wait:
-        first = yield from parser.next()
-        parser.calls = 1
-        parser.emit(CallPart(0, name, first))
-        while True:
-            parser.emit(CallPart(0, None, (yield from parser.next())))
-
-    return machine

@@ -65,6 +65,11 @@ def named_tool(choice: Choice) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def tool_names(tools: Tools) -> frozenset[str]:
+    """The names of the functions."""
+    return frozenset(tool["function"]["name"] for tool in tools or [])
+
+
 def may_call(tools: Tools, choice: Choice) -> bool:
     """Whether the answer may contain tool calls."""
     return bool(tools) and choice != "none"

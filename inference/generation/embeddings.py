@@ -21,6 +21,7 @@ from inference.errors import (
     Overloaded,
     PromptTooLong,
     ShuttingDown,
+    TemplateError,
 )
 from inference.generation.placement import Interrupted, Placement, ReplayCause, interruption
 from inference.generation.requests import Prompt, TextPrompt
@@ -153,7 +154,11 @@ async def _encode(request: EmbeddingRequest, target: Target) -> tuple[list[list[
     if info is None:
         raise InvalidRequest(f"The model `{target.entry.name}` generates text and makes no embeddings.", "model")
     _check_dimensions(request.dimensions, info, target.entry.name)
-    rows = await _token_ids(request, target, info)
+    try:
+        rows = await _token_ids(request, target, info)
+    except (InvalidRequest, TemplateError) as error:
+        error.field = error.field or "input"
+        raise
     inputs = await in_thread(lambda: [_checked(ids, target, i) for i, ids in enumerate(rows)])
     return inputs, info.normalise if request.normalise is None else request.normalise
 

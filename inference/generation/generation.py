@@ -21,7 +21,7 @@ import structlog
 from engine.client import EngineDead
 from engine.failures import FinishReason
 from engine.messages import RequestOutput
-from inference.errors import GenerationFailed, ServingError
+from inference.errors import GenerationFailed, Overloaded, ServingError
 from inference.generation.deltas import Delta, Timings, Usage
 from inference.generation.ending import EndCause, Ending
 from inference.generation.failures import failure_of, log_failure
@@ -56,6 +56,9 @@ class Observer:
 
     def started(self, generation: Generation) -> None:
         """The generation is submitted to an engine."""
+
+    def rejected(self, deployment: str) -> None:
+        """A request of the deployment was refused because too many are queued."""
 
     def first_token(self, generation: Generation) -> None:
         """The first token of any of its sequences arrived."""
@@ -178,6 +181,9 @@ class Generation:
             raise
         except ServingError as error:
             self._finish, error.logged = FinishReason.ERROR, True
+            if isinstance(error, Overloaded):
+                for observer in self._observers:
+                    observer.rejected(self.target.entry.name)
             self._ending.all(*log_failure(error))
             raise
         finally:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from inference.errors import InvalidRequest, OutOfVocabulary, PromptTooLong
+from inference.errors import InvalidRequest, OutOfVocabulary, Overloaded, PromptTooLong, TemplateError
 from inference.generation.beam_search import BeamSearch
 from inference.generation.generation import SEED_MASK, Generation
 from inference.generation.requests import ChatPrompt, sampling_params
@@ -41,6 +41,10 @@ class Generator:
         self.router, self.observers = router, observers
         self.request_timeout_s, self.replay_wait_s = request_timeout_s, replay_wait_s
 
+    async def render(self, request: GenerationRequest) -> tuple[list[int], SamplingParams]:
+        """The prompt's tokens and the sampling parameters, checked as for a generation; raises a ServingError."""
+        return await _encode(request, self.router.resolve(request.model))
+
     async def prepare(self, request: GenerationRequest, caller: Caller, dialect: str) -> Generation:
         """Resolve, tokenise, check and fill in defaults; raises a ServingError and changes nothing."""
         arrived = time.monotonic()
@@ -48,7 +52,12 @@ class Generator:
         prompt, params = await _encode(request, target)
         timeout_s = request.longest_s or self.request_timeout_s
         # A request that would be refused wakes nobody, so this comes last.
-        cold = await self.router.hold(target, caller.tenant, min(request.timeout_s or math.inf, timeout_s))
+        try:
+            cold = await self.router.hold(target, caller.tenant, min(request.timeout_s or math.inf, timeout_s))
+        except Overloaded:
+            for observer in self.observers:
+                observer.rejected(target.entry.name)
+            raise
         if cold:
             known, target = target, self.router.resolve(request.model)
             if target.tokenizer is not known.tokenizer:  # it has woken with another version of its model
@@ -76,9 +85,13 @@ async def _encode(request: GenerationRequest, target: Target) -> tuple[list[int]
     """The prompt's tokens and the sampling parameters for this version of the model; raises a ServingError."""
     if target.info.embedding is not None:
         raise InvalidRequest(f"The model `{target.entry.name}` makes embeddings and generates no text.", "model")
-    prompt = await target.tokenizer.encode(
-        request.prompt, request.truncate_left, request.truncate_right, _longest_prompt(request, target)
-    )
+    try:
+        prompt = await target.tokenizer.encode(
+            request.prompt, request.truncate_left, request.truncate_right, _longest_prompt(request, target)
+        )
+    except (InvalidRequest, TemplateError) as error:
+        error.field = error.field or request.prompt_field
+        raise
     if request.truncate_right is not None:
         prompt = prompt[: request.truncate_right]
     return prompt, _params(request, target, prompt)
@@ -111,21 +124,22 @@ def _params(request: GenerationRequest, target: Target, prompt: list[int]) -> Sa
 def _check_prompt(request: GenerationRequest, target: Target, prompt: list[int]) -> None:
     info = target.info
     if not prompt:
-        raise InvalidRequest("The prompt is empty: it must hold at least one token.", "prompt")
+        raise InvalidRequest("The prompt is empty: it must hold at least one token.", request.prompt_field)
     limit = _longest_prompt(request, target)
     if len(prompt) > limit:  # before the checks that look at every id
         least = "at least " if isinstance(prompt, Beginning) else ""
         raise PromptTooLong(
             f"This model's maximum context length is {info.max_model_len} tokens. However, your prompt contains "
             f"{least}{len(prompt)} tokens, which leaves no room for output.",
-            "prompt",
+            request.prompt_field,
             len(prompt),
             limit,
         )
     if not in_range(prompt, info.vocab_size):
         strange = next(t for t in prompt if not 0 <= t < info.vocab_size)
         raise OutOfVocabulary(
-            f"Token id {strange} is out of vocabulary: ids must be between 0 and {info.vocab_size - 1}.", "prompt"
+            f"Token id {strange} is out of vocabulary: ids must be between 0 and {info.vocab_size - 1}.",
+            request.prompt_field,
         )
 
 

@@ -119,6 +119,8 @@ class GenerationRequest:
     """A limit below the model's."""
     number: int = 0
     """Index of the prompt in its response."""
+    prompt_field: str = "prompt"
+    """The prompt's name in the client's body, for errors."""
 
 
 def sampling_params(

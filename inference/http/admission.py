@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from inference.errors import Overloaded, ShuttingDown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Admission:
@@ -21,6 +21,8 @@ class Admission:
         self.max_requests_per_tenant = max_requests_per_tenant or max(1, max_concurrent_requests * 3 // 4)
         self.in_flight = 0
         self.draining = False
+        self.on_refused: Callable[[], None] = lambda: None
+        """Called for every request that is refused because too many are in flight."""
         self._by_tenant: Counter[str] = Counter()
 
     @property
@@ -32,9 +34,9 @@ class Admission:
         """Raise Overloaded or ShuttingDown if `permit` would; acquires nothing."""
         if self.draining:
             raise ShuttingDown("The server is shutting down.")
-        if self.in_flight >= self.max_concurrent_requests:
-            raise Overloaded("Model is overloaded")
-        if tenant and self._by_tenant[tenant] >= self.max_requests_per_tenant:
+        full = bool(tenant) and self._by_tenant[tenant] >= self.max_requests_per_tenant
+        if full or self.in_flight >= self.max_concurrent_requests:
+            self.on_refused()
             raise Overloaded("Model is overloaded")
 
     @contextmanager

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import structlog
 
 from inference.errors import MalformedBody, NotAnObject, Overloaded, ServingError, Unavailable
 from inference.http.offload import INLINE_BYTES, in_thread
@@ -108,9 +109,12 @@ def _check_nesting(value: dict[str, Any] | list[Any], levels: int) -> None:
 def request_id_of(headers: dict[bytes, bytes]) -> str:
     """The client's request id if it is safe to log and echo, else a new one."""
     given = headers.get(b"x-request-id", b"")[: REQUEST_ID_LIMIT + 1].decode("latin-1")
-    if 0 < len(given) <= REQUEST_ID_LIMIT and given.isascii() and given.isprintable():
-        return given
-    return secrets.token_hex(16)
+    return given if is_request_id(given) else secrets.token_hex(16)
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a client's id is safe to log and echo."""
+    return 0 < len(text) <= REQUEST_ID_LIMIT and text.isascii() and text.isprintable()
 
 
 class Exchange:
@@ -133,6 +137,13 @@ class Exchange:
         self.body_bytes = 0
         """Size of the body once read; decides whether work goes to a thread."""
         self._chunks, self._ended = 0, False
+
+    def rename(self, request_id: str) -> None:
+        """Use another id of this request, in its response and in the log."""
+        named = (b"x-request-id", self.request_id.encode())
+        self.answer_headers = [(b"x-request-id", request_id.encode()) if h == named else h for h in self.answer_headers]
+        self.request_id = request_id
+        structlog.contextvars.bind_contextvars(request_id=request_id)
 
     def header(self, name: str) -> str | None:
         """A request header by its lower-case name."""

@@ -22,19 +22,33 @@ if TYPE_CHECKING:
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OWN_SITES = (b"same-origin", b"none")
 """`Sec-Fetch-Site` of our own pages, and of an address that a user typed."""
+SAFE_HEADERS = frozenset({"accept", "accept-language", "content-language", "content-type"})
+"""Headers that a page may always send, as in vLLM's middleware."""
 ANY = "*"
 DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{1,5})?", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
+class Preflight:
+    """The answer to a CORS preflight request; `refused` says why the page may not send what it asked for."""
+
+    headers: Headers
+    refused: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sites:
     """`hosts` are additional host names: `example.com`, `.example.com` with its subdomains, `*` for all. `origins`
-    are the allowed foreign origins: `https://example.com`, or `*`.
+    are the allowed foreign origins: `https://example.com`, or `*`. Their pages may use `methods` (upper case) and send the
+    headers `headers` (lower case), `*` for all, and with `credentials` the user's cookies and certificates.
     """
 
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
+    methods: frozenset[str] = frozenset({ANY})
+    headers: frozenset[str] = frozenset({ANY})
+    credentials: bool = False
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise ForeignHost unless the Host header names this server.
@@ -79,22 +93,32 @@ class Sites:
         return [
             (b"access-control-allow-origin", origin),
             (b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms"),
+            *([(b"access-control-allow-credentials", b"true")] if self.credentials else []),
             (b"vary", b"origin"),
         ]
 
-    def preflight(self, method: str, headers: Mapping[bytes, bytes]) -> Headers | None:
-        """The response headers of a CORS preflight request from an allowed origin; None for any other request."""
+    def preflight(self, method: str, headers: Mapping[bytes, bytes]) -> Preflight | None:
+        """The answer to a CORS preflight request from an allowed origin; None for any other request."""
         wanted = headers.get(b"access-control-request-method")
         allowed = self.answer_headers(headers)
         if method != "OPTIONS" or wanted is None or not allowed:
             return None
         asked = headers.get(b"access-control-request-headers", b"")
-        return [
-            *allowed,
-            (b"access-control-allow-methods", wanted),
-            *([(b"access-control-allow-headers", asked)] if asked else []),
-            (b"access-control-max-age", b"600"),
-        ]
+        names = {name.strip().lower() for name in asked.decode("latin-1").split(",")} - {""}
+        refused = [] if ANY in self.methods or wanted.decode("latin-1") in self.methods else ["method"]
+        if ANY not in self.headers and not names <= self.headers | SAFE_HEADERS:
+            refused.append("headers")
+        methods = wanted if ANY in self.methods else _listed(self.methods)
+        named = asked if ANY in self.headers else _listed(self.headers | SAFE_HEADERS)
+        return Preflight(
+            [
+                *allowed,
+                (b"access-control-allow-methods", methods),
+                *([(b"access-control-allow-headers", named)] if named else []),
+                (b"access-control-max-age", b"600"),
+            ],
+            f"Disallowed CORS {', '.join(refused)}" if refused else "",
+        )
 
     @staticmethod
     def _is_own(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
@@ -104,6 +128,10 @@ class Sites:
         scheme, _, host = origin.lower().partition(b"://")
         port = DEFAULT_PORTS.get(scheme)
         return port is not None and host != b"" and host == headers.get(b"host", b"").lower().removesuffix(port)
+
+
+def _listed(names: frozenset[str]) -> bytes:
+    return ", ".join(sorted(names)).encode("latin-1")
 
 
 def _is_address(text: str) -> bool:

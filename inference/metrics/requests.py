@@ -33,6 +33,8 @@ VLLM_LATENCY_HISTOGRAMS = ("e2e_request_latency_seconds", "request_queue_time_se
                            "request_decode_time_seconds")  # fmt: skip
 TGI_DURATIONS = ("duration", "validation_duration", "queue_duration", "inference_duration",
                  "mean_time_per_token_duration")  # fmt: skip
+QUEUED = "max_num_queued_reqs"
+"""vLLM's reason of a refusal for the number of requests; nothing here limits the number of queued tokens."""
 TGI_COUNTS = ("generated_tokens", "input_length", "max_new_tokens")
 
 
@@ -64,6 +66,13 @@ class Metrics(Observer):
             [*LABELS, "finished_reason"],
             registry=self._vllm_registry,
         )
+        self._rejections = Counter(
+            "vllm:admission_rejections",
+            "Requests that were refused because too many are queued; without a name: before their model was known.",
+            ["model_name", "reason"],
+            registry=self._vllm_registry,
+        )
+        self._rejections.labels("", QUEUED)
         self._replays = Counter(
             "dragoman_replays",
             "Sequences that went on at another worker, by cause.",
@@ -95,6 +104,10 @@ class Metrics(Observer):
     def started(self, generation: Generation) -> None:
         """Count a request sent to an engine."""
         self._tgi_counters["tgi_request_count"][""] += 1
+
+    def rejected(self, deployment: str = "") -> None:
+        """Count a request that was refused because too many are queued."""
+        self._rejections.labels(deployment, QUEUED).inc()
 
     def refused(self, reason: str) -> None:
         """Count a request refused before it reached an engine; `reason` is TGI's `err` label."""

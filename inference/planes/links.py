@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from inference.errors import RouteNotFound, ServingError, Unauthorized, Unavailable
-from inference.http.exchange import Exchange, request_id_of
+from inference.http.exchange import Exchange
 from inference.planes.plane import Plane
 from inference.workers.scope import within
 
@@ -45,16 +45,15 @@ class LinkPlane(Plane):
                 await super().__call__(inner, receive, send)
                 return
             exchange = Exchange(inner, receive, send)
-            exchange.answer_headers = self.answer_headers(path, exchange.request_id)
             renderer = self.table.renderer(path)
-            await exchange.respond(self._refusal(scope["method"], path, renderer, error, exchange.request_id))
+            await exchange.respond(self._refusal(scope["method"], path, renderer, error, exchange.headers))
 
     def preview(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
         """The early response from host, route, origin and key; None if the body is needed."""
         with self._inside(method, path) as inner:
             error = self._refused(method, path)
             if error is not None:
-                return self._refusal(method, path, self.table.renderer(inner), error, request_id_of(headers))
+                return self._refusal(method, path, self.table.renderer(inner), error, headers)
             return super().preview(method, inner, headers)
 
     def overloaded(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:

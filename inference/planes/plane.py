@@ -4,7 +4,6 @@ dialect does.
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -68,8 +67,9 @@ class Plane:
             sites.check_host(exchange.headers)
             preflight = sites.preflight(exchange.method, exchange.headers)
             if preflight is not None:
-                exchange.answer_headers = preflight
-                await exchange.respond(Response(200, b"", b"text/plain"))
+                exchange.answer_headers = preflight.headers
+                status = 400 if preflight.refused else 200
+                await exchange.respond(Response(status, preflight.refused.encode(), b"text/plain"))
                 return
             routes, exchange.parameters = self.table.find(exchange.method, exchange.path)
             route = routes[0]
@@ -109,7 +109,7 @@ class Plane:
             render = routes[0].render
             self._admit(routes[0], headers)
         except ServingError as error:
-            return self._refusal(method, path, render, error, request_id_of(headers))
+            return self._refusal(method, path, render, error, headers)
         return None
 
     def overloaded(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
@@ -131,12 +131,12 @@ class Plane:
                     route.refused(self.services)
                 raise
         except ServingError as error:
-            return self._refusal(method, path, render, error, request_id_of(headers))
+            return self._refusal(method, path, render, error, headers)
         return None
 
     def refuse(self, method: str, path: str, error: ServingError) -> Response:
         """The error response for a request without a handler."""
-        return self._refusal(method, path, self.table.renderer(path), error, secrets.token_hex(16))
+        return self._refusal(method, path, self.table.renderer(path), error, {})
 
     def _admit(self, route: Route, headers: dict[bytes, bytes]) -> str:
         """Authenticate: returns the key's prefix, "" if the route needs no key.
@@ -152,11 +152,15 @@ class Plane:
         key = self.authenticator.check(authorization, route.scope, self.services.holder.current)
         return key.prefix if key else ""
 
-    def _refusal(self, method: str, path: str, render: Render, error: ServingError, request_id: str) -> Response:
+    def _refusal(
+        self, method: str, path: str, render: Render, error: ServingError, headers: dict[bytes, bytes]
+    ) -> Response:
         """The complete error response to a request that is refused before its exchange begins; also logs it."""
+        request_id = request_id_of(headers)
         response = _rendered(render, error)
         log_refusal(error, method, path, response.status, request_id)
-        response.headers = [*response.headers, *self.answer_headers(path, request_id)]
+        sites = self.services.sites.answer_headers(headers)
+        response.headers = [*response.headers, *self.answer_headers(path, request_id), *sites]
         return response
 
 

@@ -26,10 +26,13 @@ class LogprobTexts:
         """The token as a string."""
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
-    def chat(self, logprobs: list[TokenLogprob], top: int) -> dict[str, Any]:
-        """`choices[].logprobs` of a chat completion."""
+    def chat(self, logprobs: list[TokenLogprob], top: int, actual_first: bool = False) -> dict[str, Any]:
+        """`choices[].logprobs` of a chat completion, with the `top` most likely tokens of each; `actual_first`: the
+        actual token comes first among them, as in vLLM.
+        """
         content = ({**self._entry(t.token_id, t.logprob), "top_logprobs": [
-            self._entry(i, value) for i, value in t.top[:top]]} for t in logprobs)  # fmt: skip
+            self._entry(i, value) for i, value in (_actual_first(t) if actual_first else t.top)[:top]]}
+            for t in logprobs)  # fmt: skip
         return {"content": encoded(content) if len(logprobs) > SLICE else list(content)}
 
     def completion(self, entries: list[tuple[int, TokenLogprob | None]], offset: int) -> dict[str, Any]:
@@ -50,16 +53,17 @@ class LogprobTexts:
         """
         rows: list[dict[str, Any] | None] = [None]
         for logprob in logprobs:
-            row = {str(i): self._ranked(i, value, rank) for rank, (i, value) in enumerate(logprob.top, 1)}
-            row.setdefault(str(logprob.token_id), self._ranked(logprob.token_id, logprob.logprob, logprob.rank))
+            row = {str(logprob.token_id): self._ranked(logprob.token_id, logprob.logprob, logprob.rank)}
+            for rank, (i, value) in enumerate(logprob.top, 1):
+                row.setdefault(str(i), self._ranked(i, value, rank))
             rows.append(row)
         return encoded(rows) if len(rows) > SLICE else rows
 
     def _top(self, logprob: TokenLogprob) -> dict[str, float]:
-        top = {self.text(i): floor(value) for i, value in reversed(logprob.top)}
-        best_first = dict(reversed(top.items()))
-        best_first.setdefault(self.text(logprob.token_id), floor(logprob.logprob))
-        return best_first
+        top: dict[str, float] = {}
+        for i, value in _actual_first(logprob):  # of tokens with the same text the first counts
+            top.setdefault(self.text(i), floor(value))
+        return top
 
     def _entry(self, token_id: int, value: float) -> dict[str, Any]:
         text = self.text(token_id)
@@ -67,6 +71,12 @@ class LogprobTexts:
 
     def _ranked(self, token_id: int, value: float, rank: int) -> dict[str, Any]:
         return {"logprob": floor(value), "rank": rank, "decoded_token": self._tokenizer.token_text(token_id)}
+
+
+def _actual_first(logprob: TokenLogprob) -> list[tuple[int, float]]:
+    """The actual token, then the most likely others."""
+    actual = logprob.token_id
+    return [(actual, logprob.logprob), *((i, value) for i, value in logprob.top if i != actual)]
 
 
 def floor(value: float) -> float:

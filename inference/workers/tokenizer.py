@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 
 from inference.chat import reasoning
-from inference.chat.tool_calls import TAGS, Style, style_of
+from inference.chat.call_styles import TAGS, Style, style_of
 from inference.errors import InvalidRequest, TemplateError
 from inference.generation.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from inference.http.offload import in_thread, release_memory

@@ -195,3 +195,39 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(plain):
     (directory / WEIGHTS).write_bytes(bytes(3 * PART_BYTES))
     with pytest.raises(match="changed while it was read"):
         read_adapter(directory, shapes, 64, lambda: os.truncate(directory / WEIGHTS, 100))
+
+
+def changed(directory: Path, **fields) -> None:
+    config = json.loads((directory / CONFIG).read_text())
+    (directory / CONFIG).write_text(json.dumps(config | fields))
+
+
+@pytest.mark.parametrize(("fields", "text"), [
+    ({"r": 3}, "adapter_config.json says 3"),
+    ({"target_modules": []}, "target_modules of adapter_config.json does not name it"),
+    ({"target_modules": ["proj"]}, "target_modules of adapter_config.json does not name it"),
+    ({"target_modules": "only_this"}, "target_modules of adapter_config.json does not name it"),
+    ({"target_modules": 3}, "target_modules must be a list of names, or a pattern"),
+    ({"target_modules": [1]}, "target_modules must be a list of names, or a pattern"),
+    ({"target_modules": "("}, "is no pattern"),
+])  # fmt: skip
+def test_a_configuration_that_does_not_fit_the_weights_is_refused(plain, fields, text):
+    directory, shapes = plain
+    changed(directory, **fields)
+    with pytest.raises(Exception, match=re.escape(text)):
+        read_adapter(directory, shapes, 64)
+
+
+def test_a_target_without_weights_is_refused_unless_it_is_left_out(plain):
+    directory, shapes = plain
+    tensors = load_file(directory / WEIGHTS)
+    names = json.loads((directory / CONFIG).read_text())["target_modules"]
+    target = sorted(names)[0]
+    save_file({key: value for key, value in tensors.items() if f".{target}." not in key}, directory / WEIGHTS)
+    with pytest.raises(Exception, match=re.escape(f"target_modules names {target!r}")):
+        read_adapter(directory, shapes, 64)
+    for fields in ({"exclude_modules": [target]}, {"layers_to_transform": [0]}, {"target_modules": "all-linear"},
+                   {"target_modules": ".*"}, {"target_modules": None},
+                   {"target_modules": [n for n in names if n != target] + ["absent"]}):  # fmt: skip
+        changed(directory, **{"target_modules": names, "exclude_modules": None, "layers_to_transform": None} | fields)
+        assert all(f".{target}" not in path for path in read_adapter(directory, shapes, 64).modules)

@@ -28,7 +28,7 @@ from inference.http.sites import Sites
 from inference.metrics.requests import Metrics
 from inference.planes.front import front_planes
 from inference.planes.plane import Plane
-from inference.services import Limits, Services
+from inference.services import Limits, Services, Shown
 from inference.workers.adapters import AdapterControl
 from inference.workers.registry import DeploymentState
 from inference.workers.router import EngineRouter
@@ -250,6 +250,7 @@ class Serving:
         limits: Limits | None = None,
         mindie: MindieSettings | None = None,
         sites: Sites | None = None,
+        shown: Shown | None = None,
     ) -> None:
         self.workers = workers
         self.adapters: tuple[AdapterEntry, ...] = ()
@@ -273,7 +274,9 @@ class Serving:
             limits=limits or Limits(),
             sites=sites or Sites(),
             version="0.1.0",
+            shown=shown or Shown(),
         )
+        self.services.admission.on_refused = metrics.rejected
         self.terminated: list[float | None] = []
         self.mindie = MindieState(mindie or MindieSettings(), self.router, self.terminated.append)
         self.services.generator.observers += [self.mindie.latency, self.mindie.metrics, TritonStatistics()]

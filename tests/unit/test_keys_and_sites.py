@@ -157,6 +157,42 @@ async def test_sites_that_are_let_in(start):
     assert refused.header("access-control-allow-origin") is None
 
 
+GOOD = {"origin": "https://good.example"}
+STRICT = Sites(
+    origins=frozenset({"https://good.example"}),
+    methods=frozenset({"GET", "POST"}),
+    headers=frozenset({"authorization"}),
+    credentials=True,
+)
+
+
+@pytest.mark.parametrize(("method", "headers", "refused"), [
+    ("POST", "authorization", ""), ("GET", "", ""), ("POST", "Authorization, Content-Type", ""),
+    ("DELETE", "", "Disallowed CORS method"), ("post", "", "Disallowed CORS method"),
+    ("POST", "x-mine", "Disallowed CORS headers"), ("PUT", "authorization,x-mine", "Disallowed CORS method, headers"),
+])  # fmt: skip
+@pytest.mark.parametrize("plane", ["front", "mindie"])
+async def test_what_pages_of_a_site_may_send(start, plane, method, headers, refused):
+    serving = await start(sites=STRICT)
+    asked = {"access_control_request_method": method, "access_control_request_headers": headers}
+    answer = await serving.begin("/any", method="OPTIONS", plane=plane, **GOOD, **asked).end()
+    assert (answer.status, answer.text) == (400 if refused else 200, refused)
+    assert answer.header("access-control-allow-methods") == "GET, POST"
+    assert "authorization" in answer.header("access-control-allow-headers").split(", ")
+    assert answer.header("access-control-allow-credentials") == "true"
+
+
+@pytest.mark.parametrize("plane", ["front", "links"])
+async def test_pages_of_a_site_can_read_early_refusals(start, plane):
+    serving = await start(sites=STRICT, api_key_required=True)
+    path = PATH if plane == "front" else f"/deployments/unknown{PATH}"
+    given = {b"host": b"x", b"origin": b"https://good.example"}
+    response = serving.planes[plane].preview("POST", path, given)
+    assert dict(response.headers)[b"access-control-allow-origin"] == b"https://good.example"
+    foreign = serving.planes[plane].preview("POST", path, {**given, b"origin": b"https://evil.example"})
+    assert b"access-control-allow-origin" not in dict(foreign.headers)
+
+
 @pytest.mark.parametrize(
     ("given", "kept"), [("abc", True), ("x" * 128, True), ("x" * 129, False), ("é", False), ("", False)]
 )
@@ -164,3 +200,20 @@ async def test_request_ids(serving, given, kept):
     answer = await serving.post(PATH, ASK, x_request_id=given)
     assert (answer.header("x-request-id") == given) == kept
     assert answer.header("x-request-id")
+
+
+async def test_a_key_of_the_settings_opens_inference_and_metrics(guarded):
+    guarded.services.authenticator.__init__(True, ["mine", "k1.other"])
+    for key, status in (
+        ("mine", 200),
+        ("k1.other", 200),
+        (KEYS["infer"], 200),
+        ("min", 401),
+        ("mine2", 401),
+        ("", 401),
+    ):
+        answer = await guarded.post(PATH, ASK, authorization=f"Bearer {key}")
+        assert answer.status == status, key
+    assert (await guarded.get("/metrics", authorization="Bearer mine")).status == 200
+    refused = await guarded.post("/v1/unload_lora_adapter", {"lora_name": "a"}, authorization="Bearer mine")
+    assert refused.status == 403

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.chat.call_styles import MACHINES, listed, only_arguments, style_of
 from inference.chat.reasoning import ReasoningSplitter, opens_reasoning
-from inference.chat.tool_calls import MACHINES, CallPart, ToolCallParser, listed, only_arguments, style_of
+from inference.chat.tool_calls import CallPart, ToolCallParser
 
 
-def parse(machine, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def parse(machine, pieces: list[str], names=None, whole=False) -> tuple[str, list[tuple[str, str]]]:
     """The text beside the calls, and each call's name and arguments."""
-    parser = ToolCallParser(machine)
+    parser = ToolCallParser(machine, names, whole)
     parts = [part for piece in pieces for part in parser.feed(piece)] + parser.end()
     calls: list[list[str]] = []
     for part in parts:
@@ -48,9 +49,20 @@ CASES = [
     ("llama3", f"{written('llama3', F)}; {written('llama3', G)}", "", [F, G]),
     ("llama3", f"<|python_tag|>{written('llama3', F)}", "", [F]),
     ("llama3", f"Let me see. <|python_tag|>{written('llama3', F)}", "Let me see.", [F]),
-    ("llama3", ' {"answer": 3, "x": 1} done', '{"answer": 3, "x": 1} done', []),
+    ("llama3", ' {"answer": 3, "x": 1} done', ' {"answer": 3, "x": 1} done', []),
     ("llama3", 'hello {"name": "f"}', 'hello {"name": "f"}', []),
-    ("llama3", '{"name": "f"', "", [("f", "")]),
+    ("llama3", '{"name": "f"', '{"name": "f"', []),
+    ("llama3", '{"name": "f", "parameters": {"a"', "", [("f", '{"a"')]),
+    ("llama3", '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
+    ("llama3", '{"name": "f"} or {"name": "f", "type": "x"}', '{"name": "f"} or {"name": "f", "type": "x"}', []),
+    ("llama3", f"I ask {written('llama3', F)}, then {written('llama3', G)} now", "I ask, then now", [F, G]),
+    ("llama3", f'{{"calls": [{written("llama3", F)}]}} {written("llama3", G)}',
+     f'{{"calls": [{written("llama3", F)}]}}', [G]),
+    ("llama3", f"{{x | x > 0}} {written('llama3', G)}", "{x | x > 0}", [G]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "no"}</tool_call>',
+     '<tool_call>{"name": "f", "arguments": "no"}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "f", "arguments": 1}</tool_call>',
+     '<tool_call>{"name": "f", "arguments": 1}</tool_call>', []),
     ("mistral", f"[TOOL_CALLS] [{written('mistral', F)}, {written('mistral', G)}]", "", [F, G]),
     ("mistral", f"ok[TOOL_CALLS]f[CALL_ID]abc[ARGS]{F[1]}[TOOL_CALLS]g{G[1]}", "ok", [F, G]),
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
@@ -72,6 +84,46 @@ def test_calls_are_found_in_any_pieces(style, text, content, calls):
     assert parse(MACHINES[style], list(text)) == (content, calls)
     for cut in range(len(text)):
         assert parse(MACHINES[style], [text[:cut], text[cut:]]) == (content, calls)
+
+
+@pytest.mark.parametrize(("style", "text"), [
+    ("hermes", '<tool_call>{"name": "other", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"arguments": {}, "name": "other"}</tool_call>'),
+    ("llama3", '{"name": "other", "parameters": {}}'),
+    ("llama3", '<|python_tag|>{"name": "other", "parameters": {}}'),
+    ("mistral", '[TOOL_CALLS]other{"a": 1}'),
+    ("mistral", '[TOOL_CALLS][{"name": "other", "arguments": {}}]'),
+])  # fmt: skip
+def test_a_call_names_a_function_that_is_known(style, text):
+    for pieces in ([text], list(text)):
+        assert parse(MACHINES[style], pieces, {"f"}) == (text, [])
+        assert parse(MACHINES[style], pieces, {"f", "other"})[1] != []
+
+
+@pytest.mark.parametrize(("style", "text"), [
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": oops}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}, oops}</tool_call>'),
+    ("llama3", '{"name": "f", "parameters": {"a": "b" "c"}}'),
+    ("llama3", '{"name": "f", "parameters": {}, "age": 3}'),
+    ("mistral", "[TOOL_CALLS]f{'a': 1}"),
+])  # fmt: skip
+def test_a_whole_answer_has_no_broken_calls(style, text):
+    """A stream has shown the call's name and the beginning of its arguments already."""
+    for pieces in ([text], list(text)):
+        assert parse(MACHINES[style], pieces, {"f"}, whole=True) == (text, [])
+        assert [name for name, _ in parse(MACHINES[style], pieces, {"f"})[1]] == ["f"]
+
+
+@pytest.mark.parametrize(("style", "text", "content", "calls"), CASES)
+def test_a_whole_answer_has_the_calls_of_a_stream(style, text, content, calls):
+    if "oops" not in text:
+        for pieces in ([text], list(text)):
+            assert parse(MACHINES[style], pieces, whole=True) == (content, calls)
+
+
+def test_a_deeply_nested_call_is_no_error():
+    deep = '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 200_000 + "]" * 200_000 + "}}</tool_call>"
+    assert parse(MACHINES["hermes"], [deep], whole=True) == (deep, [])
 
 
 json_values = st.recursive(

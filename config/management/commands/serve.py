@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from config import logs
 from config.first_admin import ensure_admin
 from config.installation import DEMO_ADAPTERS, DEMO_MODEL
 from config.options import Options, get_options
+from config.serve_flags import add_flags, engine_options, unapplied
 from inference import dialects
 from inference.planes.declaration import SetupError
 from inference.server.tls import TlsError
@@ -34,7 +36,7 @@ from management.services.errors import RegistryError
 from management.services.models import register_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from inference.planes.declaration import Setup
 
@@ -46,10 +48,16 @@ class Command(BaseCommand):
 
     help = __doc__
 
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Flags are not abbreviated: `apply_flags` would not know them."""
+        return super().create_parser(prog_name, subcommand, allow_abbrev=False, **kwargs)
+
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--model", help="Directory or hub id of the model to deploy.")
+        add_flags(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if (name := unapplied(options)) is not None:
+            raise CommandError(f"{name} must be in the environment: settings are read before this command begins")
         settings = get_options()
         logs.configure(settings.log_format)
         # Files of this server hold secrets; only the owner may read them.
@@ -60,7 +68,7 @@ class Command(BaseCommand):
             setups = [dialect.set_up(settings) for dialect in declared]
             call_command("migrate", verbosity=0, interactive=False)
             ensure_admin(settings.data_dir / "admin-password")
-            deployment = deploy_as_configured(options["model"], settings, setups)
+            deployment = deploy_as_configured(asked(options), settings, setups)
         except DatabaseError as error:
             raise CommandError(f"the registry cannot be used: {error}") from error
         except (RegistryError, SetupError, ValidationError) as error:
@@ -78,17 +86,52 @@ class Command(BaseCommand):
         sys.exit(status)
 
 
-def deploy_as_configured(model: str | None, settings: Options, setups: Iterable[Setup]) -> Deployment:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The deployment that the command's flags ask for. Empty fields leave the choice to the settings."""
+
+    model: str = ""
+    name: str = ""
+    engine_options: dict[str, Any] = field(default_factory=dict)
+    adapters: list[tuple[str, str, str]] = field(default_factory=list)
+    """Name, directory, and the name of the model if it was given."""
+
+
+def asked(flags: Mapping[str, Any]) -> Asked:
+    """The deployment of the parsed flags; raises CommandError."""
+    named = flags.get("served_model_name") or []
+    if len(set(named)) > 1:
+        raise CommandError("--served-model-name: a deployment has one name here; deploy the model again for another")
+    models = {flags[key] for key in ("model", "model_given") if flags.get(key)}
+    if len(models) > 1:
+        raise CommandError("--model: the model is named twice")
+    adapters = flags.get("lora_modules") or []
+    if len({name for name, _, _ in adapters}) < len(adapters):
+        raise CommandError("--lora-modules: two adapters have one name")
+    return Asked("".join(models), named[0] if named else "", engine_options(flags), adapters)
+
+
+def deploy_as_configured(asked: Asked, settings: Options, setups: Iterable[Setup]) -> Deployment:
     """Deploy the model that the command names, else the first deployment that a dialect wants, else the setting's
     model.
     """
     wanted = next((setup.deployment for setup in setups if setup.deployment is not None), None)
-    if model is not None or wanted is None:
-        return deploy(model or settings.model)
-    deployment = deploy(wanted.source, wanted.name, dict(wanted.engine_options))
-    for name, directory in wanted.adapters:
-        register_adapter(name, deployment.version.model, str(Path(directory).expanduser().resolve()), ACTOR)
+    if asked.model or wanted is None:
+        deployment = deploy(asked.model or settings.model, asked.name, asked.engine_options)
+    else:
+        options = {**dict(wanted.engine_options), **asked.engine_options}
+        deployment = deploy(wanted.source, asked.name or wanted.name, options)
+        for name, directory in wanted.adapters:
+            register_adapter(name, deployment.version.model, _directory(directory), ACTOR)
+    for name, directory, base in asked.adapters:
+        if base not in ("", deployment.name):
+            raise CommandError(f"--lora-modules: {name} is of the model {base}, which is not served")
+        register_adapter(name, deployment.version.model, _directory(directory), ACTOR)
     return deployment
+
+
+def _directory(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
 
 
 def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None = None) -> Deployment:

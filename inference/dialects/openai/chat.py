@@ -10,6 +10,7 @@ from inference.chat.tools import check_tools, may_call, tool_grammar
 from inference.dialects.openai import schema, tgi_clients
 from inference.dialects.openai.load import load_headers
 from inference.dialects.openai.message import Message
+from inference.dialects.openai.request_ids import name_request
 from inference.dialects.openai.schema import ChatCompletionRequest
 from inference.dialects.openai.streams import STREAM
 from inference.dialects.openai.usage import usage
@@ -24,7 +25,7 @@ from inference.http.validation import check_range, convert
 from inference.vendors.openai_logprobs import LogprobTexts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from inference.generation.deltas import Delta
     from inference.generation.generation import Generation
@@ -38,10 +39,11 @@ async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/chat/completions."""
     with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), ChatCompletionRequest)
+        name_request(exchange, body.request_id)
         request = await parse(body, exchange, services)
 
         def reply(generations: list[Generation]) -> ChatReply:
-            return ChatReply(body, generations[0], exchange, services.fingerprint)
+            return ChatReply(body, generations[0], exchange, services)
 
         stream = STREAM if body.stream else None
         await answer(exchange, Job(preparing([request], exchange, services, "openai"), reply, stream))
@@ -68,6 +70,7 @@ def _request(
         # Skipping special tokens would lose the tag of a tool call.
         skip_special_tokens=not (may_call(body.tools, body.tool_choice) and target.tokenizer.tool_tag_is_special),
         session=session,
+        prompt_field="messages",
     )
 
 
@@ -119,9 +122,10 @@ class ChatReply(Reply):
     """The response to one chat request."""
 
     def __init__(
-        self, body: ChatCompletionRequest, generation: Generation, exchange: Exchange, fingerprint: str
+        self, body: ChatCompletionRequest, generation: Generation, exchange: Exchange, services: Services
     ) -> None:
-        self.body, self.generation, self.fingerprint, self._exchange = body, generation, fingerprint, exchange
+        self.body, self.generation, self._exchange = body, generation, exchange
+        self.fingerprint, self._shows_cached = services.fingerprint, services.shown.cached_tokens
         self.texts = LogprobTexts(generation.target.tokenizer, bool(body.return_tokens_as_token_ids))
         self.id, self.created = f"chatcmpl-{exchange.request_id}", int(time.time())
         self.model = body.model or generation.target.entry.name
@@ -166,21 +170,29 @@ class ChatReply(Reply):
         self._deltas[delta.index].append(delta)
 
     def whole(self) -> Response:
+        value = self.answer(self.choices(), self._usage())
+        return json_response(value, headers=load_headers(self._exchange, self.generation.target))
+
+    def choices(self) -> Iterator[dict[str, Any]]:
+        """The choices of the whole response."""
+        return (self._choice(joined(sequence)) for sequence in self._deltas)
+
+    def answer(self, choices: Iterable[dict[str, Any]], counted: dict[str, Any]) -> dict[str, Any]:
+        """The body of a whole response with these choices and this usage."""
         asked = self.body.prompt_logprobs is not None
-        value = {
+        return {
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
             "model": self.model,
-            "choices": encoded((self._choice(joined(sequence)) for sequence in self._deltas), 1),
+            "choices": encoded(choices, 1),
             "service_tier": None,
             "system_fingerprint": self.fingerprint,
-            "usage": self._usage(),
+            "usage": counted,
             "prompt_logprobs": self.texts.prompt(self.generation.prompt_logprobs) if asked else None,
             "prompt_token_ids": self.generation.prompt_token_ids if self.body.return_token_ids else None,
             "kv_transfer_params": None,
         }
-        return json_response(value, headers=load_headers(self._exchange, self.generation.target))
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         message = self.messages[delta.index]
@@ -208,14 +220,16 @@ class ChatReply(Reply):
         if self.body.return_token_ids:
             extra["prompt_token_ids"] = self.generation.prompt_token_ids
         if self.body.continuous_usage:
-            extra["usage"] = usage(self.generation.usage.prompt_tokens, 0)
+            counts = self.generation.usage
+            extra["usage"] = usage(counts.prompt_tokens, 0, counts.cached_tokens if self._shows_cached else None)
         return self._chunk([choice], **extra)
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if not self.body.logprobs or delta.logprobs is None:
             return None
         named = self.body.logprob_token_ids
-        return self.texts.chat(delta.logprobs, (self.body.top_logprobs or 0) if named is None else len(named))
+        top = (self.body.top_logprobs or 0) if named is None else len(named) + 1
+        return self.texts.chat(delta.logprobs, top, actual_first=True)
 
     def _echoed(self) -> str:
         """`echo` repeats the last message if the response continues it."""
@@ -226,4 +240,5 @@ class ChatReply(Reply):
 
     def _usage(self) -> dict[str, Any]:
         counts = self.generation.usage
-        return usage(counts.prompt_tokens, counts.completion_tokens)
+        cached = counts.cached_tokens if self._shows_cached else None
+        return usage(counts.prompt_tokens, counts.completion_tokens, cached)

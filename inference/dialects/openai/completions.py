@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inference.dialects.openai import schema
 from inference.dialects.openai.load import load_headers
 from inference.dialects.openai.prompts import is_empty, parse_forms
+from inference.dialects.openai.request_ids import name_request
 from inference.dialects.openai.schema import CompletionRequest
 from inference.dialects.openai.streams import STREAM
 from inference.dialects.openai.usage import usage
@@ -39,16 +40,17 @@ async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/completions."""
     with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), CompletionRequest)
-        requests = await _parse(body, exchange, services)
+        name_request(exchange, body.request_id)
+        requests = await parse(body, exchange, services)
 
         def reply(generations: list[Generation]) -> CompletionReply:
-            return CompletionReply(body, generations, exchange, services.fingerprint)
+            return CompletionReply(body, generations, exchange, services)
 
         stream = STREAM if body.stream else None
         await answer(exchange, Job(preparing(requests, exchange, services, "openai"), reply, stream))
 
 
-async def _parse(body: CompletionRequest, exchange: Exchange, services: Services) -> list[GenerationRequest]:
+async def parse(body: CompletionRequest, exchange: Exchange, services: Services) -> list[GenerationRequest]:
     """One GenerationRequest for each prompt."""
     grammar = await exchange.work(check, body, services.limits)
     prompts = await exchange.work(parse_prompts, body, services.limits)
@@ -148,9 +150,10 @@ class CompletionReply(Reply):
     """All prompts and sequences of one request; choice i of prompt p has the index p * n + i."""
 
     def __init__(
-        self, body: CompletionRequest, generations: list[Generation], exchange: Exchange, fingerprint: str
+        self, body: CompletionRequest, generations: list[Generation], exchange: Exchange, services: Services
     ) -> None:
-        self.body, self.generations, self.fingerprint, self._exchange = body, generations, fingerprint, exchange
+        self.body, self.generations, self._exchange = body, generations, exchange
+        self.fingerprint, self._shows_cached = services.fingerprint, services.shown.cached_tokens
         self.texts = LogprobTexts(generations[0].target.tokenizer, bool(body.return_tokens_as_token_ids))
         self.n = body.n or 1
         self.head = {
@@ -227,7 +230,8 @@ class CompletionReply(Reply):
 
     def _usage(self) -> dict[str, Any]:
         completion = 0 if self.body.max_tokens == 0 else sum(g.usage.completion_tokens for g in self.generations)
-        return usage(sum(g.usage.prompt_tokens for g in self.generations), completion)
+        cached = sum(g.usage.cached_tokens for g in self.generations) if self._shows_cached else None
+        return usage(sum(g.usage.prompt_tokens for g in self.generations), completion, cached)
 
 
 def _mean_logprob(sequence: Delta) -> float:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from inference.dialects.openai import chat, completions, embeddings, models, responses
+from inference.dialects.openai import batch, chat, completions, embeddings, models, render, responses
 from inference.dialects.openai.embeddings import EmbeddingsRequest
 from inference.dialects.openai.responses_schema import ResponsesRequest
-from inference.dialects.openai.schema import ChatCompletionRequest, CompletionRequest
+from inference.dialects.openai.schema import BatchChatCompletionRequest, ChatCompletionRequest, CompletionRequest
 from inference.errors import MalformedBody
 from inference.http.routing import Route, RouteSet
 from inference.planes.declaration import Dialect
-from inference.vendors.openai_errors import STATUSES, render
+from inference.vendors.openai_errors import STATUSES
+from inference.vendors.openai_errors import render as render_error
 
 if TYPE_CHECKING:
     from inference.http.exchange import Exchange
@@ -29,7 +30,7 @@ async def _json_only(handler: Handler, exchange: Exchange, services: Services) -
 
 
 def _post(path: str, handler: Handler, summary: str, body: type) -> Route:
-    return Route("POST", path, partial(_json_only, handler), render, summary, body=body, needs_permit=True)
+    return Route("POST", path, partial(_json_only, handler), render_error, summary, body=body, needs_permit=True)
 
 
 def _invoke(key: str, handler: Handler, body: type) -> Route:
@@ -38,7 +39,7 @@ def _invoke(key: str, handler: Handler, body: type) -> Route:
         "POST",
         "/invocations",
         handler,
-        render,
+        render_error,
         "Answer a SageMaker request, by the keys of its body",
         body=body,
         keys=(key,),
@@ -46,24 +47,37 @@ def _invoke(key: str, handler: Handler, body: type) -> Route:
 
 
 ROUTES = (
-    Route("GET", "/v1/models", models.list_models, render, "List the models"),
-    Route("GET", "/v1/models/{id:path}", models.retrieve, render, "Retrieve a model"),
+    Route("GET", "/v1/models", models.list_models, render_error, "List the models"),
+    Route("GET", "/v1/models/{id:path}", models.retrieve, render_error, "Retrieve a model"),
     _post("/v1/completions", completions.create, "Complete a prompt", CompletionRequest),
     _post("/v1/chat/completions", chat.create, "Answer a conversation", ChatCompletionRequest),
+    _post("/v1/chat/completions/batch", batch.create, "Answer several conversations", BatchChatCompletionRequest),
+    _post(
+        "/v1/chat/completions/render",
+        render.render_chat,
+        "Show the tokens and parameters of a conversation",
+        ChatCompletionRequest,
+    ),
+    _post(
+        "/v1/completions/render",
+        render.render_completion,
+        "Show the tokens and parameters of prompts",
+        CompletionRequest,
+    ),
     _post("/v1/embeddings", embeddings.create, "Create embeddings of texts", EmbeddingsRequest),
     _post("/v1/responses", responses.create, "Create a response, as a list of output items", ResponsesRequest),
     Route(
         "GET",
         "/v1/responses/{id}",
         responses.retrieve,
-        render,
+        render_error,
         "Retrieve a stored response (always not found: responses are not stored)",
     ),
     Route(
         "POST",
         "/v1/responses/{id}/cancel",
         responses.retrieve,
-        render,
+        render_error,
         "Cancel a stored response (always not found: responses are not stored)",
     ),
     _invoke("messages", chat.create, ChatCompletionRequest),
@@ -71,4 +85,4 @@ ROUTES = (
     _invoke("input", embeddings.create, EmbeddingsRequest),
 )
 
-DIALECT = Dialect("openai", "OpenAI", front=RouteSet(ROUTES, render, STATUSES, prefixes=("/v1/",)))
+DIALECT = Dialect("openai", "OpenAI", front=RouteSet(ROUTES, render_error, STATUSES, prefixes=("/v1/",)))

@@ -11,6 +11,7 @@ import numpy as np
 
 from inference.chat.conversation import parse_messages, template_arguments
 from inference.dialects.openai.prompts import PROMPT_FORMS, is_empty, parse_forms
+from inference.dialects.openai.request_ids import name_request
 from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest, NotServed
 from inference.generation.embeddings import EmbeddingRequest
@@ -56,6 +57,7 @@ async def create(exchange: Exchange, services: Services) -> None:
     """Handle POST /v1/embeddings."""
     with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), EmbeddingsRequest)
+        name_request(exchange, body.request_id)
         write = _writer(body)
         inputs = await exchange.work(parse_inputs, body, services.limits.max_embedding_inputs)
         keep = body.truncate_prompt_tokens

@@ -22,7 +22,9 @@ class Message:
 
     def __init__(self, body: ChatCompletionRequest, generation: Generation) -> None:
         tokenizer = generation.target.tokenizer
-        self._parser = AnswerParser(tokenizer, generation.prompt_token_ids, body.tools, body.tool_choice)
+        self._parser = AnswerParser(
+            tokenizer, generation.prompt_token_ids, body.tools, body.tool_choice, whole=not body.stream
+        )
         self._named = named_tool(body.tool_choice)
         self._show_reasoning = body.include_reasoning is not False
         self._most_calls = 1 if body.parallel_tool_calls is False else None

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from inference.workers.target import Target
 
 
-def cards(target: Target) -> list[dict[str, Any]]:
-    """The deployment's model card and those of its adapters."""
+def cards(target: Target, adapter_paths: bool = False) -> list[dict[str, Any]]:
+    """The deployment's model card and those of its adapters, with their directories if `adapter_paths`."""
     entry, length = target.entry, target.info.max_model_len
-    adapters = [card(a.name, a.created, a.name, entry.name, None) for a in entry.adapters]
+    roots = {a.name: (adapter_paths and a.source) or a.name for a in entry.adapters}
+    adapters = [card(a.name, a.created, roots[a.name], entry.name, None) for a in entry.adapters]
     return [card(entry.name, entry.created, entry.model, None, length), *adapters]
 
 
 def card(name: str, created: int, root: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
-    """One model card; `root` is a registered name, never a path of the server."""
+    """One model card; `root` is a registered name, and a path of the server only if the operator shows it."""
     permission = {
         "id": f"modelperm-{name}",
         "object": "model_permission",
@@ -50,14 +51,15 @@ def card(name: str, created: int, root: str, parent: str | None, max_model_len: 
 
 async def list_models(exchange: Exchange, services: Services) -> None:
     """GET /v1/models."""
-    data = [one for target in services.router.targets for one in cards(target)]
+    data = [one for target in services.router.targets for one in cards(target, services.shown.adapter_paths)]
     await exchange.respond(json_response({"object": "list", "data": data}))
 
 
 async def retrieve(exchange: Exchange, services: Services) -> None:
     """GET /v1/models/{id}; ids may contain slashes."""
     name = exchange.parameters["id"]
-    found = next((one for t in services.router.targets for one in cards(t) if one["id"] == name), None)
+    known = (one for t in services.router.targets for one in cards(t, services.shown.adapter_paths))
+    found = next((one for one in known if one["id"] == name), None)
     if found is None:
         raise ModelNotFound(name)
     await exchange.respond(json_response(found))

@@ -9,9 +9,10 @@ import msgspec
 
 from inference.dialects.openai import chat
 from inference.dialects.openai.message import Message
-from inference.dialects.openai.responses_schema import ResponsesRequest, as_chat
+from inference.dialects.openai.request_ids import name_request
+from inference.dialects.openai.responses_schema import ResponsesRequest, as_chat, name_field
 from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
-from inference.errors import ResponseNotFound
+from inference.errors import InvalidRequest, NotServed, ResponseNotFound, TemplateError
 from inference.generation.answer import Job, Reply, StreamFormat, answer, preparing
 from inference.http.exchange import json_response
 from inference.http.validation import convert
@@ -35,14 +36,19 @@ async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/responses."""
     with services.admission.permit(exchange.tenant):
         body = await exchange.work(convert, await exchange.json(), ResponsesRequest)
+        name_request(exchange, body.request_id)
         chat_body = await exchange.work(as_chat, body)
-        request = await chat.parse(chat_body, exchange, services)
 
         def reply(generations: list[Generation]) -> ResponseReply:
             return ResponseReply(body, Message(chat_body, generations[0]), generations[0], exchange.request_id)
 
         stream = STREAM if body.stream else None
-        await answer(exchange, Job(preparing([request], exchange, services, "openai"), reply, stream))
+        try:
+            request = await chat.parse(chat_body, exchange, services)
+            await answer(exchange, Job(preparing([request], exchange, services, "openai"), reply, stream))
+        except (InvalidRequest, NotServed, TemplateError) as error:
+            name_field(error)
+            raise
 
 
 async def retrieve(exchange: Exchange, services: Services) -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import msgspec
 
 from inference.dialects.openai.schema import ChatCompletionRequest
-from inference.errors import InvalidRequest, NotServed
+from inference.errors import InvalidRequest, NotServed, TemplateError
 
 NOT_SERVED = ("previous_response_id", "background", "prompt", "conversation")
 INPUT_FORMS = [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]
+CHAT_FIELDS = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+}
+"""What a field of a chat request is called here."""
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -44,6 +52,7 @@ class ResponsesRequest(msgspec.Struct):
     background: bool | None = None
     prompt: dict[str, Any] | None = None
     conversation: Any = None
+    request_id: str | None = None
 
 
 def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
@@ -75,6 +84,15 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
         response_format=_format(body.text),
         reasoning_effort=effort,
     )
+
+
+def name_field(error: InvalidRequest | NotServed | TemplateError) -> None:
+    """Name the field of this route that a chat request's error means."""
+    field = error.field or ""
+    name = next((name for name in CHAT_FIELDS if re.match(rf"{name}\b", field)), None)
+    if name is not None:
+        error.field = CHAT_FIELDS[name]
+        error.message = re.sub(rf"^{name}\b(\[\d+\])?", error.field, error.message)
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:

@@ -58,6 +58,7 @@ class CommonRequest(SamplingFields):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     logprob_token_ids: list[int] | None = None
+    request_id: str | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -90,10 +91,9 @@ class CompletionRequest(CommonRequest):
         return self.logprobs is not None or self.logprob_token_ids is not None
 
 
-class ChatCompletionRequest(CommonRequest):
-    """POST /v1/chat/completions."""
+class ChatFields(CommonRequest):
+    """The fields of a chat besides its messages."""
 
-    messages: list[dict[str, Any]] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
@@ -111,6 +111,18 @@ class ChatCompletionRequest(CommonRequest):
     documents: list[dict[str, Any]] | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
+
+
+class ChatCompletionRequest(ChatFields):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] | None = None
+
+
+class BatchChatCompletionRequest(ChatFields):
+    """POST /v1/chat/completions/batch: one answer to each conversation."""
+
+    messages: list[list[dict[str, Any]]] | None = None
 
 
 NOT_SERVED = (
@@ -168,6 +180,7 @@ def generation_request(
     skip_special_tokens: bool = True,
     number: int = 0,
     session: str | None = None,
+    prompt_field: str = "prompt",
 ) -> GenerationRequest:
     """The GenerationRequest of one prompt of this body; `number` is the prompt's index. `session` is the header's.
 
@@ -198,6 +211,7 @@ def generation_request(
         beams=bool(body.use_beam_search),
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         number=number,
+        prompt_field=prompt_field,
     )
     if request.beams:
         check_beams(request)

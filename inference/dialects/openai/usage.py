@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """`usage`; the details are null, as in vLLM by default."""
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> dict[str, Any]:
+    """`usage`; without `cached_tokens` the details are null, as in vLLM by default."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
-        "prompt_tokens_details": None,
+        "prompt_tokens_details": None if cached_tokens is None else {"cached_tokens": cached_tokens},
     }

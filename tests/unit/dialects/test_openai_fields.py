@@ -1,0 +1,151 @@
+"""Single fields of OpenAI's bodies: ids, counts, log-probabilities, model cards, and the key that an error names."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.failures import Failure, FailureCode
+from engine.messages import TokenLogprob
+from inference.services import Shown
+from inference.vendors.openai_logprobs import LogprobTexts
+from management.snapshot import AdapterEntry
+from tests.unit.scripts import EMBEDDING, Script, says
+
+CHAT, TEXT, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
+HELLO = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
+PROMPT = {"model": "demo", "prompt": "The capital", "temperature": 0}
+INPUT = {"model": "demo", "input": "Hello", "temperature": 0}
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+LONG = "word " * 5000
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, HELLO), (TEXT, PROMPT)])
+async def test_cached_tokens_are_counted_where_the_operator_shows_them(start, path, body):
+    for shown, details in ((Shown(cached_tokens=True), {"cached_tokens": 16}), (Shown(), None)):
+        serving = await start(shown=shown)
+        serving.worker.scripts += [says("Rome.", cached_tokens=16)] * 2
+        whole, stream = await serving.post(path, body), await serving.post(path, {**body, **USAGE})
+        assert whole.json()["usage"]["prompt_tokens_details"] == details
+        assert stream.events[-2]["usage"]["prompt_tokens_details"] == details
+        await serving.stop()
+
+
+async def test_cached_tokens_of_several_prompts(start):
+    serving = await start(shown=Shown(cached_tokens=True))
+    serving.worker.scripts += [says("Rome.", cached_tokens=16), says("Rome.")]
+    answer = await serving.post(TEXT, {**PROMPT, "prompt": ["The capital", "of"]})
+    assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+
+
+@pytest.mark.parametrize(("path", "body", "prefix"), [
+    (CHAT, HELLO, "chatcmpl-"), (TEXT, PROMPT, "cmpl-"), (RESPONSES, INPUT, "resp_"),
+])  # fmt: skip
+async def test_a_body_may_name_its_request(serving, path, body, prefix):
+    answer = await serving.post(path, {**body, "request_id": "mine"})
+    assert (answer.json()["id"], answer.header("x-request-id")) == (prefix + "mine", "mine")
+    answer = await serving.post(path, {**body, "request_id": "mine"}, x_request_id="header's")
+    assert (answer.json()["id"], answer.header("x-request-id")) == (prefix + "header's", "header's")
+
+
+async def test_a_body_may_name_its_request_for_vectors(start):
+    serving = await start(info=EMBEDDING)
+    answer = await serving.post(EMBEDDINGS, {"model": "demo", "input": "The", "request_id": "x" * 128})
+    assert answer.json()["id"] == "embd-" + "x" * 128
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "a\nb", "é"])
+async def test_names_of_requests_that_are_refused(serving, name):
+    answer = await serving.post(CHAT, {**HELLO, "request_id": name})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "request_id")
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [
+    (CHAT, {**HELLO, "temperature": "hot"}, "temperature"),
+    (CHAT, {**HELLO, "messages": [{"role": "user", "content": LONG}]}, "messages"),
+    (CHAT, {**HELLO, "messages": [{"role": 1}]}, "messages[0].role"),
+    (CHAT, {**HELLO, "max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, {**HELLO, "stream_options": {"include_usage": "x"}, "stream": True}, "stream_options.include_usage"),
+    (CHAT, {**HELLO, "model": "none"}, "model"),
+    (TEXT, {**PROMPT, "prompt": LONG}, "prompt"),
+    (TEXT, {**PROMPT, "prompt": [5000]}, "prompt"),
+    (RESPONSES, {**INPUT, "input": LONG}, "input"),
+    (RESPONSES, {**INPUT, "input": [{"role": 1, "content": "a"}]}, "input"),
+    (RESPONSES, {**INPUT, "max_output_tokens": 0}, "max_output_tokens"),
+    (RESPONSES, {**INPUT, "text": {"format": {"type": "xml"}}}, "text"),
+])  # fmt: skip
+async def test_an_error_names_the_bad_key(serving, path, body, param):
+    answer = await serving.post(path, body)
+    error = answer.json()["error"]
+    assert (answer.status in (400, 404), error["param"]) == (True, param)
+    if path == RESPONSES:
+        assert not {"messages", "max_completion_tokens", "response_format"} & set(error["message"].split())
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [(CHAT, HELLO, "messages"), (RESPONSES, INPUT, "input")])
+async def test_a_template_that_fails_is_the_messages_error(serving, monkeypatch, path, body, param):
+    monkeypatch.setattr(serving.router.resolve("demo").tokenizer, "template", None)
+    error = (await serving.post(path, body)).json()["error"]
+    assert (error["code"], error["param"]) == (400, param)
+
+
+class Texts:
+    """Token n is the text "tn", but 9 has the text of 8."""
+
+    def token_text(self, token_id: int) -> str:
+        return f"t{8 if token_id == 9 else token_id}"
+
+
+def test_the_actual_token_is_first_among_the_most_likely():
+    texts = LogprobTexts(Texts(), as_ids=False)
+    unlikely = TokenLogprob(5, -4.0, 4, [(1, -0.5), (2, -1.0), (3, -2.0)])
+    second = TokenLogprob(2, -1.0, 2, [(1, -0.5), (2, -1.0), (3, -2.0)])
+    twins = TokenLogprob(9, -3.0, 4, [(8, -0.5), (1, -1.0)])
+
+    def named(entries):
+        return [(entry["token"], entry["logprob"]) for entry in entries]
+
+    chat = texts.chat([unlikely, second], 2, actual_first=True)["content"]
+    assert named(chat[0]["top_logprobs"]) == [("t5", -4.0), ("t1", -0.5)]
+    assert named(chat[1]["top_logprobs"]) == [("t2", -1.0), ("t1", -0.5)]
+    assert texts.chat([unlikely], 0, actual_first=True)["content"][0]["top_logprobs"] == []
+    tops = texts.completion([(5, unlikely), (2, second), (9, twins)], 0)["top_logprobs"]
+    assert [list(top.items()) for top in tops] == [
+        [("t5", -4.0), ("t1", -0.5), ("t2", -1.0), ("t3", -2.0)],
+        [("t2", -1.0), ("t1", -0.5), ("t3", -2.0)],
+        [("t8", -3.0), ("t1", -1.0)],
+    ]
+    row = texts.prompt([unlikely])[1]
+    assert [(key, entry["rank"]) for key, entry in row.items()] == [("5", 4), ("1", 1), ("2", 2), ("3", 3)]
+
+
+async def test_the_card_of_an_adapter_shows_its_directory_only_if_the_operator_does(start):
+    entry = AdapterEntry("formal", "d", "/store/d", 1, source="/adapters/formal")
+    for shown, root in ((Shown(adapter_paths=True), "/adapters/formal"), (Shown(), "formal")):
+        serving = await start(shown=shown)
+        serving.adapters = (entry, AdapterEntry("bare", "e", "/store/e", 1))
+        serving.publish()
+        cards = {card["id"]: card for card in (await serving.get("/v1/models")).json()["data"]}
+        assert (cards["formal"]["root"], cards["formal"]["parent"]) == (root, "demo")
+        assert (cards["demo"]["root"], cards["bare"]["root"]) == ("demo", "bare")
+        assert (await serving.get("/v1/models/formal")).json() == cards["formal"]
+        await serving.stop()
+
+
+async def test_refusals_for_too_many_requests_are_counted_as_vllm_does(start):
+    serving = await start(max_concurrent_requests=1)
+
+    async def counted(model: str) -> float:
+        page = (await serving.get("/metrics")).text
+        name = f'vllm:admission_rejections_total{{model_name="{model}",reason="max_num_queued_reqs"}}'
+        return next((float(line.split()[-1]) for line in page.splitlines() if line.startswith(name)), -1)
+
+    assert await counted("") == 0
+    with serving.services.admission.permit():
+        assert (await serving.post(CHAT, HELLO)).status == 503
+        assert serving.planes["front"].overloaded("POST", CHAT, {b"host": b"x"}).status == 503
+    assert (await counted(""), await counted("demo")) == (2, -1)
+    serving.worker.default = Script(fail_after=0, failure=Failure(FailureCode.OVERLOADED))
+    assert (await serving.post(TEXT, PROMPT)).status == 503
+    serving.services.admission.draining = True
+    assert (await serving.post(TEXT, PROMPT)).status == 503
+    assert (await counted(""), await counted("demo")) == (2, 1)
