@@ -8,6 +8,7 @@ token are ordinary responses, also for streams.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream")]
 LAST_PRIORITY = 5
+SEED_BITS = 32
+"""The width of a seed that the server chooses, as in MindIE: a client may send it back, so it must be in `seed`'s range."""
 UNPARSED = "Failed to parse request context to json"
 
 
@@ -165,7 +168,7 @@ def _generation_request(request: InferenceRequest, state: MindieState) -> Genera
         sampling=sampling.overrides(request.sequences, request.target.info.vocab_size, logprobs),
         grammar=request.grammar,
         max_tokens=min(wanted, capacity.max_iter_times),
-        seed=sampling.seed,
+        seed=secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed,
         n=request.sequences,
         stop=sampling.stop,
         include_stop=sampling.include_stop,

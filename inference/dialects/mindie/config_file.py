@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -279,5 +280,6 @@ def wire_settings(
         cpu_mem_size=config.model.cpuMemSize,
         world_size=config.model.worldSize,
         max_loras=deploy.maxLoras,
+        model_weights=(config.model.modelName, PurePath(config.model.modelWeightPath).name),
         **common,
     )

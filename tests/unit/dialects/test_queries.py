@@ -178,3 +178,9 @@ def _stats(serving):
     (target,) = serving.router.targets
     (client,) = target.clients.values()
     return client.stats
+
+
+async def test_mindies_weights_are_the_last_part_of_their_path(start):
+    serving = await start(mindie=MindieSettings(model_weights=("demo", "llama2-7b")))
+    answer = await serving.get("/v2/models/demo/config", plane="mindie")
+    assert answer.json()["model_weight_path"] == "llama2-7b"
