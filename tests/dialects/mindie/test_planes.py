@@ -9,9 +9,9 @@ import time
 
 import httpx
 import pytest
-import trustme
 
 from tests.dialects.mindie.config_file import write
+from tests.dialects.mindie.test_tls import authorities
 from tests.live import LiveServer, free_port, wait_until
 
 PROMPT = "Question: What is the capital of Spain?\nAnswer:"
@@ -121,18 +121,6 @@ def test_slots_that_are_full_refuse_adapters(one_port):
     )
 
 
-def authorities(directory):
-    """Two authorities, a server's certificate of the first, and its files where MindIE's keys say."""
-    ca, other = trustme.CA(), trustme.CA()
-    certificate = ca.issue_cert("127.0.0.1", "localhost")
-    for name in ("security/ca", "security/certs", "security/keys"):
-        (directory / name).mkdir(parents=True)
-    ca.cert_pem.write_to_path(str(directory / "security/ca/ca.pem"))
-    certificate.cert_chain_pems[0].write_to_path(str(directory / "security/certs/server.pem"))
-    certificate.private_key_pem.write_to_path(str(directory / "security/keys/server.key.pem"))
-    return ca, other
-
-
 def context(trusted, issuer=None):
     made = ssl.create_default_context()
     trusted.configure_trust(made)
@@ -167,30 +155,6 @@ def test_a_missing_certificate_is_told_at_start(tmp_path):
     server = LiveServer(tmp_path / "var", environment={"DRAGOMAN_MINDIE_CONFIG": str(path)}).start(wait=False)
     assert server.process.wait(60) != 0
     assert "server.key.pem: no readable private key" in server.log
-
-
-@pytest.mark.parametrize("fault", ["encrypted", "short", "other", "no key"])
-def test_keys_that_cannot_be_used(tmp_path, fault):
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec, rsa
-
-    from inference.server.tls import MutualContextFactory, TlsError, TlsFiles
-
-    authorities(tmp_path)
-    path = tmp_path / "security/keys/server.key.pem"
-    key = rsa.generate_private_key(65537, 2048) if fault == "short" else ec.generate_private_key(ec.SECP256R1())
-    lock = serialization.BestAvailableEncryption(b"x") if fault == "encrypted" else serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock)
-    path.write_bytes(b"nothing" if fault == "no key" else pem)
-    words = {
-        "encrypted": "password",
-        "short": "3072",
-        "other": "is not the key of",
-        "no key": "no readable private key",
-    }
-    files = TlsFiles(tmp_path / "security/certs/server.pem", path, (tmp_path / "security/ca/ca.pem",))
-    with pytest.raises(TlsError, match=words[fault]):
-        MutualContextFactory(files)
 
 
 def test_stop_service_drains_and_ends(tmp_path):
