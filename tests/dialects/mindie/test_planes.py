@@ -66,8 +66,8 @@ def test_openais_own_flavour(one_port):
     _, url = one_port
     body = {"model": "llama_65b", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
     for fields, error in (
-        ({"temperature": 2.1}, "Parameter temperature must be in (0.0,2.0], got 2.1."),
-        ({"top_k": -1}, "Parameter top_k must be in [0,2147483647], got -1."),
+        ({"temperature": 2.1}, "Parameter temperature must be in (0.0,2], got 2.1."),
+        ({"top_k": -1}, "Parameter top_k must be in -1 || (0,2147483647], got -1"),
         ({"model": "x"}, "Got model x, but not found in server"),
     ):
         assert httpx.post(f"{url}/v1/chat/completions", json={**body, **fields}).json()["error"] == error
