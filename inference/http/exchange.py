@@ -219,17 +219,20 @@ class Exchange:
         render_error: Callable[[ServingError], bytes],
         keep_alive: bytes | None,
         errors_before_head: bool = True,
+        errors_in_stream: tuple[type[ServingError], ...] = (),
         end: bytes = b"",
         end_after_error: bool = True,
     ) -> None:
         """Stream `chunks`, then `end` (after an error only if `end_after_error`).
 
         With `errors_before_head` the status line waits for the first chunk, so that an early ServingError is raised
-        and becomes an ordinary response; later errors are rendered into the stream. `keep_alive` is sent during long
-        silences; None: nothing is.
+        and becomes an ordinary response; later errors are rendered into the stream, and so are `errors_in_stream` at any
+        time. `keep_alive` is sent during long silences; None: nothing is.
         """
         last = (end, end if end_after_error else b"")
-        pump = asyncio.ensure_future(self._pump(chunks, headers, render_error, errors_before_head, last))
+        pump = asyncio.ensure_future(
+            self._pump(chunks, headers, render_error, errors_before_head, errors_in_stream, last)
+        )
         watch = asyncio.ensure_future(self._gone())
         tasks: list[asyncio.Future[None]] = [pump, watch]
         if keep_alive is not None:
@@ -248,6 +251,7 @@ class Exchange:
         headers: Headers,
         render_error: Callable[[ServingError], bytes],
         errors_before_head: bool,
+        errors_in_stream: tuple[type[ServingError], ...],
         last: tuple[bytes, bytes],
     ) -> None:
         """`last` is the last chunk of the stream, and the last chunk after an error."""
@@ -261,8 +265,9 @@ class Exchange:
                         await self._start_stream(headers)
                     await self._chunk(chunk)
             except ServingError as error:
-                if not self.status:
+                if not self.status and not isinstance(error, errors_in_stream):
                     raise
+                await self._start_stream(headers)
                 await self._chunk(render_error(error))
                 end = last[1]
             await self._start_stream(headers)
