@@ -85,16 +85,19 @@ def deploy_as_configured(model: str | None, settings: Options, setups: Iterable[
     wanted = next((setup.deployment for setup in setups if setup.deployment is not None), None)
     if model is not None or wanted is None:
         return deploy(model or settings.model)
-    deployment = deploy(wanted.source, wanted.name, dict(wanted.engine_options))
+    deployment = deploy(wanted.source, wanted.name, dict(wanted.engine_options), find_adapters=False)
     for name, directory in wanted.adapters:
         register_adapter(name, deployment.version.model, str(Path(directory).expanduser().resolve()), ACTOR)
     return deployment
 
 
-def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None = None) -> Deployment:
+def deploy(
+    source: str, name: str = "", changed_options: dict[str, Any] | None = None, *, find_adapters: bool = True
+) -> Deployment:
     """Register and start the deployment of this source, and make it the default; an earlier default is stopped.
 
     Without a `name` it is named after the source; `changed_options` override the engine options of the settings.
+    With `find_adapters` those beside the model, and those of the demo model, are registered.
     """
     settings = get_options()
     path = Path(source).expanduser()
@@ -116,9 +119,10 @@ def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None =
         stop_deployment(other, ACTOR)
     make_default(deployment, ACTOR)
     start_deployment(deployment, ACTOR, max(1, deployment.min_workers))
-    if local and path.resolve() == DEMO_MODEL:
-        for directory in sorted(p for p in DEMO_ADAPTERS.glob("*") if p.is_dir()):
-            register_adapter(directory.name, version.model, str(directory), ACTOR)
-    register_beside(version, ACTOR)
+    if find_adapters:
+        if local and path.resolve() == DEMO_MODEL:
+            for directory in sorted(p for p in DEMO_ADAPTERS.glob("*") if p.is_dir()):
+                register_adapter(directory.name, version.model, str(directory), ACTOR)
+        register_beside(version, ACTOR)
     deployment.refresh_from_db()
     return deployment

@@ -10,6 +10,7 @@ import time
 import httpx
 import pytest
 
+from tests.conftest import DEMO
 from tests.dialects.mindie.config_file import write
 from tests.dialects.mindie.test_tls import authorities
 from tests.live import LiveServer, free_port, wait_until
@@ -50,6 +51,13 @@ def test_the_files_numbers_are_told(one_port):
     assert (config["modelName"], config["maxSeqLen"], config["maxOutputLen"]) == ("llama_65b", 512, 64)
     info = httpx.get(f"{url}/info").json()
     assert (info["max_input_length"], info["max_concurrent_requests"], info["max_batch_total_tokens"]) == (400, 16, 400)
+
+
+def test_only_the_files_adapters_are_listed(one_port):
+    """Not those that the demo model comes with."""
+    _, url = one_port
+    assert [card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]] == ["llama_65b"]
+    assert httpx.get(f"{url}/v2/models/llama_65b/config").json()["model_weight_path"] == DEMO.name
 
 
 def test_the_files_limits_hold(one_port):
