@@ -42,6 +42,8 @@ class Response(msgspec.Struct):
     body: bytes
     content_type: bytes = b"application/json"
     headers: Headers = []
+    reason: bytes = b""
+    """The reason phrase of the status line; b"" for the usual one."""
 
 
 def json_response(value: Any, status: int = 200, headers: Headers | None = None) -> Response:
@@ -195,7 +197,8 @@ class Exchange:
             *response.headers,
             *self.answer_headers,
         ]
-        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+        start = {"type": "http.response.start", "status": response.status, "headers": headers}
+        await self._send(start | {"reason": response.reason} if response.reason else start)
         body = b"" if self.method == "HEAD" else response.body
         await self._send({"type": "http.response.body", "body": body})
 
