@@ -200,28 +200,32 @@ class Server:
 
     def _refuse(
         self, host: str, port: int, method: str, path: str, status: int
-    ) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    ) -> tuple[list[tuple[bytes, bytes]], bytes, bytes]:
         """The response to a request that the server refuses itself."""
         plane = self.planes.planes_of(host, port).plane_of(method, path)
         limit = self._max_body_bytes(host, port)
         error = errors.BodyTooLarge(limit) if status == 413 else errors.MalformedBody(ONE_HOST)
         if not isinstance(plane, Plane) and path.startswith("/sg_inf/"):
-            return [(b"content-type", b"application/json")], json.dumps(ApiError(status, error.message).body).encode()
+            return (
+                [(b"content-type", b"application/json")],
+                json.dumps(ApiError(status, error.message).body).encode(),
+                b"",
+            )
         if not isinstance(plane, Plane):
-            return [(b"content-type", b"text/plain; charset=utf-8")], error.message.encode()
+            return [(b"content-type", b"text/plain; charset=utf-8")], error.message.encode(), b""
         response = plane.refuse(method, path, error)
-        return [(b"content-type", response.content_type), *response.headers], response.body
+        return [(b"content-type", response.content_type), *response.headers], response.body, response.reason
 
     def _preview(
         self, host: str, port: int, method: str, path: str, headers: dict[bytes, bytes]
-    ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes, bytes] | None:
         """The early response that the headers decide; None if the body is needed."""
         plane = self.planes.planes_of(host, port).plane_of(method, path)
         return _parts(plane.preview(method, path, headers) if isinstance(plane, Plane) else None)
 
     def _overloaded(
         self, host: str, port: int, method: str, path: str, headers: dict[bytes, bytes]
-    ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes, bytes] | None:
         """The early response when no permit is free."""
         if not self.services.admission.crowded:
             return None
@@ -256,10 +260,15 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _parts(response: Response | None) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+def _parts(response: Response | None) -> tuple[int, list[tuple[bytes, bytes]], bytes, bytes] | None:
     if response is None:
         return None
-    return response.status, [(b"content-type", response.content_type), *response.headers], response.body
+    return (
+        response.status,
+        [(b"content-type", response.content_type), *response.headers],
+        response.body,
+        response.reason,
+    )
 
 
 def _welcome(options: Options, dialects: Sequence[Dialect], model: str) -> str:

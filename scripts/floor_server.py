@@ -44,7 +44,7 @@ if __name__ == "__main__":
     PlaneServer(
         application,
         [Listener("127.0.0.1", int(sys.argv[1]))],
-        refuse=lambda host, port, method, path, status: ([(b"content-type", b"text/plain")], b""),
+        refuse=lambda host, port, method, path, status: ([(b"content-type", b"text/plain")], b"", b""),
         preview=lambda host, port, method, path, headers: None,
         overloaded=lambda host, port, method, path, headers: None,
         max_body_bytes=lambda host, port: 1 << 20,

@@ -63,7 +63,8 @@ class StreamFormat:
 
     `keep_alive` is sent during long silences; None: nothing is. `end` is the last chunk, after an error only with
     `end_after_error`. With `head_first` the status line is sent before anything is prepared, so that every error is a
-    chunk of a stream with status 200.
+    chunk of a stream with status 200; of the errors in `in_stream` that is true also without it, if they come after the
+    preparation.
     """
 
     headers: Headers
@@ -72,6 +73,7 @@ class StreamFormat:
     end: bytes = b""
     end_after_error: bool = True
     head_first: bool = False
+    in_stream: tuple[type[ServingError], ...] = ()
 
 
 Monitor = Callable[[], None]
@@ -178,6 +180,7 @@ async def _stream(exchange: Exchange, chunks: AsyncGenerator[bytes, None], form:
         render_error=form.render_error,
         keep_alive=form.keep_alive,
         errors_before_head=not form.head_first,
+        errors_in_stream=form.in_stream,
         end=form.end,
         end_after_error=form.end_after_error,
     )

@@ -43,6 +43,8 @@ class Response(msgspec.Struct):
     body: bytes
     content_type: bytes = b"application/json"
     headers: Headers = []
+    reason: bytes = b""
+    """The reason phrase of the status line; b"" for the usual one."""
 
 
 def json_response(value: Any, status: int = 200, headers: Headers | None = None) -> Response:
@@ -214,7 +216,8 @@ class Exchange:
             *response.headers,
             *self.answer_headers,
         ]
-        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+        start = {"type": "http.response.start", "status": response.status, "headers": headers}
+        await self._send(start | {"reason": response.reason} if response.reason else start)
         body = b"" if self.method == "HEAD" else response.body
         await self._send({"type": "http.response.body", "body": body})
 
@@ -238,17 +241,20 @@ class Exchange:
         render_error: Callable[[ServingError], bytes],
         keep_alive: bytes | None,
         errors_before_head: bool = True,
+        errors_in_stream: tuple[type[ServingError], ...] = (),
         end: bytes = b"",
         end_after_error: bool = True,
     ) -> None:
         """Stream `chunks`, then `end` (after an error only if `end_after_error`).
 
         With `errors_before_head` the status line waits for the first chunk, so that an early ServingError is raised
-        and becomes an ordinary response; later errors are rendered into the stream. `keep_alive` is sent during long
-        silences; None: nothing is.
+        and becomes an ordinary response; later errors are rendered into the stream, and so are `errors_in_stream` at any
+        time. `keep_alive` is sent during long silences; None: nothing is.
         """
         last = (end, end if end_after_error else b"")
-        pump = asyncio.ensure_future(self._pump(chunks, headers, render_error, errors_before_head, last))
+        pump = asyncio.ensure_future(
+            self._pump(chunks, headers, render_error, errors_before_head, errors_in_stream, last)
+        )
         watch = asyncio.ensure_future(self._gone())
         tasks: list[asyncio.Future[None]] = [pump, watch]
         if keep_alive is not None:
@@ -267,6 +273,7 @@ class Exchange:
         headers: Headers,
         render_error: Callable[[ServingError], bytes],
         errors_before_head: bool,
+        errors_in_stream: tuple[type[ServingError], ...],
         last: tuple[bytes, bytes],
     ) -> None:
         """`last` is the last chunk of the stream, and the last chunk after an error."""
@@ -280,8 +287,9 @@ class Exchange:
                         await self._start_stream(headers)
                     await self._chunk(chunk)
             except ServingError as error:
-                if not self.status:
+                if not self.status and not isinstance(error, errors_in_stream):
                     raise
+                await self._start_stream(headers)
                 await self._chunk(render_error(error))
                 end = last[1]
             await self._start_stream(headers)

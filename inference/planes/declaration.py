@@ -121,7 +121,7 @@ class WantedDeployment:
     engine_options: Mapping[str, Any]
     """Override the server's options."""
     adapters: Sequence[tuple[str, str]] = ()
-    """Names and directories."""
+    """Names and directories. Only these are registered: none that is found beside the model."""
 
 
 def start_nothing(services: Services, terminate: Terminate) -> Parts:

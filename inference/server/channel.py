@@ -13,6 +13,8 @@ from typing import Any
 from twisted.internet import reactor
 from twisted.web import http
 
+from inference.server.phrases import phrase
+
 LAST_WORDS_S = 1.0
 LINGER_S, LINGER_BYTES = 2.0, 80 << 20
 """How long, and for how many bytes, input is discarded after a refusal."""
@@ -90,12 +92,14 @@ class DeadlineChannel(http.HTTPChannel):
         taken: bool = super()._maybeChooseTransferDecoder(header, data)
         return taken
 
-    def send_refusal(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    def send_refusal(
+        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, reason: bytes = b""
+    ) -> None:  # fmt: skip
         """Send a response instead of the application, then close."""
         if self._discardable is not None:
             return
         self._discardable = LINGER_BYTES
-        lines = [b"HTTP/1.1 %d %b" % (status, http.RESPONSES.get(status, b"Refused"))]
+        lines = [b"HTTP/1.1 %d %b" % (status, phrase(status, reason))]
         lines += [b"%b: %b" % pair for pair in headers]
         lines += [b"connection: close", b"content-length: %d" % len(body), b"", b""]
         self.transport.write(b"\r\n".join(lines) + body)

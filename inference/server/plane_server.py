@@ -25,14 +25,17 @@ from twisted.web import http
 from zope.interface import implementer
 
 from inference.server.channel import DeadlineChannel
+from inference.server.phrases import phrase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from inference.server.listener import Listener
 
-    Refuse = Callable[[str, int, str, str, int], tuple[list[tuple[bytes, bytes]], bytes]]
-    Preview = Callable[[str, int, str, str, dict[bytes, bytes]], tuple[int, list[tuple[bytes, bytes]], bytes] | None]
+    Headers = list[tuple[bytes, bytes]]
+    Answer = tuple[int, Headers, bytes, bytes]
+    Refuse = Callable[[str, int, str, str, int], tuple[Headers, bytes, bytes]]
+    Preview = Callable[[str, int, str, str, dict[bytes, bytes]], Answer | None]
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +53,10 @@ class PlaneRequest(WebRequest):
     writable: asyncio.Event | None = None  # set while the client reads too slowly
     too_large = False
     max_body_bytes = 0
+    reason = b""
+    """The dialect's reason phrase."""
 
-    def refusal(
-        self, method: bytes, target: bytes, version: bytes, length: int | None
-    ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+    def refusal(self, method: bytes, target: bytes, version: bytes, length: int | None) -> Answer | None:
         """The early response to a request's headers, or None to read the body (`length` None: chunked)."""
         address, path = self.getHost(), target.split(b"?", 1)[0].decode("latin-1")
         verb = method.decode("latin-1")
@@ -108,7 +111,7 @@ class PlaneRequest(WebRequest):
             if self.transport is None:  # it became a WebSocket
                 channel.leave()
 
-    def _overloaded(self) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+    def _overloaded(self) -> Answer | None:
         """The response when no permit is free. The application is not started, and the connection is kept."""
         address, path = self.getHost(), self.path.split(b"?", 1)[0].decode("latin-1")
         return self.server.overloaded(
@@ -135,7 +138,8 @@ class PlaneRequest(WebRequest):
     stopProducing = resumeProducing
 
     def handle_reply(self, message: dict[str, Any]) -> None:
-        """Write one ASGI message."""
+        """Write one ASGI message. That of the status line may have a `reason`, which ASGI does not know."""
+        self.reason = message.get("reason", self.reason)
         if message["type"] == "http.response.start" and self.server.lingers and self.channel is not None:
             self.channel.persistent = False
             message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
@@ -174,8 +178,13 @@ class PlaneRequest(WebRequest):
         method = self.method.decode("latin-1")
         self._reply(status, *self.server.refuse(address.host, address.port, method, path, status))
 
-    def _reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    def setResponseCode(self, code: int, message: bytes | None = None) -> None:
+        """Called by Daphne, which knows no phrases."""
+        super().setResponseCode(code, message or phrase(code, self.reason))
+
+    def _reply(self, status: int, headers: Headers, body: bytes, reason: bytes = b"") -> None:
         headers = [*headers, (b"content-length", b"%d" % len(body))]
+        self.reason = reason
         super().handle_reply({"type": "http.response.start", "status": status, "headers": headers})
         super().handle_reply({"type": "http.response.body", "body": body})
 
@@ -263,7 +272,7 @@ class PlaneServer(daphne_server.Server):
         on_deadline: Callable[[], Awaitable[None]],
     ) -> None:
         """`max_body_bytes(host, port)` is a listener's limit; `refuse(host, port, method, path, status)` gives
-        headers and body of a response that the server sends itself; `preview(host, port, method, path, headers)`
+        headers, body and reason phrase of a response that the server sends itself, b"" for the usual phrase; `preview(host, port, method, path, headers)`
         gives the whole response if the headers (names in lower case) are enough to reject the request; `overloaded`,
         with the same arguments, gives it if no permit is free.
 

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from OpenSSL import SSL, crypto
 from twisted.internet import ssl
 
 MIN_RSA_BITS = 3072
+MAX_PASSWORD_BYTES = 1024
 
 
 class TlsError(Exception):
@@ -22,23 +24,24 @@ class TlsError(Exception):
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """PEM files: the server's certificate chain and key, the authorities of client certificates, and revocation
-    lists.
+    lists. `password` is a text file with the password of an encrypted key.
     """
 
     certificate: Path
     key: Path
     authorities: tuple[Path, ...]
     revoked: tuple[Path, ...] = ()
+    password: Path | None = None
 
 
 class MutualContextFactory(ssl.ContextFactory):
-    """TLS contexts that require a client certificate."""
+    """TLS 1.3 contexts that require a client certificate."""
 
     def __init__(self, files: TlsFiles) -> None:
         """Reads and checks the files; raises TlsError."""
         context = SSL.Context(SSL.TLS_SERVER_METHOD)
-        context.set_min_proto_version(SSL.TLS1_2_VERSION)
-        key = _private_key(files.key)
+        context.set_min_proto_version(SSL.TLS1_3_VERSION)
+        key = _private_key(files.key, files.password)
         try:
             context.use_certificate_chain_file(str(files.certificate))
         except SSL.Error as error:
@@ -71,16 +74,39 @@ def _verdict(connection: Any, certificate: Any, error: int, depth: int, ok: int)
     return bool(ok)
 
 
-def _private_key(path: Path) -> Any:
+def _private_key(path: Path, password: Path | None) -> Any:
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except TypeError as error:
-        raise TlsError(f"{path}: the key is behind a password; such keys are not read") from error
-    except (OSError, ValueError) as error:
+        pem = path.read_bytes()
+        key = serialization.load_pem_private_key(pem, None)
+    except TypeError:
+        key = _decrypted(path, pem, password)
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise TlsError(f"{path}: no readable private key") from error
     if isinstance(key, rsa.RSAPrivateKey) and key.key_size < MIN_RSA_BITS:
         raise TlsError(f"{path}: an RSA key must have at least {MIN_RSA_BITS} bits, this one has {key.key_size}")
     return key
+
+
+def _decrypted(path: Path, pem: bytes, password: Path | None) -> Any:
+    secret = _password(path, password)
+    try:
+        return serialization.load_pem_private_key(pem, secret)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise TlsError(f"{path}: no private key that the password in {password} decrypts") from error
+
+
+def _password(key: Path, path: Path | None) -> bytes:
+    """The password of an encrypted key: the file's content without the end of its line."""
+    if path is None:
+        raise TlsError(f"{key}: the key is encrypted, and no file with its password is named")
+    try:
+        with path.open("rb") as file:
+            password = file.read(MAX_PASSWORD_BYTES + 1).rstrip(b"\r\n")
+    except OSError as error:
+        raise TlsError(f"{key}: the key is encrypted, and the file with its password cannot be read: {path}") from error
+    if not 0 < len(password) <= MAX_PASSWORD_BYTES:
+        raise TlsError(f"{path}: a password has 1 to {MAX_PASSWORD_BYTES} bytes")
+    return password
 
 
 def _certificates(path: Path) -> list[crypto.X509]:

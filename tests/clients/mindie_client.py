@@ -1,4 +1,4 @@
-"""A client of MindIE's EndPoint that is as strict as MindIE's own, which is not published: it takes one HTTP chunk at a time.
+"""A client of MindIE's EndPoint that is as strict as MindIE's own (`test_mindies_own_client.py`): it takes one HTTP chunk at a time.
 
 It strips the letters of "data:" from a chunk's start and newlines and NULs from its end, splits merged frames only where they look
 like Triton's or vLLM's, and needs the keys that MindIE's client indexes without asking.

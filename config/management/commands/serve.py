@@ -120,7 +120,7 @@ def deploy_as_configured(asked: Asked, settings: Options, setups: Iterable[Setup
         deployment = deploy(asked.model or settings.model, asked.name, asked.engine_options)
     else:
         options = {**dict(wanted.engine_options), **asked.engine_options}
-        deployment = deploy(wanted.source, asked.name or wanted.name, options)
+        deployment = deploy(wanted.source, asked.name or wanted.name, options, find_adapters=False)
         for name, directory in wanted.adapters:
             register_adapter(name, deployment.version.model, _directory(directory), ACTOR)
     for name, directory, base in asked.adapters:
@@ -134,10 +134,13 @@ def _directory(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None = None) -> Deployment:
+def deploy(
+    source: str, name: str = "", changed_options: dict[str, Any] | None = None, *, find_adapters: bool = True
+) -> Deployment:
     """Register and start the deployment of this source, and make it the default; an earlier default is stopped.
 
     Without a `name` it is named after the source; `changed_options` override the engine options of the settings.
+    With `find_adapters` those beside the model, and those of the demo model, are registered.
     """
     settings = get_options()
     path = Path(source).expanduser()
@@ -159,9 +162,10 @@ def deploy(source: str, name: str = "", changed_options: dict[str, Any] | None =
         stop_deployment(other, ACTOR)
     make_default(deployment, ACTOR)
     start_deployment(deployment, ACTOR, max(1, deployment.min_workers))
-    if local and path.resolve() == DEMO_MODEL:
-        for directory in sorted(p for p in DEMO_ADAPTERS.glob("*") if p.is_dir()):
-            register_adapter(directory.name, version.model, str(directory), ACTOR)
-    register_beside(version, ACTOR)
+    if find_adapters:
+        if local and path.resolve() == DEMO_MODEL:
+            for directory in sorted(p for p in DEMO_ADAPTERS.glob("*") if p.is_dir()):
+                register_adapter(directory.name, version.model, str(directory), ACTOR)
+        register_beside(version, ACTOR)
     deployment.refresh_from_db()
     return deployment

@@ -1,20 +1,21 @@
 """The common path of MindIE's inference endpoints: acquire a permit, parse, generate, then stream frames or send one
 body.
 
-Each endpoint module turns a body into an `InferenceRequest` whose Reply renders deltas. Failures before the first
-token are ordinary responses, also for streams.
+Each endpoint module turns a body into an `InferenceRequest` whose Reply renders deltas. Refusals are ordinary responses, also
+for streams; failures of the engine are bare text in a stream, even if they are all of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from inference.dialects.mindie.errors import ENQUEUE, CallbackTimeout, MindieError, render_late
-from inference.errors import MalformedBody, ServingError
+from inference.errors import DeadlineExceeded, GenerationFailed, MalformedBody, ServingError
 from inference.generation.answer import Job, Monitor, StreamFormat, prepared
 from inference.generation.answer import answer as answer_job
 from inference.generation.beam_search import check_beams
@@ -34,7 +35,11 @@ if TYPE_CHECKING:
     from inference.workers.target import Target
 
 STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream")]
+IN_STREAM = (GenerationFailed, DeadlineExceeded)
+"""MindIE has sent the status line of a stream before its engine fails or is too slow, also for the first token."""
 LAST_PRIORITY = 5
+SEED_BITS = 32
+"""The width of a seed that the server chooses, as in MindIE: a client may send it back, so it must be in `seed`'s range."""
 UNPARSED = "Failed to parse request context to json"
 
 
@@ -135,7 +140,7 @@ async def answer(
         state.metrics.failed()
         return render_late(error)
 
-    stream = StreamFormat(STREAM_HEADERS, render_error, end=request.end, end_after_error=False)
+    stream = StreamFormat(STREAM_HEADERS, render_error, end=request.end, end_after_error=False, in_stream=IN_STREAM)
     job = Job(
         prepared([generation]),
         lambda _: request.reply(generation, clock),
@@ -165,7 +170,7 @@ def _generation_request(request: InferenceRequest, state: MindieState) -> Genera
         sampling=sampling.overrides(request.sequences, request.target.info.vocab_size, logprobs),
         grammar=request.grammar,
         max_tokens=min(wanted, capacity.max_iter_times),
-        seed=sampling.seed,
+        seed=secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed,
         n=request.sequences,
         stop=sampling.stop,
         include_stop=sampling.include_stop,

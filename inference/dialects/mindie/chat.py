@@ -12,8 +12,9 @@ from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, 
 from inference.dialects.mindie.chat_reply import ChatReply
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import INT32_MAX, Fields
-from inference.dialects.mindie.openai_parameters import parse_model, parse_parameters, response_format
+from inference.dialects.mindie.openai_parameters import parse_model, parse_parameters
 from inference.dialects.mindie.parameters import part_text
+from inference.dialects.mindie.sequences import Combination
 from inference.generation.requests import ChatPrompt
 from inference.http.sse import DONE
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_\u4e00-\u9fa5-]{1,64}")
 TOOL_ROLES = ("system", "assistant", "user", "tool")
+TOP_LOGPROBS = "Parameter top logprobs must be in [0, 20], got {}."
+NO_LOGPROBS = "Value error, when using top_logprobs, logprobs must be true or null in chat completions"
+BUDGET = f"Parameter thinking_budget must be in [1,{INT32_MAX}], got {{}}"
 UNKNOWN = "Model not found"
 UNKNOWN_TO_OPENAI = "Got model {name}, but not found in server"
 
@@ -43,9 +47,8 @@ def _parse(body: Fields, state: MindieState, request_id: str) -> InferenceReques
     target, model = parse_model(body, state, UNKNOWN if vllm else UNKNOWN_TO_OPENAI)
     tools, choice = _tools(body)
     messages = _messages(body.get("messages"), bool(tools))
-    common = parse_parameters(body, state, target, model, vllm)
-    top_logprobs = _top_logprobs(body)
-    grammar = response_format(body) if vllm else None
+    common = parse_parameters(body, state, target, model, _top_logprobs, Combination.check_chat, vllm)
+    top_logprobs = common.logprobs
     forced = tool_grammar(tools, choice)
     arguments = _template_arguments(body, vllm)
     if tools:
@@ -65,7 +68,7 @@ def _parse(body: Fields, state: MindieState, request_id: str) -> InferenceReques
         sequences=common.sequences,
         beams=common.beams,
         logprobs=top_logprobs,
-        grammar=forced or grammar,
+        grammar=forced or common.grammar,
         end=DONE,
     )
 
@@ -73,32 +76,43 @@ def _parse(body: Fields, state: MindieState, request_id: str) -> InferenceReques
 def _messages(given: Any, with_tools: bool) -> list[dict[str, Any]]:
     """Messages by MindIE's rules; the texts of a list of parts are joined without a separator."""
     if given is None:
-        raise invalid("Not found messages.")
-    if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
-        raise invalid("messages must be array type.")
-    if not given:
-        raise invalid("Messages arr is empty")
+        raise invalid("Request param contains not messages or messages null")
+    if not given or not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
+        raise invalid("Request param messages not arr or arr is empty")
     return parse_messages([_message(message, with_tools) for message in given])
 
 
 def _message(message: dict[str, Any], with_tools: bool) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        raise invalid("role must be string type.")
+        raise invalid("Request param contains not role or role null")
     if with_tools and role not in TOOL_ROLES:
-        raise invalid(f"Parameter role must be in [{', '.join(TOOL_ROLES)}], got {role[:40]}.")
-    if role == "tool" and not (isinstance(message.get("tool_call_id"), str) and message["tool_call_id"]):
-        raise invalid("tool_call_id must be a non-empty string in a message of the role tool.")
-    if isinstance(content, list):
-        if not content:
-            raise invalid("Content arr is empty")
-        content = "".join(part_text(part, "content") for part in content)
+        raise invalid("Request param contains role must be system, assistant, user or tool")
+    if role == "tool":
+        _check_call_id(message.get("tool_call_id"))
     calls = role == "assistant" and bool(message.get("tool_calls"))
     if content is None and calls:
         return message
-    if not isinstance(content, str) or (role == "assistant" and not content and not calls):
-        raise invalid("content must be string type." if not isinstance(content, str) else "content must not be empty.")
+    if content is None:
+        raise invalid("Request param contains not content or content null")
+    if isinstance(content, list):
+        if not content:
+            raise invalid("Inputs arr is empty")
+        content = "".join(map(part_text, content))
+    if not isinstance(content, str):
+        raise invalid("The type of inputs is abnormal")
+    if role == "assistant" and not content and not calls:
+        raise invalid('Request param "content" should not be empty')
     return {**message, "content": content}
+
+
+def _check_call_id(given: Any) -> None:
+    if given is None:
+        raise invalid("Request param contains not tool_call_id or tool_call_id null while role is tool")
+    if not isinstance(given, str):
+        raise invalid("The type of tool_call_id is abnormal")
+    if not given:
+        raise invalid("Request param tool_call_id len should not be 0 while role is tool")
 
 
 def _tools(body: Fields) -> tuple[list[dict[str, Any]] | None, str | dict[str, Any] | None]:
@@ -120,9 +134,9 @@ def _tools(body: Fields) -> tuple[list[dict[str, Any]] | None, str | dict[str, A
 
 def _top_logprobs(body: Fields) -> int | None:
     """The number of alternatives; None if no log-probabilities are requested."""
-    asked, top = body.boolean("logprobs"), body.unsigned("top_logprobs", 0, 20)
+    asked, top = body.boolean("logprobs"), body.unsigned("top_logprobs", 0, 20, refusal=TOP_LOGPROBS)
     if top is not None and asked is False:
-        raise invalid("top_logprobs needs logprobs to be true.")
+        raise invalid(NO_LOGPROBS)
     return None if not asked and top is None else top or 0
 
 
@@ -131,7 +145,7 @@ def _template_arguments(body: Fields, vllm: bool) -> dict[str, Any]:
         raise invalid("chat_template is not supported by this endpoint")
     given = body.object("chat_template_kwargs")
     thinking = given.boolean("enable_thinking")
-    budget = given.integer("thinking_budget", 1, INT32_MAX) if vllm else None
+    budget = given.integer("thinking_budget", 1, refusal=BUDGET) if vllm else None
     if thinking and budget is not None:
         raise invalid("thinking_budget is not supported by this endpoint")
     return {} if thinking is None else {"enable_thinking": thinking}

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import Fields
-from inference.dialects.mindie.openai_parameters import parse_model, parse_parameters, response_format, usage
-from inference.dialects.mindie.parameters import text_of
+from inference.dialects.mindie.openai_parameters import parse_model, parse_parameters, usage
+from inference.dialects.mindie.parameters import TextErrors, text_of
+from inference.dialects.mindie.sequences import Combination
 from inference.generation.answer import Reply
 from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
 from inference.http.exchange import Response, json_response
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 UNKNOWN = "Not found given model, please check modelName in config file."
 NO_PROMPT = "Contains not prompt or prompt null"
 STRANGE = "The type of prompt is abnormal,prompt must be str or integer list."
+LENGTH = "Length of Prompt {kind} should be greater than 0 and less than or equal to {limit}, but got {length}"
+WRONG = TextErrors(NO_PROMPT, "", STRANGE, LENGTH.replace("{kind}", "text"))
 MAX_TOKENS = 1 << 20
 
 
@@ -45,21 +48,20 @@ async def create(exchange: Exchange, services: Services, state: MindieState) -> 
 def _parse(body: Fields, state: MindieState, request_id: str) -> InferenceRequest:
     target, model = parse_model(body, state, UNKNOWN)
     prompt = _prompt(body.get("prompt"), state.settings)
-    common = parse_parameters(body, state, target, model)
-    logprobs = _logprobs(body)
+    common = parse_parameters(body, state, target, model, _logprobs, Combination.check_completions)
     return InferenceRequest(
         target=target,
         prompt=prompt,
         sampling=common.sampling,
         max_tokens=common.max_tokens,
         reply=lambda generation, clock: CompletionReply(
-            generation, clock, request_id, model, state.settings, logprobs, common.returned
+            generation, clock, request_id, model, state.settings, common.logprobs, common.returned
         ),
         stream=common.stream,
         sequences=common.sequences,
         beams=common.beams,
-        logprobs=logprobs,
-        grammar=response_format(body),
+        logprobs=common.logprobs,
+        grammar=common.grammar,
         end=DONE,
     )  # fmt: skip
 
@@ -68,21 +70,20 @@ def _prompt(given: Any, settings: MindieSettings) -> Prompt:
     if given is None:
         raise invalid(NO_PROMPT)
     if isinstance(given, str):
-        return TextPrompt(text_of(given, "prompt", settings, STRANGE, STRANGE))
+        return TextPrompt(text_of(given, settings, WRONG))
     if not isinstance(given, list):
         raise invalid(STRANGE)
+    if not given:
+        raise invalid("Prompt array cannot be empty.")
     if not set(map(type, given)) <= {int}:
         raise invalid("All elements of the prompt array must be integers.")
-    if not 1 <= len(given) <= MAX_TOKENS:
-        raise invalid(f"Parameter prompt length must be in [1,{MAX_TOKENS}], got {len(given)}.")
+    if len(given) > MAX_TOKENS:
+        raise invalid(LENGTH.format(kind="token", limit=MAX_TOKENS, length=len(given)))
     return TokenPrompt(given)
 
 
 def _logprobs(body: Fields) -> int | None:
-    value = body.get("logprobs")
-    if isinstance(value, int) and not isinstance(value, bool) and value > 5:
-        raise invalid(f"logprobs should be in range [0, 5], got {value}")
-    return body.unsigned("logprobs", 0, 5)
+    return body.unsigned("logprobs", 0, 5, refusal="logprobs should be in range [0, 5], got {}.")
 
 
 class CompletionChoice:

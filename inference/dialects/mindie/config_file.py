@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 10 << 20
 MODEL_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?")
+PathText = Annotated[str, Field(max_length=4096)]
 Port = Annotated[int, Field(ge=1024, le=65535)]
 
 
@@ -58,16 +60,19 @@ class Server(Strict):
     tlsCaFile: str | list[str] = ["ca.pem"]
     tlsCert: str = "security/certs/server.pem"
     tlsPk: str = "security/keys/server.key.pem"
+    tlsPkPwd: PathText = "security/pass/key_pwd.txt"
     tlsCrlPath: str = "security/certs/"
     tlsCrlFiles: list[str] | None = None
     managementTlsCaFile: list[str] = ["management_ca.pem"]
     managementTlsCert: str = "security/certs/management/server.pem"
     managementTlsPk: str = "security/keys/management/server.key.pem"
+    managementTlsPkPwd: PathText = "security/pass/management/key_pwd.txt"
     managementTlsCrlPath: str = "security/management/certs/"
     managementTlsCrlFiles: list[str] | None = None
     metricsTlsCaFile: list[str] = ["metrics_ca.pem"]
     metricsTlsCert: str = "security/certs/metrics/server.pem"
     metricsTlsPk: str = "security/keys/metrics/server.key.pem"
+    metricsTlsPkPwd: PathText = "security/pass/metrics/key_pwd.txt"
     metricsTlsCrlPath: str = "security/metrics/certs/"
     metricsTlsCrlFiles: list[str] | None = None
     inferMode: Literal["standard", "dmi"]
@@ -279,5 +284,6 @@ def wire_settings(
         cpu_mem_size=config.model.cpuMemSize,
         world_size=config.model.worldSize,
         max_loras=deploy.maxLoras,
+        model_weights=(config.model.modelName, PurePath(config.model.modelWeightPath).name),
         **common,
     )

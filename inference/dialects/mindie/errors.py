@@ -15,6 +15,8 @@ TYPES = {
     500: "Incomplete Generation",
     503: "Service Unavailable",
 }
+REASONS = {413: b"Payload Too Large", 422: b"Unprocessable Content"}
+"""The phrases of the vendor's server that are not those of RFC 7231 and its like."""
 ENQUEUE = "Failed to enqueue inferRequest. "
 STOPPED = "The service has been stopped"
 
@@ -76,7 +78,13 @@ def translated(error: ServingError) -> MindieError:
 
 
 def render(error: ServingError) -> Response:
-    """The error as a complete response."""
+    """The error as a complete response, with the vendor's status line."""
+    response = _response(error)
+    response.reason = REASONS.get(response.status, b"")
+    return response
+
+
+def _response(error: ServingError) -> Response:
     if isinstance(error, errors.RouteNotFound | errors.MethodNotAllowed):
         return Response(404, b"", b"")
     if isinstance(error, errors.InternalError):

@@ -9,6 +9,7 @@ from inference.dialects.mindie.errors import invalid
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 FLOAT32_MAX = 3.4028234663852886e38
+MAX_TIMEOUT_S = 65535
 
 
 class Fields:
@@ -29,10 +30,9 @@ class Fields:
         return value
 
     def number(
-        self, key: str, low: float, high: float = FLOAT32_MAX, *, open_low: bool = False, open_high: bool = False,
-        interval_text: str | None = None
+        self, key: str, low: float, high: float, *, refusal: str, open_low: bool = False, open_high: bool = False
     ) -> float | None:  # fmt: skip
-        """A number within the interval; `interval_text` is its form in the error text."""
+        """A number within the interval; `refusal` is the error text, with `{}` for the value."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -40,24 +40,29 @@ class Fields:
             raise invalid(f"{key} must be float type.")
         outside = value < low or value > high or (open_low and value == low) or (open_high and value == high)
         if outside:
-            interval = f"{'(' if open_low else '['}{low},{high}{')' if open_high else ']'}"
-            raise invalid(f"Parameter {key} must be in {interval_text or interval}, got {value}.")
+            raise invalid(refusal.format(value))
         return float(value)
 
-    def integer(self, key: str, low: int, high: int = INT32_MAX, *, kind: str = "integer") -> int | None:
-        """An integer within the bounds, both inclusive."""
+    def integer(
+        self, key: str, low: int, high: int = INT32_MAX, *, refusal: str = "", kind: str = "integer"
+    ) -> int | None:  # fmt: skip
+        """An integer within the bounds, both inclusive; `refusal` as for a number, the usual one by default."""
         value = self.values.get(key)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or (kind == "unsigned" and value < 0):
             raise invalid(f"{key} must be {kind} type.")
         if not low <= value <= high:
-            raise invalid(f"Parameter {key} must be in [{low},{high}], got {value}.")
+            raise invalid((refusal or f"Parameter {key} must be in [{low},{high}], got {{}}.").format(value))
         return value
 
-    def unsigned(self, key: str, low: int, high: int) -> int | None:
+    def positive(self, key: str) -> int | None:
+        """A 32-bit integer greater than 0."""
+        return self.integer(key, 1, refusal=f"Parameter {key} must be in (0,{INT32_MAX}], got {{}}.")
+
+    def unsigned(self, key: str, low: int, high: int, *, refusal: str = "") -> int | None:
         """Like `integer`, but a negative number is a type error."""
-        return self.integer(key, low, high, kind="unsigned")
+        return self.integer(key, low, high, refusal=refusal, kind="unsigned")
 
     def string(self, key: str) -> str | None:
         """A string."""
@@ -77,38 +82,55 @@ class Fields:
 
     def positive_temperature(self) -> float | None:
         """The temperature of TGI, Triton and native endpoints: greater than 0."""
-        return self.number("temperature", 0.0, open_low=True, interval_text=f"(0.0,{FLOAT32_MAX}]")
+        return self.number("temperature", 0.0, FLOAT32_MAX, open_low=True, refusal=_temperature_text(FLOAT32_MAX))
 
     def temperature(self, high: float = FLOAT32_MAX) -> float | None:
         """The temperature of vLLM and OpenAI endpoints: 0 is allowed, although the error text says otherwise."""
-        return self.number("temperature", 0.0, high, interval_text=f"(0.0,{high}]")
+        return self.number("temperature", 0.0, high, refusal=_temperature_text(high))
+
+    def top_k(self, low: int) -> int | None:
+        """From `low`, which is 0, 1, or -1; -1 stands for 0, and then 0 is refused. The error text is the same for all."""
+        refusal = f"Parameter top_k must be in -1 || (0,{INT32_MAX}], got {{}}"
+        value = self.integer("top_k", low, refusal=refusal)
+        if low < 0 and value == 0:
+            raise invalid(refusal.format(value))
+        return value
 
     def top_p(self, open_high: bool) -> float | None:
         """Up to 1 inclusive, except for TGI and native endpoints; the error text is the same for all."""
-        return self.number("top_p", 0.0, 1.0, open_low=True, open_high=open_high, interval_text="(0.0,1.0]")
+        text = "Parameter top_p must be in (0.0,1.0], got {}."
+        return self.number("top_p", 0.0, 1.0, open_low=True, open_high=open_high, refusal=text)
 
     def typical_p(self) -> float | None:
         """Accepted, without effect."""
-        return self.number("typical_p", 0.0, 1.0, open_low=True)
+        text = "Parameter typical_p must be in (0.0,1.0], got {}."
+        return self.number("typical_p", 0.0, 1.0, open_low=True, refusal=text)
 
     def seed(self) -> int | None:
         """0 to 2^63 - 1."""
-        return self.unsigned("seed", 0, INT64_MAX)
+        return self.unsigned("seed", 0, INT64_MAX, refusal=f"Parameter seed must be in [0, {INT64_MAX}], got {{}}.")
 
     def repetition_penalty(self, high: float = FLOAT32_MAX) -> float | None:
         """Greater than 0."""
-        return self.number("repetition_penalty", 0.0, high, open_low=True)
+        text = f"Parameter 'repetition_penalty' must be in (0.0, {high:g}], got {{}}."
+        return self.number("repetition_penalty", 0.0, high, open_low=True, refusal=text)
 
-    def penalty(self, key: str) -> float | None:
-        """`presence_penalty` and `frequency_penalty`."""
-        return self.number(key, -2.0, 2.0)
+    def frequency_penalty(self) -> float | None:
+        """-2 to 2."""
+        text = "Parameter frequency_penalty should be in [-2.0, 2.0], got {}."
+        return self.number("frequency_penalty", -2.0, 2.0, refusal=text)
 
-    def minus_one_top_k(self) -> int | None:
-        """The top_k of vLLM endpoints: -1 or absent disables it, 0 is refused."""
-        value = self.integer("top_k", -1)
-        if value == 0:
-            raise invalid(f"Parameter top_k must be -1 or in [1,{INT32_MAX}], got 0.")
-        return value
+    def presence_penalty(self) -> float | None:
+        """-2 to 2."""
+        text = "Parameter presence_penalty not in [-2.0, 2.0], but got {}."
+        return self.number("presence_penalty", -2.0, 2.0, refusal=text)
+
+    def max_tokens(self) -> int | None:
+        """The output's length, of vLLM and OpenAI endpoints."""
+        value = self.values.get("max_tokens")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise invalid("Parameter max_tokens not number_integer")
+        return self.integer("max_tokens", 1, refusal=f"Parameter max_tokens must be (0,{INT32_MAX}], got {{}}")
 
     def priority(self) -> int | None:
         """Priority 1 (highest) to 5 (lowest)."""
@@ -116,4 +138,9 @@ class Fields:
 
     def timeout_s(self) -> int | None:
         """Seconds from one token to the next."""
-        return self.unsigned("timeout", 1, 65535)
+        text = f"Parameter timeout must be strictly positive and small than {MAX_TIMEOUT_S} seconds, got {{}}."
+        return self.unsigned("timeout", 1, MAX_TIMEOUT_S, refusal=text)
+
+
+def _temperature_text(high: float) -> str:
+    return f"Parameter temperature must be in (0.0,{high:g}], got {{}}."

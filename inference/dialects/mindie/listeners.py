@@ -69,17 +69,19 @@ def tls_files(config: MindieConfig | None, plane: str, path: Path | None) -> Tls
     if plane == "service" or server.managementIpAddress in ("", server.ipAddress):
         files = [server.tlsCaFile] if isinstance(server.tlsCaFile, str) else server.tlsCaFile
         authorities = [root / server.tlsCaPath / name for name in files]
-        certificate, key = server.tlsCert, server.tlsPk
+        certificate, key, password = server.tlsCert, server.tlsPk, server.tlsPkPwd
         revoked = _revoked(root / server.tlsCrlPath, server.tlsCrlFiles)
     elif plane == "management":
         authorities = [root / server.tlsCaPath / name for name in server.managementTlsCaFile]
         certificate, key = server.managementTlsCert, server.managementTlsPk
+        password = server.managementTlsPkPwd
         revoked = _revoked(root / server.managementTlsCrlPath, server.managementTlsCrlFiles)
     else:
         authorities = [root / server.tlsCaPath / name for name in server.metricsTlsCaFile]
-        certificate, key = server.metricsTlsCert, server.metricsTlsPk
+        certificate, key, password = server.metricsTlsCert, server.metricsTlsPk, server.metricsTlsPkPwd
         revoked = _revoked(root / server.metricsTlsCrlPath, server.metricsTlsCrlFiles)
-    return TlsFiles(root / certificate, root / key, tuple(authorities), tuple(revoked))
+    secret = root / password if password else None
+    return TlsFiles(root / certificate, root / key, tuple(authorities), tuple(revoked), secret)
 
 
 def _revoked(folder: Path, names: list[str] | None) -> list[Path]:

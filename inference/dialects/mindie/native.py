@@ -8,7 +8,7 @@ from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, 
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.finish import finish_reason
-from inference.dialects.mindie.parameters import Sampling, text_of
+from inference.dialects.mindie.parameters import Sampling, TextErrors, text_of
 from inference.dialects.mindie.tgi import DEFAULT_MAX_NEW_TOKENS
 from inference.generation.answer import Reply
 from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
@@ -25,8 +25,13 @@ if TYPE_CHECKING:
     from inference.services import Services
 
 MAX_TOKENS = 1 << 20
-NO_INPUTS = "Not found inputs."
-NO_LIST = "Inputs arr is empty"
+WRONG = TextErrors(
+    missing="Inputs must not be null",
+    empty="Inputs arr is empty",
+    type="The type of inputs is abnormal",
+    length="Inputs must be necessary and data type must be string and length in (0, {limit}], but the length of inputs is "
+    "{length}",
+)
 
 
 async def infer(exchange: Exchange, services: Services, state: MindieState) -> None:
@@ -40,17 +45,23 @@ async def infer(exchange: Exchange, services: Services, state: MindieState) -> N
 
 
 def _prompt(body: dict[str, Any], state: MindieState) -> Prompt:
-    text, ids = body.get("inputs"), body.get("input_id")
-    if text is not None and ids is not None:
+    if "inputs" in body and "input_id" in body:
         raise invalid("Input conflict.")
+    if "inputs" in body:
+        return TextPrompt(text_of(body["inputs"], state.settings, WRONG))
+    if "input_id" not in body:
+        raise invalid("Not found inputs.")
+    ids = body["input_id"]
     if ids is None:
-        return TextPrompt(text_of(text, "inputs", state.settings, NO_INPUTS, NO_LIST))
+        raise invalid("Input_id should not be empty")
     if not isinstance(ids, list):
         raise invalid("Parameter input_id must be an array")
     if not set(map(type, ids)) <= {int}:
         raise invalid("Parameter input_id must be integer")
-    if not 1 <= len(ids) <= MAX_TOKENS or not in_range(ids, MAX_TOKENS + 1):
+    if not in_range(ids, MAX_TOKENS + 1):
         raise invalid("Data element in param input_id is invalid")
+    if not 1 <= len(ids) <= MAX_TOKENS:
+        raise invalid(f"Inputs token length must be in (0, {MAX_TOKENS}], but got {len(ids)}")
     return TokenPrompt(ids)
 
 
@@ -59,7 +70,7 @@ def _parse(body: Fields, prompt: Prompt, state: MindieState) -> InferenceRequest
     stream = bool(body.boolean("stream"))
     given = body.object("parameters")
     sampling = Sampling(temperature=given.positive_temperature())
-    sampling.top_k = given.integer("top_k", 1)
+    sampling.top_k = given.top_k(1)
     sampling.top_p = given.top_p(open_high=True)
     given.typical_p()
     sampling.do_sample = given.boolean("do_sample")
@@ -67,7 +78,7 @@ def _parse(body: Fields, prompt: Prompt, state: MindieState) -> InferenceRequest
     sampling.repetition_penalty = given.repetition_penalty()
     given.boolean("watermark")
     priority = given.priority()
-    max_new_tokens = given.integer("max_new_tokens", 1)
+    max_new_tokens = given.positive("max_new_tokens")
     timeout_s = given.timeout_s()
     details = bool(given.boolean("details"))
     return InferenceRequest(

@@ -6,11 +6,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inference.dialects.mindie.errors import invalid
-from inference.dialects.mindie.parameters import Sampling, sequences_of, stop_strings, stop_token_ids
+from inference.dialects.mindie.parameters import (
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOTAL,
+    Sampling,
+    include_stop,
+    stop_strings,
+    stop_token_ids,
+)
+from inference.dialects.mindie.sequences import Combination, check_batch, parse_best_of, parse_n
 from inference.errors import ModelNotFound
 from inference.generation import structured
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from inference.dialects.mindie.answer import Clock
     from inference.dialects.mindie.fields import Fields
     from inference.dialects.mindie.state import MindieState
@@ -20,6 +30,8 @@ if TYPE_CHECKING:
 
 OPENAI_MAX_TEMPERATURE = 2.0
 MAX_BEAM_TOKENS = 128
+MAX_SCHEMA_NAME = 64
+SCHEMA = "Parameter response_format.json_schema"
 
 
 @dataclass(slots=True)
@@ -35,6 +47,8 @@ class OpenAiParameters:
     beams: bool
     returned: int
     """The number of sequences in a completion: the best `n`, or all of `best_of` if `n` is absent."""
+    logprobs: int | None
+    grammar: GrammarRequest | None
 
 
 def parse_model(body: Fields, state: MindieState, unknown: str) -> tuple[Target, str]:
@@ -53,59 +67,96 @@ def parse_model(body: Fields, state: MindieState, unknown: str) -> tuple[Target,
 
 
 def parse_parameters(
-    body: Fields, state: MindieState, target: Target, model: str, vllm: bool = True
+    body: Fields,
+    state: MindieState,
+    target: Target,
+    model: str,
+    logprobs: Callable[[Fields], int | None],
+    check: Callable[[Combination, bool], None],
+    vllm: bool = True,
 ) -> OpenAiParameters:
-    """Parse everything but the input; `vllm` selects vLLM's ranges instead of OpenAI's."""
+    """Parse everything but the input, in MindIE's order; `vllm` selects vLLM's ranges instead of OpenAI's.
+
+    `logprobs` and `check` are the endpoint's own: its parameters of log-probabilities, and its rules for `n` and `best_of`
+    (of a stream).
+    """
+    capacity, settings = state.capacity(target), state.settings
     sampling = Sampling(ignore_eos=bool(body.boolean("ignore_eos")))
-    sampling.stop = stop_strings(body, longest=None if vllm else 1024)
+    sampling.stop = stop_strings(body, MAX_STOP_TOTAL if vllm else MAX_STOP_LENGTH)
     sampling.stop_token_ids = stop_token_ids(body)
-    if sampling.stop or sampling.stop_token_ids:
-        sampling.include_stop = bool(body.boolean("include_stop_str_in_output"))
+    sampling.include_stop = include_stop(body)
     sampling.temperature = body.temperature() if vllm else body.temperature(OPENAI_MAX_TEMPERATURE)
-    sampling.top_k = body.minus_one_top_k() if vllm else body.integer("top_k", 0)
+    sampling.top_k = body.top_k(-1 if vllm else 0)
     sampling.top_p = body.top_p(open_high=False)
     sampling.seed = body.seed()
     sampling.repetition_penalty = body.repetition_penalty(2.0)
-    sampling.frequency_penalty = body.penalty("frequency_penalty")
-    sampling.presence_penalty = body.penalty("presence_penalty")
+    sampling.frequency_penalty = body.frequency_penalty()
+    sampling.presence_penalty = body.presence_penalty()
     sampling.skip_special_tokens = body.boolean("skip_special_tokens") is not False
-    best_of = body.unsigned("best_of", 1, 128)
-    n = body.unsigned("n", 1, 8192)
-    max_tokens = _max_tokens(body)
-    stream = bool(body.boolean("stream"))
+    best_of = parse_best_of(body)
+    n = parse_n(body, settings, capacity)
     beams = bool(body.boolean("use_beam_search"))
-    if beams and state.settings.async_scheduling:
-        raise invalid("use_beam_search is not supported by this endpoint")
-    if beams and (max_tokens is None or max_tokens > MAX_BEAM_TOKENS):
+    wanted_logprobs = logprobs(body)
+    max_tokens = body.max_tokens()
+    stream = bool(body.boolean("stream"))
+    grammar = response_format(body) if vllm else None
+    combination = Combination(n, best_of, sampling.temperature)
+    if not beams:
+        check(combination, stream)
+    elif (max_tokens or capacity.max_iter_times) > MAX_BEAM_TOKENS:
         raise invalid(
             f"Please set the max_tokens to be not larger than {MAX_BEAM_TOKENS} when the use_beam_search is on."
         )
-    if stream and best_of is not None and best_of != (n or 1):
-        raise invalid(f"best_of must be equal to n in stream mode, but best_of is {best_of}, n is {n}.")
-    capacity = state.capacity(target)
-    sequences = sequences_of(
-        n, best_of, sampling, state.settings, capacity.max_batch_size, capacity.max_prefill_batch_size, beams
+    combination.check_scheduling(settings, beams)
+    sequences = combination.wanted
+    check_batch("best_of", sequences, settings, capacity)
+    return OpenAiParameters(
+        target, model, sampling, max_tokens, sequences, stream, beams, n or sequences, wanted_logprobs, grammar
     )
-    return OpenAiParameters(target, model, sampling, max_tokens, sequences, stream, beams, n or sequences)
 
 
 def response_format(body: Fields) -> GrammarRequest | None:
     """The grammar of `response_format`."""
-    given = body.object("response_format").values
-    kind = given.get("type", "text")
+    given = body.get("response_format")
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise invalid("Parameter response_format must be an object")
+    kind = given.get("type")
+    if kind is None:
+        raise invalid("Parameter response_format must contain 'type' field")
+    if not isinstance(kind, str):
+        raise invalid("Parameter response_format.type must be a string")
     if kind == "text":
         return None
     if kind == "json_object":
         return structured.json_object("response_format")
-    wrapper = given.get("json_schema")
-    if kind != "json_schema" or not isinstance(wrapper, dict):
-        raise invalid("Parameter response_format type must be text, json_object or json_schema.")
+    if kind != "json_schema":
+        raise invalid(
+            f"Parameter response_format.type must be 'json_object', 'json_schema' or 'text', got '{kind[:256]}'"
+        )  # fmt: skip
+    return structured.json_schema(_schema(given), "response_format")
+
+
+def _schema(given: dict[str, Any]) -> dict[str, Any]:
+    wrapper = _object(given, "json_schema", ".json_schema")
     name = wrapper.get("name")
-    if not isinstance(name, str) or not 1 <= len(name) <= 64:
-        raise invalid("Parameter response_format json_schema name length must be in [1,64].")
-    if wrapper.get("schema") is None:
-        raise invalid("Not found schema.")
-    return structured.json_schema(wrapper["schema"], "response_format")
+    if name is None:
+        raise invalid(f"{SCHEMA}.name is required")
+    if not isinstance(name, str):
+        raise invalid(f"{SCHEMA}.name must be a string")
+    if not 1 <= len(name.encode("utf-8", "surrogatepass")) <= MAX_SCHEMA_NAME:
+        raise invalid(f"{SCHEMA}.name must be 1-{MAX_SCHEMA_NAME} characters")
+    return _object(wrapper, "schema", ".json_schema.schema")
+
+
+def _object(values: dict[str, Any], key: str, path: str) -> dict[str, Any]:
+    value = values.get(key)
+    if value is None:
+        raise invalid(f"Parameter response_format{path} is required when type is 'json_schema'")
+    if not isinstance(value, dict):
+        raise invalid(f"Parameter response_format{path} must be an object")
+    return value
 
 
 def usage(
@@ -123,10 +174,3 @@ def usage(
     if benchmark:
         value["batch_size"], value["queue_wait_time"] = clock.batch_sizes, clock.waits_us
     return value
-
-
-def _max_tokens(body: Fields) -> int | None:
-    value = body.get("max_tokens")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise invalid("Parameter max_tokens not number_integer")
-    return body.integer("max_tokens", 1)

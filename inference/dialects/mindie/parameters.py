@@ -65,24 +65,36 @@ class Sampling:
         )
 
 
-def stop_strings(fields: Fields, longest: int | None = MAX_STOP_LENGTH) -> list[str]:
-    """`stop`: a string or a list of strings. `longest` limits a string that is not in a list."""
+def stop_strings(fields: Fields, longest: int = MAX_STOP_TOTAL) -> list[str]:
+    """`stop`: a string of at most `longest` characters, or a list of shorter ones.
+
+    MindIE limits the number of strings only where it limits the lone string to less.
+    """
     value = fields.get("stop")
     if value is None:
         return []
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise invalid("Parameter stop must be string or list[string] type.")
-    if len(texts) > MAX_STOP_STRINGS:
-        raise invalid(f"Parameter stop must have at most {MAX_STOP_STRINGS} items, got {len(texts)}.")
-    alone = isinstance(value, str)
-    for text in texts:
-        limit = longest if alone else MAX_STOP_LENGTH
-        if not text or (limit is not None and utf16_length(text) > limit):
-            raise invalid(f"Each string of parameter stop must have a length in [1,{limit or 'limit'}].")
-    if not alone and sum(map(utf16_length, texts)) > MAX_STOP_TOTAL:
-        raise invalid(f"The strings of parameter stop must have at most {MAX_STOP_TOTAL} characters together.")
-    return texts
+    if isinstance(value, str):
+        length = utf16_length(value)
+        if not 1 <= length <= longest:
+            raise invalid(f"Input validation error: length of `stop` must be in [1, {longest}], but got {length}")
+        return [value]
+    if not isinstance(value, list):
+        raise invalid("Input validation error: param stop must be string or list[string]")
+    lengths = [utf16_length(text) if isinstance(text, str) else 0 for text in value]
+    wrong = any(not 1 <= length <= MAX_STOP_LENGTH for length in lengths)
+    if wrong or sum(lengths) > MAX_STOP_TOTAL or len(value) > MAX_STOP_STRINGS:
+        raise invalid(
+            "Input validation error: `stop` must be list[string] if list, and item length in "
+            f"[1, {MAX_STOP_LENGTH}] with total <= {MAX_STOP_TOTAL}"
+        )
+    return value
+
+
+def include_stop(fields: Fields) -> bool:
+    """`include_stop_str_in_output`, which is read only beside a stop condition."""
+    if fields.values.keys().isdisjoint(("stop", "stop_token_ids")):
+        return False
+    return bool(fields.boolean("include_stop_str_in_output"))
 
 
 def stop_token_ids(fields: Fields) -> list[int]:
@@ -102,57 +114,39 @@ def utf16_length(text: str) -> int:
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
-def text_of(value: Any, name: str, settings: MindieSettings, wrong: str, empty_list: str) -> str:
-    """A text, or a list of parts whose texts are joined; `wrong` and `empty_list` are the endpoint's errors."""
+@dataclass(frozen=True, slots=True)
+class TextErrors:
+    """An endpoint's error texts for its input; `length` has the fields `limit` and `length`."""
+
+    missing: str
+    empty: str
+    """For an empty list."""
+    type: str
+    length: str
+
+
+def text_of(value: Any, settings: MindieSettings, errors: TextErrors) -> str:
+    """A text, or a list of parts whose texts are joined."""
+    if value is None:
+        raise invalid(errors.missing)
     if isinstance(value, list):
         if not value:
-            raise invalid(empty_list)
-        value = "".join(part_text(part, name) for part in value)
+            raise invalid(errors.empty)
+        value = "".join(map(part_text, value))
     if not isinstance(value, str):
-        raise invalid(wrong)
+        raise invalid(errors.type)
     length = utf16_length(value)
     if not 1 <= length <= settings.max_request_bytes:
-        raise invalid(f"Parameter {name} length must be in [1,{settings.max_request_bytes}], got {length}.")
+        raise invalid(errors.length.format(limit=settings.max_request_bytes, length=length))
     return value
 
 
-def part_text(part: Any, name: str) -> str:
+def part_text(part: Any) -> str:
     """The text of one part; a text model refuses images, video and audio."""
+    if isinstance(part, dict) and not isinstance(part.get("text", ""), str):
+        raise invalid("Request param text must be string")
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text":
-        raise invalid(f"{name}: parts of type {str(kind)[:40]} are not supported by this model.")
-    if not isinstance(part.get("text"), str):
-        raise invalid("text must be string type.")
+    if kind != "text" or "text" not in part:
+        raise invalid(f"Parts of type {str(kind)[:40]} are not supported by this model.")
     text: str = part["text"]
     return text
-
-
-def sequences_of(
-    n: int | None,
-    best_of: int | None,
-    sampling: Sampling,
-    settings: MindieSettings,
-    batch: int,
-    prefill_batch: int,
-    beams: bool = False,
-) -> int:
-    """The number of sequences to generate, from `n` and `best_of`, with the error texts of vLLM's endpoint.
-
-    Beam search needs no sampling.
-    """
-    wanted = best_of if best_of is not None else (n or 1)
-    if best_of is not None and best_of < (n or 1):
-        raise invalid("best_of must be greater than or equal to n")
-    if wanted > 1 and not sampling.temperature and not beams:
-        values = f"but best_of is {best_of}, n is {n}."
-        raise invalid(f"Best_of/N can not greater than 1 when temperature is 0 or not set, {values}")
-    if wanted > 1 and settings.async_scheduling:
-        raise invalid("best_of/n greater than 1 are not supported by this endpoint")
-    limits = {"max_batch_size": batch, "max_prefill_batch_size": prefill_batch, "max_n": settings.max_n}
-    for key, limit in limits.items():
-        if wanted > limit:
-            raise invalid(
-                f"The n parameter ({wanted}) exceeds '{key}' ({limit}). "
-                f"Please reduce n or increase '{key}' in config.json of mindie-service. "
-            )
-    return wanted

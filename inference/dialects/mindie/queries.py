@@ -14,10 +14,12 @@ from inference.http.exchange import Response, json_response
 from inference.http.offload import in_thread
 
 if TYPE_CHECKING:
+    from inference.dialects.mindie.settings import MindieSettings
     from inference.dialects.mindie.state import MindieState
     from inference.http.exchange import Exchange
     from inference.services import Services
     from inference.workers.target import Target
+    from management.snapshot import DeploymentEntry
 
 OWNER = "MindIE Server"
 VERSION = "1.0.0"
@@ -93,10 +95,16 @@ async def config(exchange: Exchange, services: Services, state: MindieState) -> 
         "npu_mem_size": settings.npu_mem_size or -1,
         "cpu_mem_size": settings.cpu_mem_size,
         "world_size": settings.world_size,
-        "model_weight_path": target.entry.model.rsplit("/", 1)[-1],
+        "model_weight_path": _weights(target.entry, settings),
         "model_instance_type": "Standard",
     }
     await exchange.respond(json_response(value))
+
+
+def _weights(entry: DeploymentEntry, settings: MindieSettings) -> str:
+    """The last part of `modelWeightPath`, or of the name of a model that config.json does not have."""
+    name, weights = settings.model_weights or ("", "")
+    return weights if entry.name == name else entry.model.rsplit("/", 1)[-1]
 
 
 async def tokenizer(exchange: Exchange, services: Services, state: MindieState) -> None:

@@ -10,6 +10,7 @@ from inference.dialects.mindie import (
     chat,
     completions,
     errors,
+    faults,
     health,
     lora,
     management,
@@ -90,6 +91,8 @@ def management_routes(state: MindieState) -> tuple[Route, ...]:
         routes.post(f"/v1/role/{role}", management.role, f"Set the role to {role}")
     for role in ("prefill", "decode"):
         routes.post(f"/v2/role/{role}", management.role_v2, f"Set the role to {role}")
+    routes.get("/v1/engine-server/running-status", faults.running_status, "Get the engine's status and its errors")
+    routes.post("/v1/engine-server/fault-handling-command", faults.command, "Recover from a fault (always refused)")
     routes.get("/metrics-json", management.metrics_json, "Get the latencies and the load")
     routes.post("/v1/load_lora_adapter", lora.load, "Load an adapter")
     routes.post("/v1/unload_lora_adapter", lora.unload, "Unload an adapter")

@@ -35,6 +35,8 @@ class MindieSettings:
     cpu_mem_size: int = 0
     world_size: int = 1
     max_loras: int | None = None
+    model_weights: tuple[str, str] | None = None
+    """The name of config.json's model, and the last part of its `modelWeightPath`."""
     management_address: str = "127.0.0.1:1026"
     metrics_enabled: bool = False
     """MIES_SERVICE_MONITOR_MODE."""

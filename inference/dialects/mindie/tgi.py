@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
 from inference.dialects.mindie.errors import invalid
-from inference.dialects.mindie.fields import Fields
+from inference.dialects.mindie.fields import INT32_MAX, Fields
 from inference.dialects.mindie.finish import finish_reason
-from inference.dialects.mindie.parameters import Sampling, stop_strings, text_of
+from inference.dialects.mindie.parameters import MAX_STOP_LENGTH, Sampling, TextErrors, stop_strings, text_of
 from inference.generation.answer import Reply
 from inference.generation.requests import TextPrompt
 from inference.http.exchange import Response, json_response
@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_NEW_TOKENS = 20
 ADAPTER_ID = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
-NO_INPUTS = "Request should contain 'inputs' and the type should be string."
-NO_LIST = "Inputs arr is empty"
+WRONG = TextErrors(
+    missing="Request should contain 'inputs' and the type should be string.",
+    empty="Inputs arr is empty",
+    type="The type of inputs is abnormal",
+    length="Inputs length must be in (0, {limit}], but got {length}",
+)
 
 
 async def generate_stream(exchange: Exchange, services: Services, state: MindieState) -> None:
@@ -54,7 +58,7 @@ async def _run(
     exchange: Exchange, services: Services, state: MindieState, body: dict[str, Any], *, stream: bool, as_list: bool
 ) -> None:
     state.check_accepting(services)
-    prompt = await exchange.work(text_of, body.get("inputs"), "inputs", state.settings, NO_INPUTS, NO_LIST)
+    prompt = await exchange.work(text_of, body.get("inputs"), state.settings, WRONG)
     request = await exchange.work(_parse, Fields(body), prompt, state, stream, as_list)
     await answer(exchange, services, state, request, state.new_id(exchange))
 
@@ -62,9 +66,9 @@ async def _run(
 def _parse(body: Fields, prompt: str, state: MindieState, stream: bool, as_list: bool) -> InferenceRequest:
     """Parse the parameters in MindIE's order, which decides which error is reported."""
     given = body.object("parameters")
-    sampling = Sampling(stop=stop_strings(given))
+    sampling = Sampling(stop=stop_strings(given, MAX_STOP_LENGTH))
     sampling.temperature = given.positive_temperature()
-    sampling.top_k = given.integer("top_k", 1)
+    sampling.top_k = given.top_k(1)
     sampling.top_p = given.top_p(open_high=True)
     given.typical_p()
     sampling.do_sample = given.boolean("do_sample")
@@ -74,13 +78,13 @@ def _parse(body: Fields, prompt: str, state: MindieState, stream: bool, as_list:
     adapter_id = given.string("adapter_id")
     if adapter_id is not None and not ADAPTER_ID.fullmatch(adapter_id):
         raise invalid("The format of adapter_id is invalid.")
-    max_new_tokens = given.integer("max_new_tokens", 1)
+    max_new_tokens = given.positive("max_new_tokens")
     details = bool(given.boolean("details"))
     prefill = bool(given.boolean("decoder_input_details"))
     if prefill and stream:
         raise invalid("The decoder_input_details must not be true when stream is true.")
     full_text = bool(given.boolean("return_full_text"))
-    truncate = given.integer("truncate", 1)
+    truncate = given.integer("truncate", 1, refusal=f"truncate must be in (0,{INT32_MAX}], got {{}}.")
 
     def reply(generation: Generation, clock: Clock) -> TgiReply:
         before = f"{prompt} " if full_text else ""

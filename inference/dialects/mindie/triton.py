@@ -11,7 +11,7 @@ from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, 
 from inference.dialects.mindie.errors import MindieError, invalid, model_not_found
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.finish import finish_reason
-from inference.dialects.mindie.parameters import Sampling, text_of
+from inference.dialects.mindie.parameters import Sampling, TextErrors, text_of
 from inference.dialects.mindie.tgi import DEFAULT_MAX_NEW_TOKENS
 from inference.generation.answer import Reply
 from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
@@ -31,9 +31,15 @@ if TYPE_CHECKING:
 MAX_TOKENS = 1 << 20
 ID = re.compile(r"[a-zA-Z0-9_-]{1,256}")
 BAD_ID = "The format of id is invalid, it should match ^[a-zA-Z0-9_-]{1,256}$."
+BAD_REQUEST_ID = (
+    "The id can contain only digits, letters, underscores(_), hyphens(-) and no more than 256 words in length."
+)
 BAD_SHAPE = f"Shape must be at most two-dimensional, and the last element's value must be in (0,{MAX_TOKENS}]."
 NO_TEXT = "The text_input not found"
-NO_LIST = "Parameter text_input arr is empty"
+WRONG_LENGTH = (
+    "text_input must be necessary and data type must be string and length in (0, {limit}], but the length of inputs is "
+    "{length}"
+)
 
 
 async def infer(exchange: Exchange, services: Services, state: MindieState) -> None:
@@ -86,8 +92,10 @@ async def _text(exchange: Exchange, services: Services, state: MindieState, stre
         target, body = await _begin(exchange, services, state)
         request_id = _request_id(body)
         given = body.get("text_input")
-        prompt = await exchange.work(text_of, given, "text_input", state.settings, NO_TEXT, NO_LIST)
         internal_id = state.new_id(exchange)
+        strange = f"The type of text_input is abnormal. The requestId is {internal_id}"
+        wrong = TextErrors(NO_TEXT, "Parameter text_input arr is empty", strange, WRONG_LENGTH)
+        prompt = await exchange.work(text_of, given, state.settings, wrong)
         cumulative = state.settings.full_text_enabled
 
         def reply_of(details: bool) -> Callable[[Generation, Clock], Reply]:
@@ -117,9 +125,9 @@ def _target(exchange: Exchange, state: MindieState) -> Target:
 
 
 def _request_id(body: dict[str, Any]) -> str | None:
-    given = body.get("id")
-    if given is not None and (not isinstance(given, str) or not ID.fullmatch(given)):
-        raise invalid(BAD_ID)
+    given = Fields(body).string("id")
+    if given is not None and not ID.fullmatch(given):
+        raise invalid(BAD_REQUEST_ID)
     return given
 
 
@@ -131,24 +139,32 @@ def _tensor(body: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
     if len(inputs) != 1:
         raise invalid("Inputs count must be 1.")
     tensor = Fields(inputs[0] if isinstance(inputs[0], dict) else {})
-    name = tensor.string("name")
-    if name is None or not len(name) <= 256:
-        raise invalid("Input name must be a string of at most 256 characters.")
-    shape = tensor.get("shape")
-    whole = isinstance(shape, list) and all(isinstance(d, int) and not isinstance(d, bool) for d in shape)
-    if not whole or not 1 <= len(shape) <= 2 or (len(shape) == 2 and shape[0] != 1) or not 1 <= shape[-1] <= MAX_TOKENS:
+    name = _required(tensor, "name", str, "string")
+    if len(name.encode("utf-8", "surrogatepass")) > 256:
+        raise invalid("The length of name set in inputs exceeds 256.")
+    shape = _required(tensor, "shape", list, "array")
+    if not all(isinstance(d, int) and not isinstance(d, bool) and d >= 0 for d in shape):
+        raise invalid("Shape element must be integer type.")
+    if not 1 <= len(shape) <= 2 or (len(shape) == 2 and shape[0] != 1) or not 1 <= shape[-1] <= MAX_TOKENS:
         raise invalid(BAD_SHAPE)
-    datatype = tensor.get("datatype")
+    datatype = _required(tensor, "datatype", str, "string")
     if datatype != "UINT32":
-        raise invalid(f"Unsupported datatype, got {str(datatype)[:40]}.")
-    data = tensor.get("data")
-    if not isinstance(data, list):
-        raise invalid("data must be array type.")
+        raise invalid(f"Unsupported datatype, got {datatype[:40]}.")
+    data = _required(tensor, "data", list, "array")
+    if len(data) > MAX_TOKENS:
+        raise invalid(f"Data element must be no more than max token id length, which is {MAX_TOKENS}.")
     if len(data) != shape[-1]:
         raise invalid(f"Data size should be {shape[-1]}, got {len(data)}.")
-    if not set(map(type, data)) <= {int} or min(data) < 0:
-        raise invalid("data must be unsigned type.")
+    if not set(map(type, data)) <= {int}:
+        raise invalid("Data element must be integer type.")
     return data, tensor.object("parameters").values
+
+
+def _required(tensor: Fields, key: str, kind: type, text: str) -> Any:
+    value = tensor.get(key)
+    if not isinstance(value, kind):
+        raise invalid(f"Cannot find {key} in inputs or its type is not {text}")
+    return value
 
 
 def _output_name(body: dict[str, Any]) -> str:
@@ -159,7 +175,7 @@ def _output_name(body: dict[str, Any]) -> str:
         raise invalid(f"Outputs size should be 1, got {len(outputs)}.")
     name = outputs[0].get("name") if isinstance(outputs[0], dict) else None
     if not isinstance(name, str):
-        raise invalid("Not found name.")
+        raise invalid("Outputs name must be non-empty string.")
     return name or "output0"
 
 
@@ -174,7 +190,7 @@ def _parse(
 ) -> InferenceRequest:
     """Parse the parameters in MindIE's order, which decides which error is reported; `reply_of` takes `details`."""
     sampling = Sampling(temperature=given.positive_temperature())
-    sampling.top_k = given.integer("top_k", 0)
+    sampling.top_k = given.top_k(0)
     sampling.top_p = given.top_p(open_high=False)
     if typical:
         given.typical_p()
@@ -183,9 +199,9 @@ def _parse(
     sampling.repetition_penalty = given.repetition_penalty()
     given.boolean("watermark")
     priority = given.priority()
-    max_new_tokens = given.integer("max_new_tokens", 1)
+    max_new_tokens = given.positive("max_new_tokens")
     details = bool(given.boolean("details"))
-    given.integer("batch_size", 1)
+    given.positive("batch_size")
     timeout_s = given.timeout_s()
     return InferenceRequest(
         target=target,

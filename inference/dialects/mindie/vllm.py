@@ -10,7 +10,16 @@ from inference.dialects.mindie import tgi
 from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
 from inference.dialects.mindie.errors import MindieError, invalid
 from inference.dialects.mindie.fields import Fields
-from inference.dialects.mindie.parameters import Sampling, sequences_of, stop_strings, stop_token_ids, text_of
+from inference.dialects.mindie.parameters import (
+    Sampling,
+    TextErrors,
+    include_stop,
+    stop_strings,
+    stop_token_ids,
+    text_of,
+    utf16_length,
+)
+from inference.dialects.mindie.sequences import Combination, check_batch, parse_best_of, parse_n
 from inference.generation.answer import Reply
 from inference.generation.requests import TextPrompt
 from inference.http.exchange import Response, json_response
@@ -27,8 +36,14 @@ NEITHER = (
     '{"Error": "`inputs` or `prompt` must be necessary and data type must be string. Additionally, the request body '
     'must be valid json", "error_type": "validation"}'
 )
-NO_PROMPT = "Contains not prompt or prompt null"
-NO_LIST = "Prompt arr is empty"
+WRONG = TextErrors(
+    missing="Contains not prompt or prompt null",
+    empty="Prompt arr is empty",
+    type="The type of prompt is abnormal",
+    length="Prompt must be necessary and data type must be string and length in (0, {limit}], but the length of inputs is "
+    "{length}",
+)
+MAX_MODEL_LENGTH = 256
 
 
 async def generate(exchange: Exchange, services: Services, state: MindieState) -> None:
@@ -45,7 +60,7 @@ async def generate(exchange: Exchange, services: Services, state: MindieState) -
 
 async def _run(exchange: Exchange, services: Services, state: MindieState, body: dict[str, Any]) -> None:
     state.check_accepting(services)
-    prompt = await exchange.work(text_of, body["prompt"], "prompt", state.settings, NO_PROMPT, NO_LIST)
+    prompt = await exchange.work(text_of, body["prompt"], state.settings, WRONG)
     request = await exchange.work(_parse, Fields(body), prompt, state)
     await answer(exchange, services, state, request, state.new_id(exchange))
 
@@ -53,43 +68,50 @@ async def _run(exchange: Exchange, services: Services, state: MindieState, body:
 def _parse(body: Fields, prompt: str, state: MindieState) -> InferenceRequest:
     """Parse the parameters in MindIE's order, which decides which error is reported."""
     sampling = Sampling(ignore_eos=bool(body.boolean("ignore_eos")))
-    sampling.stop = stop_strings(body, longest=None)
+    sampling.stop = stop_strings(body)
     sampling.stop_token_ids = stop_token_ids(body)
-    if sampling.stop or sampling.stop_token_ids:
-        sampling.include_stop = bool(body.boolean("include_stop_str_in_output"))
+    sampling.include_stop = include_stop(body)
     sampling.temperature = body.temperature()
-    sampling.top_k = body.minus_one_top_k()
+    sampling.top_k = body.top_k(-1)
     sampling.top_p = body.top_p(open_high=False)
     sampling.seed = body.seed()
     sampling.repetition_penalty = body.repetition_penalty()
-    sampling.frequency_penalty = body.penalty("frequency_penalty")
-    sampling.presence_penalty = body.penalty("presence_penalty")
+    sampling.frequency_penalty = body.frequency_penalty()
+    sampling.presence_penalty = body.presence_penalty()
     sampling.skip_special_tokens = body.boolean("skip_special_tokens") is not False
-    best_of = body.unsigned("best_of", 1, 128)
-    n = body.unsigned("n", 1, 8192)
-    model = body.string("model")
-    if model is not None and not 1 <= len(model) <= 256:
-        raise invalid(f"Parameter model length must be in [1,256], got {len(model)}.")
-    max_tokens = body.integer("max_tokens", 1)
+    best_of = parse_best_of(body)
+    capacity = state.capacity(state.lenient(None))
+    n = parse_n(body, state.settings, capacity)
+    model = _model(body)
+    max_tokens = body.max_tokens()
     stream = bool(body.boolean("stream"))
-    target = state.lenient(model)
-    capacity = state.capacity(target)
-    sequences = sequences_of(
-        n, best_of, sampling, state.settings, capacity.max_batch_size, capacity.max_prefill_batch_size
-    )
+    combination = Combination(n, best_of, sampling.temperature)
+    combination.check_vllm()
+    combination.check_scheduling(state.settings)
+    check_batch("best_of", combination.wanted, state.settings, capacity)
 
     def reply(generation: Generation, clock: Clock) -> VllmReply:
         return VllmReply(generation, _prefix(body.get("prompt")), state.settings.full_text_enabled)
 
     return InferenceRequest(
-        target=target,
+        target=state.lenient(model),
         prompt=TextPrompt(prompt),
         sampling=sampling,
         max_tokens=max_tokens,
         reply=reply,
         stream=stream,
-        sequences=sequences,
+        sequences=combination.wanted,
     )
+
+
+def _model(body: Fields) -> str | None:
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise invalid("Model must be string type.")
+    length = 1 if model is None else utf16_length(model)
+    if not 1 <= length <= MAX_MODEL_LENGTH:
+        raise invalid(f"Input validation error: length of `model` must be in [1, {MAX_MODEL_LENGTH}], but got {length}")
+    return model
 
 
 def _prefix(prompt: Any) -> str:

@@ -67,8 +67,8 @@ def test_n_of_best_of(mindie):
         ({"prompt": None}, "Contains not prompt or prompt null"),
         ({"prompt": {}}, "The type of prompt is abnormal,prompt must be str or integer list."),
         ({"prompt": ["a"]}, "All elements of the prompt array must be integers."),
-        ({"prompt": []}, "Parameter prompt length must be in [1,1048576], got 0."),
-        ({"logprobs": 6}, "logprobs should be in range [0, 5], got 6"),
+        ({"prompt": []}, "Prompt array cannot be empty."),
+        ({"logprobs": 6}, "logprobs should be in range [0, 5], got 6."),
         ({"logprobs": -1}, "logprobs must be unsigned type."),
     ],
 )

@@ -95,3 +95,10 @@ def test_no_file_and_no_json(tmp_path):
             path.write_text(content)
         with pytest.raises(MindieConfigError):
             read_config(path)
+
+
+def test_only_the_last_part_of_the_weights_path_is_told(tmp_path):
+    for path in ("/data/models/llama2-7b", "/data/models/llama2-7b/"):
+        config = read_config(write(tmp_path, model={"modelWeightPath": path}))
+        settings = wire_settings(config, MindieEnvironment(), "127.0.0.1:1026")
+        assert settings.model_weights == ("llama_65b", "llama2-7b")

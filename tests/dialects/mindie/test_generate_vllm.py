@@ -45,29 +45,32 @@ def test_adapters_by_name(mindie):
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"temperature": -0.1}, "Parameter temperature must be in (0.0,3.4028234663852886e+38], got -0.1."),
-        ({"top_k": 0}, "Parameter top_k must be -1 or in [1,2147483647], got 0."),
+        ({"temperature": -0.1}, "Parameter temperature must be in (0.0,3.40282e+38], got -0.1."),
+        ({"top_k": 0}, "Parameter top_k must be in -1 || (0,2147483647], got 0"),
         ({"top_p": 0}, "Parameter top_p must be in (0.0,1.0], got 0."),
-        ({"presence_penalty": 2.1}, "Parameter presence_penalty must be in [-2.0,2.0], got 2.1."),
-        ({"frequency_penalty": -2.1}, "Parameter frequency_penalty must be in [-2.0,2.0], got -2.1."),
+        ({"presence_penalty": 2.1}, "Parameter presence_penalty not in [-2.0, 2.0], but got 2.1."),
+        ({"frequency_penalty": -2.1}, "Parameter frequency_penalty should be in [-2.0, 2.0], got -2.1."),
         ({"stop_token_ids": 5}, "Parameter stop_token_ids not array"),
         ({"stop_token_ids": ["x"]}, "Parameter stop_token_ids not list[int]"),
-        ({"best_of": 129}, "Parameter best_of must be in [1,128], got 129."),
-        ({"n": 0}, "Parameter n must be in [1,8192], got 0."),
-        ({"n": 8193}, "Parameter n must be in [1,8192], got 8193."),
+        ({"best_of": 129}, "Parameter [best_of] should be in [1, 128], got 129."),
+        ({"n": 0}, "Parameter [n] should be in [1, 8192], got 0. "),
+        ({"n": 8193}, "Parameter [n] should be in [1, 8192], got 8193. "),
         ({"n": 2}, "Best_of/N can not greater than 1 when temperature is 0 or not set, but best_of is None, n is 2."),
         (
             {"best_of": 2},
             "Best_of/N can not greater than 1 when temperature is 0 or not set, but best_of is 2, n is None.",
         ),
-        ({"n": 3, "best_of": 2, "temperature": 1}, "best_of must be greater than or equal to n"),
+        (
+            {"n": 3, "best_of": 2, "temperature": 1},
+            "best_of should greater than or equal to n, but best_of is 2, n is 3.",
+        ),
         (
             {"n": 65, "temperature": 1},
             "The n parameter (65) exceeds 'max_batch_size' (64). Please reduce n or increase 'max_batch_size' in "
             "config.json of mindie-service. ",
         ),
-        ({"max_tokens": 0}, "Parameter max_tokens must be in [1,2147483647], got 0."),
-        ({"model": ""}, "Parameter model length must be in [1,256], got 0."),
+        ({"max_tokens": 0}, "Parameter max_tokens must be (0,2147483647], got 0"),
+        ({"model": ""}, "Input validation error: length of `model` must be in [1, 256], but got 0"),
         ({"stream": 1}, "stream must be boolean type."),
         ({"ignore_eos": 1, "temperature": -1}, "ignore_eos must be boolean type."),
     ],
@@ -83,5 +86,5 @@ def test_accepted(mindie, fields):
 
 
 def test_prompt_of_the_wrong_type(mindie):
-    mindie.refused("/generate", {"prompt": 5}, "Contains not prompt or prompt null")
+    mindie.refused("/generate", {"prompt": 5}, "The type of prompt is abnormal")
     mindie.refused("/generate", {"prompt": []}, "Prompt arr is empty")

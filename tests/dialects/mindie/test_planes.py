@@ -9,9 +9,10 @@ import time
 
 import httpx
 import pytest
-import trustme
 
+from tests.conftest import DEMO
 from tests.dialects.mindie.config_file import write
+from tests.dialects.mindie.test_tls import authorities
 from tests.live import LiveServer, free_port, wait_until
 
 PROMPT = "Question: What is the capital of Spain?\nAnswer:"
@@ -52,6 +53,13 @@ def test_the_files_numbers_are_told(one_port):
     assert (info["max_input_length"], info["max_concurrent_requests"], info["max_batch_total_tokens"]) == (400, 16, 400)
 
 
+def test_only_the_files_adapters_are_listed(one_port):
+    """Not those that the demo model comes with."""
+    _, url = one_port
+    assert [card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]] == ["llama_65b"]
+    assert httpx.get(f"{url}/v2/models/llama_65b/config").json()["model_weight_path"] == DEMO.name
+
+
 def test_the_files_limits_hold(one_port):
     _, url = one_port
     body = {"model": "llama_65b", "prompt": PROMPT, "ignore_eos": True}
@@ -66,8 +74,8 @@ def test_openais_own_flavour(one_port):
     _, url = one_port
     body = {"model": "llama_65b", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
     for fields, error in (
-        ({"temperature": 2.1}, "Parameter temperature must be in (0.0,2.0], got 2.1."),
-        ({"top_k": -1}, "Parameter top_k must be in [0,2147483647], got -1."),
+        ({"temperature": 2.1}, "Parameter temperature must be in (0.0,2], got 2.1."),
+        ({"top_k": -1}, "Parameter top_k must be in -1 || (0,2147483647], got -1"),
         ({"model": "x"}, "Got model x, but not found in server"),
     ):
         assert httpx.post(f"{url}/v1/chat/completions", json={**body, **fields}).json()["error"] == error
@@ -121,18 +129,6 @@ def test_slots_that_are_full_refuse_adapters(one_port):
     )
 
 
-def authorities(directory):
-    """Two authorities, a server's certificate of the first, and its files where MindIE's keys say."""
-    ca, other = trustme.CA(), trustme.CA()
-    certificate = ca.issue_cert("127.0.0.1", "localhost")
-    for name in ("security/ca", "security/certs", "security/keys"):
-        (directory / name).mkdir(parents=True)
-    ca.cert_pem.write_to_path(str(directory / "security/ca/ca.pem"))
-    certificate.cert_chain_pems[0].write_to_path(str(directory / "security/certs/server.pem"))
-    certificate.private_key_pem.write_to_path(str(directory / "security/keys/server.key.pem"))
-    return ca, other
-
-
 def context(trusted, issuer=None):
     made = ssl.create_default_context()
     trusted.configure_trust(made)
@@ -167,30 +163,6 @@ def test_a_missing_certificate_is_told_at_start(tmp_path):
     server = LiveServer(tmp_path / "var", environment={"DRAGOMAN_MINDIE_CONFIG": str(path)}).start(wait=False)
     assert server.process.wait(60) != 0
     assert "server.key.pem: no readable private key" in server.log
-
-
-@pytest.mark.parametrize("fault", ["encrypted", "short", "other", "no key"])
-def test_keys_that_cannot_be_used(tmp_path, fault):
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec, rsa
-
-    from inference.server.tls import MutualContextFactory, TlsError, TlsFiles
-
-    authorities(tmp_path)
-    path = tmp_path / "security/keys/server.key.pem"
-    key = rsa.generate_private_key(65537, 2048) if fault == "short" else ec.generate_private_key(ec.SECP256R1())
-    lock = serialization.BestAvailableEncryption(b"x") if fault == "encrypted" else serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock)
-    path.write_bytes(b"nothing" if fault == "no key" else pem)
-    words = {
-        "encrypted": "password",
-        "short": "3072",
-        "other": "is not the key of",
-        "no key": "no readable private key",
-    }
-    files = TlsFiles(tmp_path / "security/certs/server.pem", path, (tmp_path / "security/ca/ca.pem",))
-    with pytest.raises(TlsError, match=words[fault]):
-        MutualContextFactory(files)
 
 
 def test_stop_service_drains_and_ends(tmp_path):

@@ -95,3 +95,19 @@ def test_disconnects_abort(mindie):
             wait_until(lambda: mindie.server.metric("vllm:num_requests_running") > 0, 10)
         mindie.server.wait_idle()
         assert mindie.server.metric("vllm:request_success_total", finished_reason="abort") == before + 1
+
+
+def test_status_lines(mindie):
+    """The phrases of the vendor's server; Twisted knows none for 422 and 424."""
+    many = {"input_id": [5] * 5000}
+    for path, body, status, phrase in (
+        ("/infer", {}, 422, "Unprocessable Content"),
+        ("/infer", many, 424, "Failed Dependency"),
+        ("/v2/models/x/infer", {}, 404, "Not Found"),
+        ("/infer", b" " * ((40 << 20) + 1), 413, "Payload Too Large"),
+        ("/infer", {"inputs": "a", "parameters": {"max_new_tokens": 1}}, 200, "OK"),
+    ):
+        answer = mindie.post(path, body)
+        assert (answer.status_code, answer.reason_phrase) == (status, phrase)
+    elsewhere = httpx.post(f"{mindie.server.url}/generate", json={})
+    assert (elsewhere.status_code, elsewhere.reason_phrase) == (422, "Unprocessable Entity")

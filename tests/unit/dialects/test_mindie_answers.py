@@ -157,6 +157,21 @@ async def test_benchmark_fields(start, case):
     await check_case(await start(mindie=MindieSettings(benchmark_enabled=True)), case, "mindie", "mindie")
 
 
+TOO_LATE = [
+    Case("too-late-infer", INFER, tgi(timeout=1)),
+    Case("too-late-infer-stream", INFER, {**tgi(timeout=1), "stream": True}),
+    Case("too-late-chat-stream", CHAT, {**HELLO, **STREAMED}),
+]
+
+
+@pytest.mark.parametrize("case", TOO_LATE, ids=str)
+async def test_no_first_token(start, case):
+    """A stream that a timer ends before its first token has nothing but the bare text."""
+    serving = await start(mindie=MindieSettings(token_timeout_s=1))
+    serving.worker.default = Script(tokens=ids(" The capital of Spain"), gate_after=0)
+    await check_case(serving, case, "mindie", "mindie")
+
+
 @pytest.mark.parametrize("case", TIMED_OUT, ids=str)
 async def test_timers(start, case):
     """The worker stands still after two tokens, until a timer of the server's or the client's ends the request."""

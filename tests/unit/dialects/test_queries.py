@@ -67,6 +67,7 @@ MANAGEMENT = {
     "status": "/v1/status",
     "status-v2": "/v2/status",
     "metrics-json": "/metrics-json",
+    "running-status": "/v1/engine-server/running-status",
 }
 NODE = {"id": 1, "server_ip": "1.2.3.4", "host_ip": "1.2.3.4",
         "device": [{"device_id": "0", "device_ip": "1.2.3.4", "device_logical_id": "0"}]}  # fmt: skip
@@ -225,3 +226,39 @@ def _stats(serving):
     (target,) = serving.router.targets
     (client,) = target.clients.values()
     return client.stats
+
+
+async def test_mindies_weights_are_the_last_part_of_their_path(start):
+    serving = await start(mindie=MindieSettings(model_weights=("demo", "llama2-7b")))
+    answer = await serving.get("/v2/models/demo/config", plane="mindie")
+    assert answer.json()["model_weight_path"] == "llama2-7b"
+
+
+COMMAND = "/v1/engine-server/fault-handling-command"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "found"),
+    [
+        ({"cmd": 0}, 200, {"status": False, "message": "The engine cannot be paused.", "reason": []}),
+        ({"cmd": 3}, 200, {"status": False, "message": "The engine cannot be paused.", "reason": []}),
+        *(({"cmd": cmd}, 400, "Command is not consistent with current status.") for cmd in (-1, 1, 2, 4, 1 << 70)),
+        *((body, 422, "cmd_type must be necessary") for body in ({}, {"cmd": None}, {"cmd": "0"}, [], b"{")),
+    ],
+)
+async def test_mindies_fault_commands(serving, body, status, found):
+    answer = await serving.post(COMMAND, body, plane="management")
+    assert answer.status == status
+    if status == 200:
+        assert answer.json() == found
+    else:
+        assert found in answer.json()["error"]
+        assert answer.json()["error_type"] == {400: "Bad Request", 422: "Input Validation Error"}[status]
+    assert (await serving.get("/v1/engine-server/running-status", plane="management")).json()["status"] == 1
+
+
+async def test_mindies_status_without_a_worker(start):
+    serving = await start(count=0)
+    page = await serving.get("/v1/engine-server/running-status", plane="management")
+    assert page.json() == {"status": 4, "errors": []}
+    assert (await serving.post(COMMAND, {"cmd": 0}, plane="management")).status == 400
