@@ -62,7 +62,7 @@ def _parse(body: Fields, state: MindieState, request_id: str) -> InferenceReques
         sampling=sampling,
         max_tokens=common.max_tokens,
         reply=lambda generation, clock: ChatReply(
-            generation, clock, request_id, model, state.settings, tools, choice, top_logprobs
+            generation, clock, request_id, model, state.settings, tools, choice, top_logprobs, whole=not common.stream
         ),
         stream=common.stream,
         sequences=common.sequences,

@@ -91,14 +91,17 @@ class ChatReply(Reply):
         tools: Tools,
         choice: Choice,
         top_logprobs: int | None,
+        *,
+        whole: bool,
     ) -> None:
+        """`whole`: the answer is not streamed."""
         self._generation, self._clock, self._settings = generation, clock, settings
         self._id, self._model, self._top_logprobs = request_id, model, top_logprobs
         tokenizer = generation.target.tokenizer
         self._texts = LogprobTexts(tokenizer, as_ids=False)
         prompt = generation.prompt_token_ids
         self._choices = [
-            ChatChoice(AnswerParser(tokenizer, prompt, tools, choice)) for _ in range(generation.request.n)
+            ChatChoice(AnswerParser(tokenizer, prompt, tools, choice, whole)) for _ in range(generation.request.n)
         ]
         self._begun = False
 

@@ -50,6 +50,7 @@ CASES = [
     Case("chat-stop", CHAT, {**HELLO, "stop": ["Spain"]}, (SPAIN,)),
     Case("chat-stop-token", CHAT, {**HELLO, "stop_token_ids": ids(" of")}, (SPAIN,)),
     Case("chat-tools", CHAT, {**HELLO, **TOOLS}, (says(CALL),)),
+    Case("chat-tools-broken", CHAT, {**HELLO, **TOOLS}, (says(CALL.replace("}}", ", }}")),)),
     Case("chat-stream", CHAT, {**HELLO, **STREAMED}, (SPAIN,)),
     Case("chat-stream-two-a-step", CHAT, {**HELLO, **STREAMED}, (says(" The capital of Spain.", per_step=2),)),
     Case("chat-stream-n", CHAT, {**HELLO, **SAMPLED, **STREAMED}, (SPAIN, ITALY)),
