@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 
+NOT_THERE = frozenset({AdapterCode.MISSING, AdapterCode.LINK})
+"""A client is not told where a link leads, nor that there is one."""
 MAX_SHOWN = 1000
 """Characters of a client's path that an error repeats."""
 STATES = {
@@ -143,7 +145,7 @@ class DjangoRegistry:
         try:
             stored = adapters.read_adapter(source, self._roots)
         except errors.RegistryError as error:
-            if error.failure is not None and error.failure.code is AdapterCode.MISSING:
+            if error.failure is not None and error.failure.code in NOT_THERE:
                 raise AdapterNotFound(source[:MAX_SHOWN]) from error
             raise AdapterRefused(str(error), error.failure) from error
         return AdapterEntry(

@@ -23,6 +23,7 @@ def document(route_sets: Mapping[str, RouteSet], version: str) -> dict[str, Any]
     """
     references, components = _schemas(route_sets.values())
     paths: dict[str, dict[str, Any]] = {}
+    answers: dict[tuple[str, str, str], list[Any]] = {}
     for name, routes in route_sets.items():
         error = references.get(id(routes.error), {"type": "object"})
         for route in routes.routes:
@@ -33,13 +34,17 @@ def document(route_sets: Mapping[str, RouteSet], version: str) -> dict[str, Any]
             if route.described.operation:
                 operation["operationId"] = route.described.operation
             for kind, schema in ((JSON, route.described.answer), (FRAMES, route.described.frames)):
-                if schema is not None:
-                    _add_schema(operation["responses"]["200"], kind, references[id(schema)])
+                answers.setdefault((route.plain_path, route.method.lower(), kind), []).append(
+                    None if schema is None else references[id(schema)]
+                )
             for status in sorted(routes.statuses):
                 text = "An error in the dialect's shape"
                 _add_schema(operation["responses"].setdefault(str(status), {"description": text}), JSON, error)
             if route.body is not None:
                 _add_schema(operation.setdefault("requestBody", {"required": True}), JSON, references[id(route.body)])
+    for (path, method, kind), schemas in answers.items():
+        for reference in schemas if None not in schemas else ():  # else one dialect's answers are not described
+            _add_schema(paths[path][method]["responses"]["200"], kind, reference)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Dragoman", "version": version, "license": {"name": "Apache-2.0"}},

@@ -6,6 +6,7 @@ others, whether or not the schema says so.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 SCHEMAS = ("json", "json_object", "json_schema")
 KINDS = (*SCHEMAS, "regex")
+INVALID = "grammar is not valid"
+"""How the router begins its errors, in place of a field's name."""
 WHITESPACE = " ?"
 """The router allows one space, and no line breaks."""
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -45,20 +48,21 @@ def grammar_of(given: dict[str, Any], field: str) -> GrammarRequest:
     if kind not in KINDS or not isinstance(value, expected):
         raise InvalidRequest("grammar is not supported", field)
     try:
-        return structured.regex(value, field) if kind == "regex" else _schema(value, field)
-    except InvalidRequest as error:
-        raise invalid_grammar(error.message.removeprefix(f"{field}: "), field) from error
+        found = structured.regex(value, INVALID) if kind == "regex" else _schema(value)
+    except InvalidRequest as error:  # whose text begins with the router's words
+        raise InvalidRequest(error.message, field) from error
+    return replace(found, field=field)
 
 
 def invalid_grammar(reason: str, field: str) -> InvalidRequest:
     """The router's error."""
-    return InvalidRequest(f"grammar is not valid: {reason}", field)
+    return InvalidRequest(f"{INVALID}: {reason}", field)
 
 
 def completed(schema: Any, field: str, depth: int = 0) -> Any:
     """The schema as the router understands it: every one with `properties` is a closed object."""
     if depth > structured.MAX_DEPTH:
-        raise InvalidRequest(f"a schema may be nested {structured.MAX_DEPTH} levels deep.", field)
+        raise InvalidRequest(f"{INVALID}: a schema may be nested {structured.MAX_DEPTH} levels deep.", field)
     if isinstance(schema, list):
         return [completed(item, field, depth + 1) for item in schema]
     if not isinstance(schema, dict):
@@ -76,11 +80,11 @@ def completed(schema: Any, field: str, depth: int = 0) -> Any:
     return inner
 
 
-def _schema(value: dict[str, Any] | str, field: str) -> GrammarRequest:
+def _schema(value: dict[str, Any] | str) -> GrammarRequest:
     try:
         schema = msgspec.json.decode(value) if isinstance(value, str) else value
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(str(error), field) from error
+        raise invalid_grammar(str(error), INVALID) from error
     if not isinstance(schema, dict) or "properties" not in schema:
-        raise InvalidRequest("Grammar must have a 'properties' field", field)
-    return structured.json_schema(completed(schema, field), field, WHITESPACE)
+        raise invalid_grammar("Grammar must have a 'properties' field", INVALID)
+    return structured.json_schema(completed(schema, INVALID), INVALID, WHITESPACE)

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from engine.client import MAX_MERGED, EngineDead, _Collector
-from engine.messages import RequestOutput, TokenLogprob
+from engine.messages import RequestOutput, Submit, TokenLogprob
+from engine.sampling.params import SamplingParams
 
 TOKENS = 2000
 ALTERNATIVES = 20
@@ -29,7 +30,7 @@ def all_of(collector):
 
 
 def lagging():
-    collector = _Collector()
+    collector = _Collector(Submit(1, [1], SamplingParams(max_tokens=TOKENS)))
     collector.put(output(0, cached_tokens=3, queue_s=0.5))
     for token in range(1, TOKENS - 1):
         collector.put(output(token))

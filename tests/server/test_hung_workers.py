@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.client import EngineClient, EngineDead, _Collector
-from engine.messages import ModelInfo, RequestOutput, Stats
+from engine.messages import ModelInfo, RequestOutput, Stats, Submit
+from engine.sampling.params import SamplingParams
 from inference.workers.routing.balancer import Balancer
 from inference.workers.routing.demand import Demand
 from inference.workers.routing.retry_budget import RetryBudget
@@ -76,7 +77,7 @@ def test_without_another_worker_requests_stay_and_new_ones_are_refused():
 
 async def test_only_requests_that_have_brought_nothing_are_given_up():
     client = EngineClient("/nowhere", "demo/0", 1)
-    waiting, begun = _Collector(), _Collector()
+    waiting, begun = (_Collector(Submit(number, [1], SamplingParams(max_tokens=1))) for number in (1, 2))
     begun.put(RequestOutput(2, [1]))
     client._collectors = {1: waiting, 2: begun}
     client.release_waiting()
