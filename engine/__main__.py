@@ -7,9 +7,9 @@ stdout: a JSON line for each change of state: {"state": "loading" | "ready" | "f
 where "model" is the ModelInfo of a ready worker, and a
 progress report every second: {"state": "loading" | "alive", "doing", "quiet_s", "patience_s"}
 (`engine.process.progress`), by which a launcher distinguishes a hung worker from a busy one.
-stderr: the log. Exit status: `engine.failures.ExitStatus`.
+stderr: the log, as text or as JSON lines. Exit status: `engine.failures.ExitStatus`.
 
-Signals: the first SIGTERM drains. The worker refuses new requests, finishes all others and exits with STOPPED. A second
+Signals: SIGUSR2 writes the flight recorder's file (`engine.process.flight`). The first SIGTERM drains. The worker refuses new requests, finishes all others and exits with STOPPED. A second
 SIGTERM hands over: each unfinished request ends with the finish reason MOVED, so that its client can continue it at
 another worker, and the worker exits with STOPPED as soon as its clients have read that.
 """
@@ -26,11 +26,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine import address, faults
 from engine.config import EngineConfig
 from engine.engine import EngineBroken
 from engine.failures import ExitStatus
 from engine.process import log_writer
-from engine.process.control import Control, control_path
+from engine.process.control import Control
+from engine.process.flight import Cause, block_signal, recorder
+from engine.process.precautions import go_first, write_no_core
 from engine.process.progress import Pulse, Reporter, Reports, progress
 
 if TYPE_CHECKING:
@@ -47,6 +50,9 @@ loaded.
 
 def main() -> ExitStatus:
     """Read the config, load the model, serve."""
+    block_signal()
+    write_no_core()
+    go_first()
     # Only status lines go to the status pipe; what libraries print to stdout goes to the log.
     status = os.dup(1)
     os.dup2(2, 1)
@@ -68,21 +74,35 @@ def main() -> ExitStatus:
     control: Control | None = None
 
     def beat(pulse: Pulse) -> None:
+        recorder.watch(pulse.quiet_s > pulse.patience_s)  # first: a launcher that reads the report kills this process
         reports.beat(pulse)
         if server is not None:
             server.beat()
 
-    log_writer.configure()
     # Ctrl-C in a terminal reaches the whole process group, but only the launcher decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    log_writer.configure(config.log_format, config.worker_id)
+    if config.log_format == "json":
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they are no JSON
+    recorder.open(config.flight_dir, config.worker_id, config.epoch)
+    recorder.answer_signals()
+    try:
+        endpoint = address.parse(config.address).endpoint(config.tls)
+    except (OSError, ValueError) as error:  # a port that is taken, or certificates that cannot be used
+        logger.error("cannot listen at %s: %s", config.address, error)
+        report("failed", reason=f"cannot listen at {config.address}: {error}")
+        return ExitStatus.FAULT
     if config.lease_s:
-        path = control_path(config.address)
-        control = Control(path, config.lease_s, _end_of_lease)
+        control = Control(endpoint, config.lease_s, _end_of_lease)
         control.start()
     report("loading", doing=progress.doing)
     reporter = Reporter(beat)
     reporter.start()
+    faults.arm(os.environ)
+    if faults.armed:
+        logger.warning("fault points are armed: %s", ", ".join(faults.armed))
+        faults.hit("start")
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     from engine.core import EngineCore  # torch is imported only now, after "loading" was reported
     from engine.embedding.core import EmbeddingCore
@@ -99,7 +119,7 @@ def main() -> ExitStatus:
         logger.exception("loading failed")
         report("failed", reason=f"{type(error).__name__}: {error}")
         return ExitStatus.MODEL_REFUSED
-    server = EngineServer(core, config)
+    server = EngineServer(core, config, endpoint)
     if control is None:
         server.watch(sys.stdin.buffer)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
@@ -107,8 +127,12 @@ def main() -> ExitStatus:
     try:
         server.run()
     except EngineBroken as error:
+        recorder.write(Cause.CRASH, error)
         report("exited", reason=str(error))
         return ExitStatus.BROKEN
+    except Exception as error:  # an outer boundary: the loop ended by a mistake of ours
+        recorder.write(Cause.CRASH, error)
+        raise
     finally:
         reporter.stop()
         if control is not None:

@@ -64,6 +64,11 @@ def attend_with(context: Context) -> Iterator[None]:
         _current = None
 
 
+def current() -> Context | None:
+    """The context of the running step."""
+    return _current
+
+
 def _paged(
     module: torch.nn.Module,
     query: torch.Tensor,

@@ -7,7 +7,7 @@ prefix cache. Block 0 is never allocated: padding rows write there.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from engine.block_hashes import extend_hashes
 
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 TRASH_BLOCK = 0
 
 
+class Owner(Protocol):
+    """Has references to the blocks of its table."""
+
+    block_table: list[int]
+
+
 class BlockPool:
     """Reference-counted blocks with a hash-chained prefix cache."""
 
@@ -28,6 +34,8 @@ class BlockPool:
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self.filled: list[tuple[bytes, int]] | None = None
+        """If it is a list: the blocks that `cache` added, with their hashes, for whoever empties it in every step."""
 
     @property
     def num_usable(self) -> int:
@@ -46,6 +54,14 @@ class BlockPool:
         extend_hashes(
             request.block_hashes, request.cache_key, request.token_ids, request.num_known_tokens, self.block_size
         )
+
+    def reusable(self, request: Request) -> list[bytes]:
+        """The hashes of the blocks that the request may take from the cache: at least one token must be computed for its
+        logits, and prompt log-probabilities need every position's.
+        """
+        if request.params.prompt_logprobs is not None:
+            return []
+        return request.block_hashes[: (len(request.token_ids) - 1) // self.block_size]
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
         """The cached blocks for the longest known prefix of `hashes`; takes no reference."""
@@ -77,11 +93,7 @@ class BlockPool:
             return True
         if needed > len(self._free):
             return False
-        for _ in range(needed):
-            block, _ = self._free.popitem(last=False)
-            self._forget(block)
-            self._references[block] = 1
-            request.block_table.append(block)
+        request.block_table += [self._take() for _ in range(needed)]
         return True
 
     def cache(self, request: Request, num_tokens: int) -> None:
@@ -97,16 +109,38 @@ class BlockPool:
                 continue
             self._hash_of[block] = digest
             self._block_of[digest] = block
+            if self.filled is not None:
+                self.filled.append((digest, block))
 
-    def free(self, request: Request) -> None:
-        """Drop the request's references, last block first, so that a chain is evicted from its end."""
-        for block in reversed(request.block_table):
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._free[block] = None
-                if block not in self._hash_of:
-                    self._free.move_to_end(block, last=False)
-        request.block_table = []
+    def insert(self, chain: Iterable[bytes]) -> dict[bytes, int]:
+        """Add blocks to the prefix cache whose content the caller fills in at once: a chain of hashes from its beginning,
+        of which some are cached already. Returns the new blocks by hash, as many as are free; none is referenced.
+        """
+        held, new = [], {}
+        for digest in chain:
+            block = self._block_of.get(digest)
+            if block is not None:
+                self.touch([block])
+            elif not self._free:
+                break
+            else:
+                block = new[digest] = self._take()
+                self._hash_of[block] = digest
+                self._block_of[digest] = block
+            held.append(block)
+        self._release(held)
+        return new
+
+    def discard(self, blocks: Iterable[int]) -> None:
+        """Take blocks that nobody references out of the prefix cache: their content is not what their hashes say."""
+        for block in blocks:
+            self._forget(block)
+            self._free.move_to_end(block, last=False)
+
+    def free(self, owner: Owner) -> None:
+        """Drop the owner's references, last block first, so that a chain is evicted from its end."""
+        self._release(owner.block_table)
+        owner.block_table = []
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block is free or referenced and the two hash tables agree."""
@@ -115,6 +149,22 @@ class BlockPool:
             raise RuntimeError(f"blocks leaked: {held} held and {len(self._free)} free of {self.num_usable}")
         if {digest: block for block, digest in self._hash_of.items()} != self._block_of:
             raise RuntimeError("the prefix cache's tables disagree")
+
+    def _take(self) -> int:
+        """The least recently used free block, with one reference and without content."""
+        block, _ = self._free.popitem(last=False)
+        self._forget(block)
+        self._references[block] = 1
+        return block
+
+    def _release(self, blocks: list[int]) -> None:
+        """Drop a reference to each block, the last first; those without content are the next to be taken."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+                if block not in self._hash_of:
+                    self._free.move_to_end(block, last=False)
 
     def _forget(self, block: int) -> None:
         digest = self._hash_of.pop(block, None)

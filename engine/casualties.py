@@ -1,8 +1,10 @@
-"""Counts worker deaths per request. A request that was in flight at two deaths, and got no further the second time, is refused,
-because it may cause them; at MAX_DEATHS it is refused in any case.
+"""Counts worker deaths per request. A request that was in flight at two deaths, suspect both times, and got no further the second
+time, is refused, because it may cause them; at MAX_DEATHS it is refused in any case.
 
+Suspect are the requests that had brought nothing on the worker that died, or all if each had brought something: who had run there for
+a while, and is in flight again when a poisonous request kills the next worker at its first step, is not refused with it.
 A request that makes a worker die does so at the same token again, as its replay computes the same. One that was in flight by
-chance has got further by then. Requests are identified by their content without seed, deadline and generated tokens, so a
+chance has got further by then. Requests are identified by their content without seed, deadline, order of service and generated tokens, so a
 client's retry and a replay count as the same request. A request that ends normally is forgotten. The cause of a death is not
 examined.
 """
@@ -15,7 +17,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from engine.messages import Embed, Submit
+from engine.messages import Embed, Submit, Tenant
 
 MAX_DEATHS = 4
 FORGET_AFTER_S = 600.0
@@ -27,16 +29,19 @@ class Casualties:
     """Worker deaths by request. One instance serves all workers of a process."""
 
     def __init__(self) -> None:
-        self._deaths: OrderedDict[bytes, tuple[dict[str, int], float]] = OrderedDict()
-        """By request: the workers, in the order of their deaths, with the number of tokens that it had reached; when."""
+        self._deaths: OrderedDict[bytes, tuple[dict[str, tuple[int, bool]], float]] = OrderedDict()
+        """By request: the workers, in the order of their deaths, with the number of tokens that it had reached and whether it was
+        suspect; when.
+        """
 
-    def died(self, message: Submit | Embed, worker: str, reached: int) -> None:
+    def died(self, message: Submit | Embed, worker: str, reached: int, suspect: bool = True) -> None:
         """Record that `worker` (id and epoch) died while the request was in flight, with `reached` output tokens. Identical
         requests that were in flight at one death count once, as the one that got furthest.
         """
         key = _fingerprint(message)
         seen = self._seen(key)
-        self._deaths[key] = {**seen, worker: max(reached, seen.get(worker, 0))}, time.monotonic()
+        before = seen.get(worker, (0, False))
+        self._deaths[key] = {**seen, worker: (max(reached, before[0]), suspect or before[1])}, time.monotonic()
         self._deaths.move_to_end(key)
         if len(self._deaths) > MAX_REMEMBERED:
             self._deaths.popitem(last=False)
@@ -50,10 +55,13 @@ class Casualties:
         """Whether the request must be refused."""
         if not self._deaths:
             return False
-        reached = list(self._seen(_fingerprint(message)).values())
-        return len(reached) >= MAX_DEATHS or (len(reached) > 1 and reached[-1] <= reached[-2])
+        deaths = list(self._seen(_fingerprint(message)).values())
+        if len(deaths) < 2 or len(deaths) >= MAX_DEATHS:
+            return len(deaths) >= MAX_DEATHS
+        (before, suspect_before), (reached, suspect) = deaths[-2:]
+        return suspect_before and suspect and reached <= before
 
-    def _seen(self, key: bytes) -> dict[str, int]:
+    def _seen(self, key: bytes) -> dict[str, tuple[int, bool]]:
         workers, when = self._deaths.get(key, ({}, 0.0))
         return workers if time.monotonic() - when < FORGET_AFTER_S else {}
 
@@ -61,5 +69,6 @@ class Casualties:
 def _fingerprint(message: Submit | Embed) -> bytes:
     same = msgspec.structs.replace(message, request_id=0, timeout_s=None)
     if isinstance(same, Submit):
-        same = msgspec.structs.replace(same, params=msgspec.structs.replace(same.params, seed=0), generated=[])
+        params = msgspec.structs.replace(same.params, seed=0)
+        same = msgspec.structs.replace(same, params=params, generated=[], tenant=Tenant(), band=0)
     return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=16).digest()

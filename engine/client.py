@@ -8,50 +8,58 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
 from engine import messages
-from engine.address import AddressError, parse
+from engine.address import parse
 from engine.casualties import Casualties
 from engine.failures import Failure, FailureCode, FinishReason
+from engine.greeting import NotGreeted, greet, read_frame
+from engine.kv_transfer.messages import Fetch, Release
 from engine.messages import (
+    MALFORMED,
     PROTOCOL_VERSION,
     Abort,
     AdapterCommand,
     AdapterRef,
+    Alive,
     Dead,
     Embed,
     Heartbeat,
     Hello,
     ModelInfo,
     Outputs,
-    ProtocolError,
-    Ready,
-    Refused,
     Reply,
     RequestOutput,
     Stats,
     StepHistograms,
     Submit,
+    Tenant,
     frame,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable
 
     from engine.adapters.failures import AdapterFailure
+    from engine.kv_transfer.handle import KvSource
+    from engine.network.credentials import Credentials
     from engine.sampling.params import SamplingParams
 
-CONNECT_TIMEOUT_S = 5.0
 TICK_S = 1.0
 SUSPECT_AFTER_S = 5.0
 DEAD_AFTER_S = 20.0
 """Both in seconds in which this process was running; time in which it was suspended does not count."""
+VANISHED_AFTER_S = 10.0
+"""The same as DEAD_AFTER_S, for a worker on another host. There silence is more often the network's than the worker's: what it had
+begun is computed elsewhere sooner, but not before a lost segment of TCP has been sent again a few times.
+"""
 MAX_MERGED = 32
 """Merged tokens after which further outputs stay encoded."""
+NOBODY = Tenant()
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RequestOutput)
 
@@ -123,7 +131,7 @@ class _Collector:
 def _goes_on(output: RequestOutput) -> bool:
     """Whether the worker drains, and the request may go on at another one."""
     refused = output.error is not None and output.error.code is FailureCode.DRAINING
-    return refused or output.finish_reason is FinishReason.MOVED
+    return refused or (output.finish_reason is FinishReason.MOVED and output.source is None)
 
 
 def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
@@ -147,12 +155,15 @@ class EngineClient:
         epoch: int,
         casualties: Casualties | None = None,
         observer: ReportObserver | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """`casualties` counts the requests that were in flight at worker deaths; it may be shared with
-        other clients.
+        other clients. `credentials`: of this process, for a worker on another host.
         """
         self.address, self.worker_id, self.epoch = address, worker_id, epoch
         self._casualties, self._observer = casualties or Casualties(), observer
+        self._credentials = credentials
+        self._remote = False
         self.stats = Stats()
         self.histograms = StepHistograms()
         self.draining = False
@@ -163,6 +174,8 @@ class EngineClient:
         self._failure: str | None = None
         self._died = False
         """Whether the worker died by itself, as opposed to a close by this client or an ordered stop."""
+        self._all_begun: bool | None = None
+        """Whether each request in flight had brought something when the worker was lost."""
         self._silent_s = 0.0
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -172,16 +185,11 @@ class EngineClient:
         expected one.
         """
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                reader, self._writer = await parse(self.address).connect()
-                self._writer.write(frame(Hello(PROTOCOL_VERSION, self.worker_id, self.epoch)))
-                answer = messages.to_client.decode(await _read_frame(reader))
-        except (OSError, AddressError, asyncio.IncompleteReadError, ProtocolError, msgspec.MsgspecError) as error:
-            await self.close()
-            raise EngineDead(f"the worker at {self.address} cannot be reached: {type(error).__name__}") from error
-        if not isinstance(answer, Ready):
-            await self.close()
-            raise EngineDead(answer.reason if isinstance(answer, Refused) else "the worker did not greet")
+            hello = Hello(PROTOCOL_VERSION, self.worker_id, self.epoch)
+            reader, self._writer, answer = await greet(self.address, hello, self._credentials)
+        except NotGreeted as error:
+            raise EngineDead(str(error)) from error
+        self._remote = parse(self.address).remote
         self._model = answer.model
         self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._count_silence())]
         return answer.model
@@ -235,16 +243,30 @@ class EngineClient:
         cache_salt: str = "",
         timeout_s: float | None = None,
         adapter: AdapterRef | None = None,
+        tenant: Tenant = NOBODY,
+        band: int = 0,
+        hold: str = "",
+        source: KvSource | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request until it ends. Closing the iterator early aborts the request in the engine.
-        `generated`: the tokens that the sequence got from another worker; the outputs are those after them.
+        `generated`: the tokens that the sequence got from another worker; the outputs are those after them. `hold` and
+        `source`: as in `Submit`.
         """
         if request_id is None:
             request_id = self.next_request_id()
         tokens = list(generated or ())
-        return self._outputs(
-            Submit(request_id, prompt_token_ids, params, priority, cache_salt, timeout_s, adapter, tokens)
-        )
+        scope = (priority, cache_salt, timeout_s, adapter, tokens, tenant, band)
+        return self._outputs(Submit(request_id, prompt_token_ids, params, *scope, hold, source))
+
+    def fetch(self, message: Fetch) -> None:
+        """Let the worker fetch blocks ahead of the request that will need them. Without that it forgets them."""
+        if self._failure is None:
+            self._send(message)
+
+    def release(self, transfer_id: str) -> None:
+        """Let the worker give up the blocks that it holds for this transfer; it may have ended."""
+        if self._failure is None:
+            self._send(Release([transfer_id]))
 
     def stop(self, request_id: int) -> None:
         """Stop a request of `generate`: its reader gets the outputs so far and then the finish reason "abort"."""
@@ -302,12 +324,12 @@ class EngineClient:
         """Close the connection; the worker aborts this client's remaining requests."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._fail("the connection was closed", died=False)
+        ending: list[Awaitable[None]] = [*self._tasks]
         if self._writer is not None:
-            self._writer.close()
-            with suppress(OSError):
-                await self._writer.wait_closed()
+            self._writer.close()  # before anything is awaited: who is cancelled here leaves no connection open
+            ending.append(self._writer.wait_closed())
+        await asyncio.gather(*ending, return_exceptions=True)
 
     def _send(self, message: messages.ToWorker) -> None:
         if self.failure is not None or self._writer is None:
@@ -317,17 +339,20 @@ class EngineClient:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                self._dispatch(messages.to_client.decode(await _read_frame(reader)))
-        except (OSError, AddressError, asyncio.IncompleteReadError, ProtocolError, msgspec.MsgspecError):
+                self._dispatch(messages.to_client.decode(await read_frame(reader)))
+        except (OSError, asyncio.IncompleteReadError, *MALFORMED):
             self._fail("the worker closed the connection")
 
     async def _count_silence(self) -> None:
         """Count the seconds without a message. A late tick (suspended process, blocked loop) counts as one tick."""
+        limit_s = VANISHED_AFTER_S if self._remote else DEAD_AFTER_S
         while self._failure is None:
             await asyncio.sleep(TICK_S)
             self._silent_s += TICK_S
-            if self._silent_s >= DEAD_AFTER_S:
-                self._fail(f"no heartbeat for {DEAD_AFTER_S:.0f} s")
+            if self._silent_s >= limit_s:
+                self._fail(f"no heartbeat for {limit_s:.0f} s")
+            elif self._remote and self._failure is None:
+                self._send(Alive())
 
     def _dispatch(self, message: messages.ToClient) -> None:
         self._silent_s = 0.0
@@ -369,8 +394,7 @@ class EngineClient:
                 call.set_exception(EngineDead(self._failure))
 
     def _note_death(self, collector: _Collector) -> None:
-        self._casualties.died(collector.message, f"{self.worker_id} {self.epoch}", collector.reached)
-
-
-async def _read_frame(reader: asyncio.StreamReader) -> bytes:
-    return await reader.readexactly(messages.frame_length(await reader.readexactly(4)))
+        if self._all_begun is None:
+            self._all_begun = all(each.begun for each in self._collectors.values())
+        suspect = self._all_begun or not collector.begun
+        self._casualties.died(collector.message, f"{self.worker_id} {self.epoch}", collector.reached, suspect)

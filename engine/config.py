@@ -15,6 +15,7 @@ from engine import policies
 from engine import quantization as quantizations
 from engine.adapters.files import MAX_RANK
 from engine.address import parse
+from engine.network.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             reserved=True,
         ),
     ] = ""
+    tls: Annotated[
+        Credentials | None,
+        Option("The worker's certificate, which an address on TCP needs (engine.network.credentials).", reserved=True),
+    ] = None
     lease_s: Annotated[
         float,
         Option(
@@ -61,6 +66,18 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             reserved=True,
         ),
     ] = ""
+    flight_dir: Annotated[
+        str,
+        Option(
+            "Folder for the flight recorder's files (engine.process.flight); empty: none are written.", reserved=True
+        ),
+    ] = ""
+    kv_offload_dir: Annotated[
+        str, Option("Folder of the KV blocks on disk, which a deployment's workers share; empty: none.", reserved=True)
+    ] = ""
+    log_format: Annotated[Literal["console", "json"], Option("How the worker writes its log lines.", reserved=True)] = (
+        "console"
+    )
     task: Annotated[
         Literal["auto", "generate", "embed"],
         Option(
@@ -75,7 +92,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Option(
-            "Type of the weights; auto is bfloat16 on CPUs that multiply it natively (AVX512_BF16, AMX), else float32.",
+            "Type of the weights; auto is bfloat16 on CPUs that multiply it natively (AVX512_BF16), else float32.",
             setting=True,
         ),
     ] = "auto"
@@ -90,11 +107,50 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_num_batched_tokens: Annotated[
         int, Option("Most tokens in one step; at least max_num_seqs.", 1, 1 << 20, setting=True)
     ] = 1024
+    max_step_ms: Annotated[
+        int,
+        Option(
+            "Most milliseconds of a step that computes prompts beside sequences that decode; longer prompts are computed in "
+            "chunks that fit. 0: no limit.",
+            0,
+            600_000,
+            setting=True,
+        ),
+    ] = 150
     max_waiting_requests: Annotated[
         int, Option("Most requests in the engine's queue; further ones are refused.", 1, 1 << 20)
     ] = 1024
+    target_ttft_ms: Annotated[
+        int,
+        Option(
+            "Milliseconds within which a request should begin: prompts that take longer to compute than that, at the measured "
+            "rate, do not wait; further ones are refused. 0: no limit.",
+            0,
+            3_600_000,
+            setting=True,
+        ),
+    ] = 60_000
     kv_cache_bytes: Annotated[
         int, Option("Bytes of KV cache on each device; 0 uses free memory.", 0, 1 << 44, setting=True)
+    ] = 0
+    kv_offload_memory_bytes: Annotated[
+        int,
+        Option(
+            "Bytes of host memory beside each CUDA device's KV cache for blocks that it evicts; 0: none. CPUs have one memory: "
+            "kv_cache_bytes.",
+            0,
+            1 << 44,
+            setting=True,
+        ),
+    ] = 0
+    kv_offload_disk_bytes: Annotated[
+        int,
+        Option(
+            "Bytes on disk for the KV blocks of a deployment, which outlive eviction and restarts; 0: none.",
+            0,
+            1 << 50,
+            setting=True,
+        ),
     ] = 0
     block_size: Annotated[int, Option("Tokens in one block of the KV cache.", 1, 256)] = 16
     prefix_caching: Annotated[
@@ -102,7 +158,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ] = True
     scheduling_policy: Annotated[
         policies.Name,
-        Option("Order of requests; priority: the smaller priority first, then the earlier arrival."),
+        Option(
+            "Order of requests; fair: tenants by what they got for their weight, each one's requests as priority has them; "
+            "priority: the smaller priority first, then the earlier arrival."
+        ),
     ] = policies.DEFAULT
     speculative_tokens: Annotated[
         int,
@@ -133,6 +192,19 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             parse(self.address)  # raises AddressError, a ValueError
         if not self.model:
             raise ValueError("model must not be empty")
+        if self.offloads and not self.prefix_caching:
+            raise ValueError(
+                "kv_offload_memory_bytes and kv_offload_disk_bytes keep cached prefixes: set prefix_caching"
+            )
+        if self.offloads and self.tensor_parallel_size > 1:
+            raise ValueError(
+                "kv_offload_memory_bytes and kv_offload_disk_bytes support a tensor_parallel_size of 1 only"
+            )
+
+    @property
+    def offloads(self) -> bool:
+        """Whether KV blocks are kept beside the device's cache."""
+        return bool(self.kv_offload_memory_bytes or self.kv_offload_disk_bytes)
 
 
 class OptionField(msgspec.Struct, frozen=True):

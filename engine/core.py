@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
+from engine import faults
 from engine.adapters.failures import AdapterCode, AdapterFailure
 from engine.adapters.slots import AdapterSlots
 from engine.block_pool import BlockPool
@@ -19,12 +19,13 @@ from engine.engine import ClientOutputs, EngineBroken, refused
 from engine.failures import Failure, FailureCode, FinishReason
 from engine.gates.adapter import AdapterGate
 from engine.gates.grammar import GrammarGate
+from engine.gates.offload import OffloadGate
 from engine.grammar.patience import Patience
 from engine.grammar.processes import GrammarProcesses
+from engine.kv_transfer.transfers import Transfers
 from engine.messages import (
     AdapterCommand,
     Embed,
-    ModelInfo,
     RequestOutput,
     Stats,
     StepHistograms,
@@ -32,31 +33,26 @@ from engine.messages import (
     TokenLogprob,
 )
 from engine.model_runner import LaunchedStep, ModelRunner, StepResult
-from engine.models.prepared import prepare
+from engine.models.prepared import model_info, prepare
+from engine.offload.offload import offload_for
 from engine.policies.base import policy
 from engine.process.cpus import usable_cpus
 from engine.process.progress import Pace, progress
 from engine.request import Request, RequestStatus
 from engine.scheduler import ScheduledBatch, Scheduler
+from engine.step_record import Step, recorded
+from engine.step_time import StepTime
 from engine.warm_up import warm_up
 
 if TYPE_CHECKING:
     from engine.backend import Backend
     from engine.config import EngineConfig
+    from engine.gates.base import Gate
 
 logger = logging.getLogger(__name__)
 
 WAIT_S = 0.005
 """Seconds to wait for a grammar process when no sequence can run."""
-
-
-@dataclass(slots=True)
-class Step:
-    """A step that was launched at `begin`, in monotonic seconds."""
-
-    batch: ScheduledBatch
-    result: StepResult | LaunchedStep
-    begin: float
 
 
 class EngineCore:
@@ -86,9 +82,13 @@ class EngineCore:
         self.grammars = GrammarProcesses(loaded.tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
         if config.address:  # a worker: start the template process now, so that the first grammar does not wait for it
             self.grammars.start()
-        gates = (GrammarGate(), AdapterGate(self.adapters))
+        self._step_time = StepTime()
+        gates: list[Gate] = [GrammarGate(), AdapterGate(self.adapters)]
+        self.offload = offload_for(config, prepared, pool)
+        if self.offload is not None:
+            gates.append(OffloadGate(self.offload, pool, self._step_time, config.max_num_batched_tokens))
         scheduling = policy(config.scheduling_policy)
-        self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, scheduling, gates)
+        self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, scheduling, gates, self._step_time)
         self.runner = ModelRunner(backend, loaded, prepared.cache)
         self.requests: dict[tuple[int, int], Request] = {}
         self.stats = Stats(blocks_total=pool.num_usable)
@@ -106,22 +106,8 @@ class EngineCore:
         self.failed_steps = 0
         self.blocked = False
         """Whether the last step could do nothing because every request waits for an adapter."""
-        self.info = ModelInfo(
-            directory=str(loaded.directory),
-            tokenizer_file=str(loaded.tokenizer_file),
-            architecture=loaded.architecture,
-            dtype=str(loaded.dtype).removeprefix("torch."),
-            device=backend.device.type,
-            vocab_size=loaded.vocab_size,
-            max_model_len=limit,
-            eos_token_ids=loaded.eos_token_ids,
-            block_size=config.block_size,
-            num_blocks=pool.num_usable,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_adapter_rank=config.max_adapter_rank if loaded.lora_layers else 0,
-            sampling_defaults=loaded.sampling_defaults,
-        )
+        self.info = model_info(prepared, config, backend.device.type)
+        self.transfers = Transfers(config, loaded.directory, prepared.cache, pool)
 
     def submit(self, client: int, message: Submit | Embed) -> RequestOutput | None:
         """Queue a client's request. Returns its only output if it is refused, else None."""
@@ -138,11 +124,13 @@ class EngineCore:
             cache_salt=message.cache_salt,
             adapter=message.adapter,
             deadline=None if message.timeout_s is None else now + message.timeout_s,
+            tenant=message.tenant,
+            band=message.band,
         )
         request.token_ids += message.generated
         if message.generated:  # the first of them came after the last of these
             request.num_prompt_logprobs = request.num_prompt_tokens - 1
-        known = request.key in self.requests
+        known = request.key in self.requests or message.hold in self.transfers.holds
         failure = Failure(FailureCode.REQUEST_ID_IN_USE) if known else self._refusal(request)
         if failure is not None:
             return refused(message, failure)
@@ -151,6 +139,8 @@ class EngineCore:
             if message.generated:
                 request.matcher.replay(message.generated)
         self.requests[request.key] = request
+        if message.hold or message.source is not None:
+            self.transfers.attach(request, message)
         return None
 
     def command(self, message: AdapterCommand) -> AdapterFailure | None:
@@ -235,24 +225,30 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Called when idle; raises EngineBroken unless no request is known and every block is free."""
         self.scheduler.pool.check_integrity()
-        if self.requests or self.grammars.users or self.scheduler.pool.num_free != self.scheduler.pool.num_usable:
+        free = self.scheduler.pool.num_free + self.transfers.holds.num_blocks
+        if self.requests or self.grammars.users or free != self.scheduler.pool.num_usable:
             raise EngineBroken(f"idle with {len(self.requests)} requests and blocks in use")
 
     def close(self) -> None:
-        """Stop the adapter loader thread, the grammar processes and the backend."""
+        """Stop the adapter loader thread, the grammar processes, the transfers, the KV offload and the backend."""
+        self.transfers.close()
         self.adapters.close()
         self.grammars.close()
+        if self.offload is not None:
+            self.offload.close()
         self.backend.close()
 
     def refresh_stats(self) -> Stats:
         """The counters, with the gauges updated."""
         self.adapters.poll(busy=bool(self.scheduler.running))
+        self.transfers.poll(self.stats)
         scheduler, stats = self.scheduler, self.stats
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
         stats.blocks_used = scheduler.pool.num_usable - scheduler.pool.num_free
         stats.preemptions = scheduler.num_preemptions
         stats.adapters, stats.failed_adapters = self.adapters.in_slots, self.adapters.failures
         stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+        stats.offload = None if self.offload is None else self.offload.stats()
         return stats
 
     def _refusal(self, request: Request) -> Failure | None:
@@ -269,13 +265,18 @@ class EngineCore:
         """Launch a step; None if it failed, which may be due to its requests."""
         begin = time.monotonic()
         progress.begin("computing a step", self._pace.expected_s(batch.total_tokens))
+        chunks = batch.chunks
+        record = recorded(begin, batch, chunks, self.scheduler)
         try:
+            if faults.armed:
+                faults.hit("step", lambda: {str(token) for request in batch.requests for token in request.token_ids})
             result = self.runner.launch(batch)
         except Exception:  # an outer boundary: the batch fails, the engine goes on
             logger.exception("step failed", extra={"requests": len(batch.requests)})
+            record.failed = True
             return None
         self.scheduler.launched(batch, result.requests if isinstance(result, LaunchedStep) else ())
-        return Step(batch, result, begin)
+        return Step(batch, result, begin, chunks, record)
 
     def _read(self, step: Step, outputs: ClientOutputs, next_begin: float | None = None) -> None:
         """Read the results of a launched step. Its duration ends at `next_begin` if the host has already computed the
@@ -287,14 +288,17 @@ class EngineCore:
                 result = result.result()
             except Exception:  # as above: a device reports its failures late
                 logger.exception("step failed", extra={"requests": len(step.batch.requests)})
+                step.record.failed = True
                 self._fail(step.batch, outputs)
                 return
         self.failed_steps = 0
         now, stats = next_begin or time.monotonic(), self.stats
         elapsed, self._last_read = now - max(step.begin, self._last_read), now
         self._pace.learn(step.batch.total_tokens, elapsed)
+        step.record.elapsed_s, chunks = elapsed, step.chunks
+        self._step_time.learn(elapsed, len(step.batch.requests) - len(chunks), chunks)
         stats.steps += 1
-        prompts = step.batch.num_prompts
+        prompts = len(chunks)
         self.histograms.add_step(elapsed, len(step.batch.requests), prompts)
         if not prompts:
             stats.decode_steps, stats.decode_s = stats.decode_steps + 1, stats.decode_s + elapsed
@@ -303,6 +307,9 @@ class EngineCore:
             stats.prefill_steps, stats.prefill_s = stats.prefill_steps + 1, stats.prefill_s + elapsed
         begin = time.monotonic()
         finished = self.scheduler.update(step.batch, result.tokens)
+        if self.offload is not None:
+            self.offload.save()
+        step.record.finished = len(finished)
         self.histograms.add_drafted(result.tokens.values())
         stats.generation_tokens += sum(map(len, result.tokens.values()))
         for request in [request for request in result.tokens if request.matcher is not None]:
@@ -374,6 +381,8 @@ class EngineCore:
                     output.queue_s = request.first_scheduled - request.arrival
                     self.stats.prompt_tokens += request.num_prompt_tokens
                     tokens_of_step += request.num_prompt_tokens
+            if finish_reason is not None and request.hold is not None:
+                output.source = request.hold.source
             if finish_reason is FinishReason.ERROR:
                 output.error = Failure(FailureCode.STEP_FAILED)
             outputs.setdefault(request.key[0], []).append(output)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 def _cpu(config: EngineConfig, method: Quantization | None) -> Backend:
     if config.tensor_parallel_size > 1:
         raise ModelError("tensor_parallel_size is for CUDA devices; a CPU worker computes alone")
+    if config.kv_offload_memory_bytes:
+        raise ModelError("kv_offload_memory_bytes is for CUDA devices; a CPU's own cache is kv_cache_bytes")
     _check(method, config, "cpu")
     from engine.cpu.backend import CpuBackend
 

@@ -12,6 +12,7 @@ from engine.messages import AdapterCommand, Embed, ModelInfo, RequestOutput, Sta
 
 if TYPE_CHECKING:
     from engine.adapters.failures import AdapterFailure
+    from engine.kv_transfer.transfers import Transfers
 
 MAX_FAILED_STEPS = 2
 """Consecutive failed steps after which the worker exits."""
@@ -36,6 +37,11 @@ class Engine(Protocol):
     histograms: StepHistograms
     failed_steps: int
     """Consecutive failed steps."""
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """The blocks that go to and come from other workers; None if it has none that are of use to others."""
+        ...
 
     @property
     def blocked(self) -> bool:

@@ -40,6 +40,11 @@ class FailureCode(StrEnum):
     MAKES_NO_EMBEDDINGS = "makes_no_embeddings"
     GENERATES_NO_TEXT = "generates_no_text"
     OVERLOADED = "overloaded"
+    """Fact `wait_ms`, if it is known: how long the requests before it will take to begin."""
+    OVER_SHARE = "over_share"
+    """Other tenants wait too, and this one has its share of the queue. Facts: as of OVERLOADED."""
+    TOO_LATE = "too_late"
+    """The request cannot begin before its deadline, or did not. Facts: as of OVERLOADED."""
     DRAINING = "draining"
     TAKES_NO_ADAPTERS = "takes_no_adapters"
     ADAPTER = "adapter"
@@ -63,6 +68,8 @@ TEMPLATES = {
     FailureCode.MAKES_NO_EMBEDDINGS: "this worker generates text and makes no embeddings",
     FailureCode.GENERATES_NO_TEXT: "this worker makes embeddings and generates no text",
     FailureCode.OVERLOADED: "overloaded",
+    FailureCode.OVER_SHARE: "others wait too, and this tenant has its share of the queue",
+    FailureCode.TOO_LATE: "the request cannot begin before its deadline",
     FailureCode.DRAINING: "draining",
     FailureCode.TAKES_NO_ADAPTERS: "this model's layers take no adapters",
     FailureCode.ADAPTER: "adapter: {words}",

@@ -1,7 +1,8 @@
 """Every message between a client and an engine worker, and how it is framed. Imports msgspec and nothing heavier.
 
 A frame is a little-endian unsigned 32-bit length and that many bytes of msgpack. A connection starts with the
-client's `Hello`; the worker answers with `Ready` or `Refused`. EOF means death on either side.
+client's `Hello`; the worker answers with `Ready` or `Refused`. The second element of these three is the protocol version, in this
+version and all others. EOF means death on either side.
 """
 
 from __future__ import annotations
@@ -14,18 +15,27 @@ import msgspec
 
 from engine.adapters.failures import AdapterFailure
 from engine.failures import Failure, FinishReason
+from engine.kv_transfer.handle import KvSource
+from engine.kv_transfer.messages import Fetch, KvStats, Pull, Release
+from engine.offload.stats import OffloadStats
 from engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 10
 MAX_FRAME_BYTES = 256 << 20
+MAX_GREETING_BYTES = 1 << 10
+"""The longest frame that a worker takes before its client's `Hello`."""
 _LENGTH = struct.Struct("<I")
 
 
 class ProtocolError(Exception):
     """The peer sent bytes that are not a frame of this protocol."""
+
+
+MALFORMED = (ProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding a peer's bytes raises; msgspec tells of text that is no UTF-8 by an exception that is not its own."""
 
 
 class TokenLogprob(msgspec.Struct, array_like=True, gc=False):
@@ -91,8 +101,25 @@ class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
     directory: str
 
 
+class Tenant(msgspec.Struct, array_like=True, frozen=True):
+    """Whose request it is: the public prefix of an API key ("" without keys), the flow that a client or a gateway names within
+    it, and the key's weight, above 0.
+    """
+
+    key: str = ""
+    flow: str = ""
+    weight: float = 1.0
+
+    @property
+    def holder(self) -> tuple[str, str]:
+        """Who holds a share of a queue: the key; only without keys the flow, for a client may name as many as it likes."""
+        return (self.key, "") if self.key else ("", self.flow)
+
+
 class Submit(msgspec.Struct, array_like=True, tag=True):
     """One sequence to generate. `request_id` is unique within the connection; `timeout_s` counts from arrival.
+
+    Requests of a greater `band` are served first; between tenants, and by `priority` within one, the scheduling policy decides.
 
     `cache_salt` separates tenants in the prefix cache: equal prompts share blocks only under equal salts.
     `generated` are the output tokens that the sequence got from another worker. It goes on as if this worker had made
@@ -107,6 +134,10 @@ class Submit(msgspec.Struct, array_like=True, tag=True):
     timeout_s: float | None = None
     adapter: AdapterRef | None = None
     generated: list[int] = []
+    tenant: Tenant = Tenant()
+    band: int = 0
+    hold: str = ""
+    source: KvSource | None = None
 
 
 class Embed(msgspec.Struct, array_like=True, tag=True):
@@ -135,6 +166,10 @@ class Abort(msgspec.Struct, array_like=True, tag=True):
     request_ids: list[int]
 
 
+class Alive(msgspec.Struct, array_like=True, tag=True):
+    """Sent once a second by a client on another host, whose end may vanish without a word."""
+
+
 class Ready(msgspec.Struct, array_like=True, tag=True):
     """The worker's answer to `Hello`."""
 
@@ -145,9 +180,11 @@ class Ready(msgspec.Struct, array_like=True, tag=True):
 
 
 class Refused(msgspec.Struct, array_like=True, tag=True):
-    """The worker's answer to a `Hello` it does not accept: other protocol, other worker, stale epoch."""
+    """The worker's answer to a `Hello` it does not accept (other protocol, other worker, stale epoch): what it is itself."""
 
-    reason: str
+    protocol: int
+    worker_id: str
+    epoch: int
 
 
 class RequestOutput(msgspec.Struct, array_like=True, gc=False):
@@ -158,6 +195,8 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     `logprobs` is as long as `token_ids` when asked for; `prompt_logprobs` arrives in prompt order, in pieces.
     `cached_tokens` and `queue_s` come with the first output; the times are seconds.
     `embeddings` answers `Embed`: the vectors one after the other, little-endian float32.
+    `source` comes with the end of a sequence that was to be held (`Submit.hold`), unless its text has ended. Its finish reason is MOVED, or
+    LENGTH if it has all its tokens.
     """
 
     request_id: int
@@ -171,6 +210,7 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     preemptions: int = 0
     error: Failure | None = None
     embeddings: bytes | None = None
+    source: KvSource | None = None
 
 
 class Stats(msgspec.Struct, array_like=True, gc=False):
@@ -194,6 +234,10 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     """Digests of the adapters in slots."""
     failed_adapters: dict[str, AdapterFailure] = {}
     """The adapters that could not be loaded when they were last needed, by digest."""
+    offload: OffloadStats | None = None
+    """None: no KV offload."""
+    kv: KvStats | None = None
+    """None before the first transfer."""
 
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -291,12 +335,22 @@ class Dead(msgspec.Struct, array_like=True, tag=True):
     reason: str
 
 
-ToWorker = Hello | Submit | Embed | Abort | AdapterCommand
+ToWorker = Hello | Submit | Embed | Abort | AdapterCommand | Alive | Fetch | Release | Pull
 ToClient = Ready | Refused | Outputs | Heartbeat | Reply | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 to_worker = msgspec.msgpack.Decoder(ToWorker)
 to_client = msgspec.msgpack.Decoder(ToClient)
+_elements = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_integer = msgspec.msgpack.Decoder(int)
+
+
+def version_of(greeting: bytes) -> int:
+    """The protocol version of the peer that sent this first frame; raises one of MALFORMED if it names none."""
+    elements = _elements.decode(greeting)
+    if len(elements) < 2:
+        raise ProtocolError("the first frame names no version")
+    return _integer.decode(elements[1])
 
 
 def frame(message: msgspec.Struct) -> bytes:
@@ -307,18 +361,20 @@ def frame(message: msgspec.Struct) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def frame_length(head: bytes | bytearray) -> int:
+def frame_length(head: bytes | bytearray, limit: int = MAX_FRAME_BYTES) -> int:
     """The body length in the four bytes that start a frame; raises ProtocolError when it is over the limit."""
     length: int = _LENGTH.unpack_from(head)[0]
-    if length > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+    if length > limit:
+        raise ProtocolError(f"a frame of {length} bytes is over the limit of {limit}")
     return length
 
 
 class FrameBuffer:
     """Collects received bytes and gives back whole frame bodies."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self.limit = limit
+        """The longest body; may be changed."""
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -326,7 +382,7 @@ class FrameBuffer:
         self._data += data
         bodies, start = [], 0
         while len(self._data) - start >= 4:
-            end = start + 4 + frame_length(self._data[start : start + 4])
+            end = start + 4 + frame_length(self._data[start : start + 4], self.limit)
             if len(self._data) < end:
                 break
             bodies.append(bytes(self._data[start + 4 : end]))

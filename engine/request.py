@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.block_hashes import cache_key
+from engine.messages import Tenant
 
 if TYPE_CHECKING:
     from engine.failures import Failure, FinishReason
     from engine.grammar.matcher import Matcher
+    from engine.kv_transfer.handle import KvSource
     from engine.messages import AdapterRef
     from engine.sampling.params import SamplingParams
     from engine.speculation.prompt_lookup import PromptLookup
 
 
+NOBODY = Tenant()
 PENDING = -1
 """Placeholder in `token_ids` for a token that a launched step samples and the host has not read."""
 
@@ -28,7 +31,40 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False)
+class Hold(Protocol):
+    """Keeps a request's blocks for another worker (`engine.kv_transfer.holds`)."""
+
+    @property
+    def source(self) -> KvSource | None:
+        """Where the blocks are, once the sequence has ended here."""
+
+    def progress(self, request: Request) -> None:
+        """The results of a step have been read."""
+
+    def suspend(self) -> None:
+        """The request is about to lose its blocks, and will compute them again."""
+
+    def keep(self, request: Request) -> None:
+        """The sequence ends here: take over its blocks."""
+
+    def leave(self) -> None:
+        """The request leaves the engine."""
+
+
+class Incoming(Protocol):
+    """The blocks that another worker computed for a request (`engine.kv_transfer.arrivals`)."""
+
+    settled: bool
+    """Whether they are here, or will not come."""
+
+    def fill(self, request: Request) -> None:
+        """Write them into the blocks of the starting request, and count them as computed."""
+
+    def cancel(self) -> None:
+        """The request leaves the engine."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """One sequence: its prompt and output tokens, and the progress of its KV cache.
 
@@ -46,6 +82,8 @@ class Request:
     cache_salt: str = ""
     adapter: AdapterRef | None = None
     deadline: float | None = None
+    tenant: Tenant = NOBODY
+    band: int = 0
 
     status: RequestStatus = RequestStatus.WAITING
     num_prompt_tokens: int = 0
@@ -59,7 +97,7 @@ class Request:
     num_prompt_logprobs: int = 0
     first_scheduled: float | None = None
     dropped: FinishReason | None = None
-    """ABORT or MOVED: the next step drops the request with this reason."""
+    """ABORT, MOVED or ERROR: the next step drops the request with this reason, and with its `failure`."""
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     matcher: Matcher | None = None
@@ -68,11 +106,20 @@ class Request:
     """Why the request failed, if it did."""
     lookup: PromptLookup | None = None
     """The source of its draft tokens; None before the first draft."""
+    hold: Hold | None = None
+    """Keeps its blocks for another worker; the sequence then ends here after one token."""
+    incoming: Incoming | None = None
+    """The request does not start before these blocks are here, or lost."""
     sampler_state: Any = None
     """The sampler's state between steps (penalty counts)."""
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all tokens but the last have been computed, so that the next step gives the next token."""
+        return self.num_computed_tokens >= len(self.token_ids) - 1 and bool(self.num_output_tokens)
 
     @property
     def waits_for_grammar(self) -> bool:

@@ -8,14 +8,17 @@ when blocks run out, the policy's victim is preempted: it gives its blocks back 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.failures import Failure, FailureCode, FinishReason
+from engine.queue_limits import QueueLimits
 from engine.request import PENDING, Request, RequestStatus
 from engine.speculation.prompt_lookup import PromptLookup, allowance
+from engine.step_time import PrefillLimit, StepTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,8 +49,16 @@ class ScheduledBatch:
     @property
     def num_prompts(self) -> int:
         """The requests that compute more than one token, not counting draft tokens."""
-        pairs = zip(self.requests, self.num_new_tokens, strict=True)
-        return sum(n != 1 + len(self.drafts.get(request, ())) for request, n in pairs)
+        return sum(map(self._is_chunk, self.requests, self.num_new_tokens))
+
+    @property
+    def chunks(self) -> list[tuple[int, int]]:
+        """The tokens of each of these requests in this step, and the number of its tokens before them."""
+        parts = zip(self.requests, self.num_new_tokens, self.ends, strict=True)
+        return [(count, end - count) for request, count, end in parts if self._is_chunk(request, count)]
+
+    def _is_chunk(self, request: Request, count: int) -> bool:
+        return count != 1 + len(self.drafts.get(request, ()))
 
     @property
     def is_decode(self) -> bool:
@@ -66,10 +77,15 @@ class Scheduler:
         eos_token_ids: Iterable[int],
         policy: Policy,
         gates: Sequence[Gate] = (),
+        step_time: StepTime | None = None,
     ) -> None:
-        """`gates` are asked in this order whether a request may start, may go on, or has failed."""
+        """`gates` are asked in this order whether a request may start, may go on, or has failed. `step_time` is what
+        past steps took.
+        """
         self.config, self.pool, self.max_model_len = config, pool, max_model_len
+        self._step_time = step_time or StepTime()
         self._policy, self._gates = policy, gates
+        self._limits = QueueLimits(config, self._step_time)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.waiting: list[Request] = []  # both lists are in the policy's order
         self.running: list[Request] = []
@@ -84,11 +100,13 @@ class Scheduler:
             return Failure(FailureCode.TOO_LONG, {"tokens": total, "limit": self.max_model_len})
         if -(-total // self.config.block_size) > self.pool.num_usable:
             return Failure(FailureCode.TOO_LONG_FOR_CACHE, {"tokens": total})
-        # The limit is for new requests; a sequence that goes on here has been admitted once.
-        if not request.num_output_tokens and len(self.waiting) >= self.config.max_waiting_requests:
-            return Failure(FailureCode.OVERLOADED)
         for gate in self._gates:
             refusal = gate.refusal(request)
+            if refusal is not None:
+                return refusal
+        # The limits are for new requests; a sequence that goes on here has been admitted once.
+        if not request.num_output_tokens:
+            refusal = self._limits.refusal(request, self.waiting, self.running, time.monotonic())
             if refusal is not None:
                 return refusal
         self.pool.extend_hashes(request)
@@ -106,11 +124,14 @@ class Scheduler:
         """
         for gate in self._gates:
             gate.poll(busy=bool(self.running))
+        self._limits.shed(self.waiting, self.running, now)
         dropped = []
         for request in [*self.running, *self.waiting]:
             reason = request.dropped
             if reason is None and request.deadline is not None and request.deadline <= now:
                 reason = FinishReason.TIMEOUT
+                if request.first_scheduled is None and request.arrival:
+                    reason, request.failure = FinishReason.ERROR, Failure(FailureCode.TOO_LATE)
             elif reason is None and self._fails(request):
                 reason = FinishReason.ERROR
             if reason is not None:
@@ -130,22 +151,35 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         if request.matcher is not None:
             request.matcher.close()
+        if request.hold is not None:
+            request.hold.leave()
+        if request.incoming is not None:
+            request.incoming.cancel()
         self.pool.free(request)
 
     def schedule(self) -> ScheduledBatch:
         """The next step's batch; empty when nothing can run."""
-        batch = ScheduledBatch()
-        budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens)
-        if not preempted:
-            self._admit_waiting(batch, budget)
+        batch, limit = ScheduledBatch(), self._prefill_limit()
+        budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens, limit)
+        if not preempted and not limit.exhausted:
+            self._admit_waiting(batch, budget, limit)
         for request, count in zip(batch.requests, batch.num_new_tokens, strict=True):
             batch.ends.append(request.num_computed_tokens + count - len(batch.drafts.get(request, ())))
         return batch
+
+    def _prefill_limit(self) -> PrefillLimit:
+        """The time of this step's prompts: what `max_step_ms` leaves beside the sequences that decode, if there are any."""
+        decoding = sum(request.decodes for request in self.running)
+        if not decoding or not self.config.max_step_ms:
+            return PrefillLimit(self._step_time, math.inf)
+        seconds = self.config.max_step_ms / 1e3 / self._step_time.margin - self._step_time.decode_s(decoding)
+        return PrefillLimit(self._step_time, max(seconds, 0.0))
 
     def launched(self, batch: ScheduledBatch, sampled: Iterable[Request] = ()) -> None:
         """Count a launched step's tokens as computed, and append a PENDING token for each request in `sampled`, so that
         the next step can be scheduled before this one ends.
         """
+        self._policy.served(batch.requests, batch.num_new_tokens)
         for request, end in zip(batch.requests, batch.ends, strict=True):
             request.num_computed_tokens = end
         for request in sampled:
@@ -180,10 +214,12 @@ class Scheduler:
                 if end // self.config.block_size > request.num_read_tokens // self.config.block_size:
                     self.pool.cache(request, end)
                 request.num_read_tokens = end
+                if request.hold is not None:
+                    request.hold.progress(request)
             if drafts and request.lookup is not None:
                 request.lookup.learn(len(drafts), len(tokens) - 1, len(request.token_ids))
             if reason is not None:
-                self.finish(request)
+                self._end(request, reason)
                 finished[request] = reason
         return finished
 
@@ -191,9 +227,15 @@ class Scheduler:
         """The requests that ended with their last token, with their finish reasons. Their grammars must be ready."""
         reasons = {r: self._stop_reason(r, r.token_ids[-1], len(r.token_ids)) for r in requests}
         finished = {request: reason for request, reason in reasons.items() if reason is not None}
-        for request in finished:
-            self.finish(request)
+        for request, reason in finished.items():
+            self._end(request, reason)
         return finished
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """Finish a request whose last token has been read, and keep its blocks if it may go on elsewhere."""
+        if request.hold is not None and reason is not FinishReason.STOP:
+            request.hold.keep(request)
+        self.finish(request)
 
     def _take(self, request: Request, position: int, token: int) -> None:
         """Replace the PENDING token at `position`, or append the token if none is pending."""
@@ -205,7 +247,7 @@ class Scheduler:
         if request.matcher is not None:
             request.matcher.advance(token)
 
-    def _schedule_running(self, batch: ScheduledBatch, budget: int) -> tuple[int, bool]:
+    def _schedule_running(self, batch: ScheduledBatch, budget: int, limit: PrefillLimit) -> tuple[int, bool]:
         """Schedule the next tokens of the running requests, in order. When blocks run out, the policy's victims are
         preempted. Returns the remaining budget, and whether a request was preempted.
         """
@@ -213,13 +255,19 @@ class Scheduler:
         max_drafts = allowance(len(self.running), self.config.speculative_tokens)
         while i < len(self.running) and budget > 0:
             request = self.running[i]
-            if request.num_pending_tokens and self._is_full(request, len(request.token_ids)):
+            full = request.hold is not None or self._is_full(request, len(request.token_ids))
+            if request.num_pending_tokens and full:
                 i += 1  # it ends with its pending token
                 continue
             if not all(gate.may_step(request) for gate in self._gates):
                 i += 1
                 continue
             count = min(len(request.token_ids) - request.num_computed_tokens, budget)
+            if not request.decodes:
+                count = limit.grant(count, request.num_computed_tokens)
+                if not count:
+                    i += 1
+                    continue
             while not self.pool.allocate(request, request.num_computed_tokens + count):
                 victim = self._policy.victim(self.running[i:])  # never one that is in the batch already
                 preempted = True
@@ -255,8 +303,8 @@ class Scheduler:
             return []
         return drafts if self.pool.allocate(request, position + 1 + len(drafts)) else []
 
-    def _admit_waiting(self, batch: ScheduledBatch, budget: int) -> None:
-        """Admit waiting requests in order while token budget, sequences and blocks last.
+    def _admit_waiting(self, batch: ScheduledBatch, budget: int, limit: PrefillLimit) -> None:
+        """Admit waiting requests in order while token budget, time, sequences and blocks last.
 
         A request whose next uncached block is being computed by a running request waits for that block, so that
         requests with one prefix share its prefill. A request that a gate stops does not block later ones.
@@ -267,18 +315,18 @@ class Scheduler:
         size = self.config.block_size
         for gate in self._gates:
             gate.begin(self.running)
-        for request in [*self._policy.startable(self.waiting, self.running)]:
-            if budget <= 0 or len(self.running) >= self.config.max_num_seqs:
+        for request in self._policy.startable([*self.waiting], self.running):
+            if budget <= 0 or limit.exhausted or len(self.running) >= self.config.max_num_seqs:
                 break
+            if request.incoming is not None and not request.incoming.settled:
+                continue
             for gate in self._gates:
                 gate.consider(request)
             if not all(gate.may_start(request) for gate in self._gates):
                 continue
-            # At least one token must be computed for its logits, and prompt logprobs need every position's.
-            reusable = [] if request.params.prompt_logprobs is not None else request.block_hashes
-            reusable = reusable[: (len(request.token_ids) - 1) // size]
+            reusable = self.pool.reusable(request)
             hit = self.pool.match(reusable)
-            if len(hit) < len(reusable) and pending[reusable[len(hit)]]:
+            if len(hit) < len(reusable) and pending[reusable[len(hit)]] and request.incoming is None:
                 continue
             blocks = -(-len(request.token_ids) // size) - len(hit)
             reserve = len(self.running)  # one block each, so that admission is not followed by preemption at once
@@ -287,6 +335,7 @@ class Scheduler:
             self.waiting.remove(request)
             self._start(request, hit)
             count = min(len(request.token_ids) - request.num_computed_tokens, budget)
+            count = limit.grant(count, request.num_computed_tokens)
             if not self.pool.allocate(request, request.num_computed_tokens + count):
                 raise RuntimeError("the block pool refused blocks that it had counted as free")
             batch.requests.append(request)
@@ -303,6 +352,9 @@ class Scheduler:
             request.first_scheduled = time.monotonic()
             self.prefix_queries += len(request.token_ids)
             self.prefix_hits += request.num_computed_tokens
+        if request.incoming is not None:
+            request.incoming.fill(request)
+            request.incoming = None
         request.status = RequestStatus.RUNNING
         self._policy.insert(request, self.running)
 
@@ -315,6 +367,8 @@ class Scheduler:
         prompt.
         """
         self.running.remove(request)
+        if request.hold is not None:
+            request.hold.suspend()
         self.pool.free(request)
         request.num_computed_tokens = request.num_read_tokens = 0
         request.num_preemptions += 1
@@ -339,4 +393,6 @@ class Scheduler:
             return None  # the next step drops it with that error
         if self.is_stop_token(request, token) or (request.matcher is not None and request.matcher.complete):
             return FinishReason.STOP
-        return FinishReason.LENGTH if self._is_full(request, length) else None
+        if self._is_full(request, length):
+            return FinishReason.LENGTH
+        return FinishReason.MOVED if request.hold is not None else None

@@ -18,12 +18,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from engine import address, messages
+from engine import address, faults, messages
+from engine.address import Channel
 from engine.engine import MAX_FAILED_STEPS, EngineBroken, refused
 from engine.failures import Failure, FailureCode
+from engine.kv_transfer.messages import Fetch, Pull, Release
 from engine.messages import (
+    MALFORMED,
+    MAX_FRAME_BYTES,
+    MAX_GREETING_BYTES,
     PROTOCOL_VERSION,
     Abort,
     AdapterCommand,
@@ -40,16 +43,24 @@ from engine.messages import (
     Submit,
     ToClient,
     frame,
+    version_of,
 )
 from engine.process.progress import progress
 
 if TYPE_CHECKING:
+    from engine.address import Endpoint
     from engine.config import EngineConfig
     from engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+CLIENT_SILENT_BEATS = 10
+"""A client on another host that sends nothing for this many of our heartbeats has vanished: it sends one of its own each second,
+and a lost segment of TCP is sent again within that time. Time that a step takes does not count.
+"""
+MAX_UNSENT_BYTES = MAX_FRAME_BYTES
+"""What waits for a client that reads, but slower than its outputs come; more ends its connection."""
 READ_BYTES = 1 << 18
 BLOCKED_S = 0.005
 """Seconds to sleep when every request waits for an adapter or a grammar."""
@@ -61,16 +72,18 @@ class Connection:
 
     client: int
     socket: socket.socket
-    received: FrameBuffer = field(default_factory=FrameBuffer)
+    received: FrameBuffer = field(default_factory=lambda: FrameBuffer(MAX_GREETING_BYTES))
     unsent: bytearray = field(default_factory=bytearray)
     stalled_since: float | None = None
     greeted: bool = False
+    silent_beats: int = 0
 
 
 class EngineServer:
     """Serves one engine core at its address until it is drained, stopped or broken."""
 
-    def __init__(self, core: Engine, config: EngineConfig) -> None:
+    def __init__(self, core: Engine, config: EngineConfig, endpoint: Endpoint | None = None) -> None:
+        """`endpoint`: of the configured address, if it is open already. Raises OSError, AddressError or CredentialsError."""
         self.core, self.config = core, config
         self.connections: dict[int, Connection] = {}
         self.selector = selectors.DefaultSelector()
@@ -83,8 +96,8 @@ class EngineServer:
         """Guards the connections: held by the loop except during a step, when the reporter thread may send
         heartbeats.
         """
-        self._address = address.parse(config.address)
-        self.listener = self._address.listen()
+        self._endpoint = endpoint or address.parse(config.address).endpoint(config.tls)
+        self.listener = self._endpoint.listen(Channel.REQUESTS)
         self.selector.register(self.listener, selectors.EVENT_READ, None)
 
     def watch(self, file: Any) -> None:
@@ -95,7 +108,7 @@ class EngineServer:
         """Serve until the end, then close; raises EngineBroken after sending the reason to the clients."""
         with self._at_clients:
             try:
-                while not self.stopping and not (self.draining and not self.core.has_work and not self._unsent()):
+                while not self.stopping and not (self.draining and self._is_drained):
                     progress.begin("waiting for requests")
                     self._exchange()
                     if self.handing_over and self.core.has_work:
@@ -128,9 +141,10 @@ class EngineServer:
             heartbeat = frame(Heartbeat(self.core.stats, self.draining, self.core.histograms))
             for connection in self.connections.values():
                 if connection.greeted and not connection.unsent:
+                    connection.unsent += heartbeat  # first: what TLS has not taken must be the next that it gets
                     with suppress(OSError):
-                        sent = connection.socket.send(heartbeat)
-                        connection.unsent += heartbeat[sent:]
+                        sent = connection.socket.send(connection.unsent)
+                        del connection.unsent[:sent]
         finally:
             self._at_clients.release()
 
@@ -183,18 +197,23 @@ class EngineServer:
             data = connection.socket.recv(READ_BYTES)
             if not data:
                 return self._drop(connection, None)
+            connection.silent_beats = 0
             for body in connection.received.feed(data):
                 if connection.client not in self.connections:  # dropped while an earlier frame was handled
                     break
+                if not connection.greeted and (version := version_of(body)) != PROTOCOL_VERSION:
+                    return self._refuse(connection, f"it speaks version {version} of the protocol")
                 self._handle(connection, messages.to_worker.decode(body))
         except BlockingIOError:
             pass
-        except (OSError, ProtocolError, msgspec.MsgspecError) as error:
+        except (OSError, *MALFORMED) as error:
             self._drop(connection, f"{type(error).__name__}: {error}")
 
     def _handle(self, connection: Connection, message: messages.ToWorker) -> None:
         if isinstance(message, Hello):
             self._greet(connection, message)
+        elif isinstance(message, Pull) and not connection.greeted:
+            self._pass_on(connection, message)
         elif not connection.greeted:
             raise ProtocolError("the first frame must be Hello")
         elif isinstance(message, Submit | Embed):
@@ -213,6 +232,10 @@ class EngineServer:
                 self._send(connection, Reply(message.call_id, refusal))
         elif isinstance(message, Abort):
             self.core.abort(connection.client, message.request_ids)
+        elif isinstance(message, Fetch) and self.core.transfers is not None:
+            self.core.transfers.fetch(message)
+        elif isinstance(message, Release) and self.core.transfers is not None:
+            self.core.transfers.release(message.transfer_ids)
 
     def _answer_loads(self) -> None:
         """Answer the load commands whose adapter has been read or has failed."""
@@ -224,20 +247,44 @@ class EngineServer:
             if connection.client in self.connections:
                 self._send(connection, Reply(message.call_id, self.core.load_failure(message.adapter.digest)))
 
-    def _greet(self, connection: Connection, hello: Hello) -> None:
+    def _pass_on(self, connection: Connection, pull: Pull) -> None:
+        """Give another worker's connection to the thread that sends it blocks."""
         mine = (PROTOCOL_VERSION, self.config.worker_id, self.config.epoch)
-        if (hello.protocol, hello.worker_id, hello.epoch) != mine:
-            self._send(connection, Refused(f"this is protocol, worker, epoch {mine}"))
+        if (pull.protocol, pull.worker_id, pull.epoch) != mine or self.core.transfers is None:
             return self._drop(connection, "another worker or epoch was expected")
-        connection.greeted = True
-        self._send(connection, Ready(*mine, self.core.info))
+        del self.connections[connection.client]
+        self.selector.unregister(connection.socket)
+        self.core.transfers.serve(connection.socket, pull)
+
+    def _greet(self, connection: Connection, hello: Hello) -> None:
+        if (hello.worker_id, hello.epoch) != (self.config.worker_id, self.config.epoch):
+            return self._refuse(connection, "another worker or epoch was expected")
+        connection.greeted, connection.received.limit = True, MAX_FRAME_BYTES
+        self._send(connection, Ready(PROTOCOL_VERSION, self.config.worker_id, self.config.epoch, self.core.info))
+
+    def _refuse(self, connection: Connection, reason: str) -> None:
+        self._send(connection, Refused(PROTOCOL_VERSION, self.config.worker_id, self.config.epoch))
+        self._drop(connection, reason)
 
     def _send(self, connection: Connection, message: ToClient) -> None:
         try:
-            connection.unsent += frame(message)
+            data = frame(message)
         except ProtocolError as error:  # the message exceeds the largest frame
             return self._drop(connection, str(error))
+        if len(connection.unsent) > MAX_UNSENT_BYTES:
+            return self._drop(connection, "it reads too slowly")
+        if faults.armed:
+            return self._send_with_faults(connection, data, type(message).__name__)
+        connection.unsent += data
         self._flush(connection)
+
+    def _send_with_faults(self, connection: Connection, data: bytes, kind: str) -> None:
+        faults.hit("frame", lambda: [kind])
+        sent = faults.cut("frame", data, lambda: [kind])
+        connection.unsent += sent
+        self._flush(connection)
+        if len(sent) < len(data):
+            self._drop(connection, "a fault point cut a frame")
 
     def _flush(self, connection: Connection) -> None:
         """Send as much as the socket accepts; record since when a client accepts nothing."""
@@ -266,6 +313,9 @@ class EngineServer:
         for connection in list(self.connections.values()):
             if connection.stalled_since is not None and now - connection.stalled_since > self.config.client_timeout_s:
                 self._drop(connection, "it stopped reading")
+            connection.silent_beats += self._endpoint.remote
+            if connection.silent_beats > CLIENT_SILENT_BEATS:
+                self._drop(connection, "it has fallen silent")
 
     def _broadcast(self, message: ToClient) -> None:
         for connection in list(self.connections.values()):
@@ -281,13 +331,17 @@ class EngineServer:
         connection.socket.close()
         self.core.abort_client(connection.client)
 
-    def _unsent(self) -> bool:
-        return any(connection.unsent for connection in self.connections.values())
+    @property
+    def _is_drained(self) -> bool:
+        """Whether nobody waits for anything; blocks that are held are lost when the worker hands over."""
+        held = self.core.transfers is not None and self.core.transfers.holds and not self.handing_over
+        unsent = any(connection.unsent for connection in self.connections.values())
+        return not (self.core.has_work or unsent or held)
 
     def _close(self) -> None:
         for connection in list(self.connections.values()):
             self._drop(connection, None)
+        self._endpoint.release(Channel.REQUESTS)
         self.listener.close()
         self.core.close()
-        self._address.release()
         self.selector.close()

@@ -128,7 +128,10 @@ def _check_config(config: dict[str, Any]) -> None:
     init = config.get("init_lora_weights")
     if isinstance(init, str) and init.lower().startswith(REFUSED_INITS):
         raise AdapterError(AdapterCode.REWRITES_BASE, file=CONFIG, init=repr(init[:50]))
-    if not is_rank(config.get("r")):
+    rank = config.get("r")
+    if type(rank) is int and not is_rank(rank):
+        raise AdapterError(AdapterCode.RANK, tensor=CONFIG, limit=MAX_RANK, rank=rank)
+    if not is_rank(rank):
         raise AdapterError(AdapterCode.RANK_FIELD, file=CONFIG, limit=MAX_RANK)
     if not _is_alpha(config.get("lora_alpha")):
         raise AdapterError(AdapterCode.ALPHA_FIELD, file=CONFIG)

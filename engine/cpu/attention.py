@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.cpu.kernels import ops
 from engine.cpu.kernels.checks import known
+from engine.cpu.kernels.paged import AttentionPlan, attend, write_kv
 from engine.shapes import check_slots
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from engine.attention import Options
     from engine.batch import ForwardBatch
+    from engine.cpu.kernels.threads import Program
     from engine.cpu.kv_cache import KVCache
 
 
@@ -22,7 +23,7 @@ class PagedAttention:
     def __init__(self, cache: KVCache, batch: ForwardBatch) -> None:
         self.cache, self.slots = cache, batch.slot_mapping
         self.rows = sum(s.count for s in batch.sequences)
-        self._plan = ops.AttentionPlan(
+        self._plan = AttentionPlan(
             [(s.row, s.count, s.length, s.blocks) for s in batch.sequences],
             cache.block_size,
             cache.lanes,
@@ -30,6 +31,12 @@ class PagedAttention:
             num_blocks=cache.num_blocks,
         )
         check_slots(self.slots, cache.num_blocks * cache.block_size)
+
+    def change(self, program: Program, heads: int) -> None:
+        """Let a program that was recorded over this cache, in layers of `heads` query heads of one shape, work for this
+        step.
+        """
+        self._plan.change(program, self.slots, heads, self.cache.keys[0], self.cache.values[0])
 
     def attend(
         self,
@@ -45,10 +52,10 @@ class PagedAttention:
         if not known():
             spec.check(layer, query, key, value, len(self.slots))
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        ops.write_kv(key, value, self.slots, keys, values)
+        write_kv(key, value, self.slots, keys, values)
         if out is None:
             out = keys.new_empty(query.shape[1], query.shape[0], value.shape[2])
         if self.rows < query.shape[1]:
             out[self.rows :] = 0  # padding
-        ops.attend(self._plan, query, keys, values, out, options.scale, spec.window, options.softcap, options.sinks)
+        attend(self._plan, query, keys, values, out, options.scale, spec.window, options.softcap, options.sinks)
         return out

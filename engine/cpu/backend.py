@@ -15,7 +15,7 @@ from engine.cpu.kernels.emit import has_bf16_dot
 from engine.cpu.kernels.threads import crowded, num_threads
 from engine.cpu.kernels.tiles import MAX_ROWS
 from engine.cpu.kv_cache import KVCache, block_bytes, default_num_blocks
-from engine.cpu.layers import has_amx, pack_linears
+from engine.cpu.layers import pack_linears
 from engine.cpu.lora import adapters_of
 from engine.models.forward import plain_forward
 from engine.sampling.sampler import Sampler
@@ -42,20 +42,20 @@ class CpuBackend:
 
     def default_dtype(self) -> torch.dtype:
         """bfloat16 if the CPU multiplies it natively, else float32, which is faster than widening bfloat16 first."""
-        return torch.bfloat16 if has_bf16_dot() or has_amx() else torch.float32
+        return torch.bfloat16 if has_bf16_dot() else torch.float32
 
     def rounding(self, forward: Forward) -> str | None:
         """The result depends on which kernels run."""
-        if not isinstance(forward, FusedDecoder):
-            return "layers of transformers run between our kernels, and torch rounds as it likes there"
-        return "products of many rows go to AMX, those of few do not" if forward.uses_tiles else None
+        if isinstance(forward, FusedDecoder):
+            return None
+        return "layers of transformers run between our kernels, and torch rounds as it likes there"
 
     def _share_torch(self, forward: Forward, rows: int) -> None:
         """Set torch's thread count for a step: one, unless many rows go through torch's own operations.
 
         OpenMP threads spin at the end of every operation, and would take cores from the kernel pool.
         """
-        ours = isinstance(forward, FusedDecoder) and not has_amx()
+        ours = isinstance(forward, FusedDecoder)
         torch.set_num_threads(1 if ours or rows <= MAX_ROWS or crowded() else num_threads())
 
     def pretrained_options(self) -> dict[str, Any]:

@@ -10,14 +10,19 @@ finds equal logits.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.attention import Options, attend
+from engine.attention import Options, attend, current
+from engine.cpu import lora
+from engine.cpu.attention import PagedAttention
 from engine.cpu.kernels import ops
-from engine.cpu.layers import Gate, Linear, PanelLinear, TileGate, TileLinear, lora_layers, make_gate, make_linear
+from engine.cpu.kernels.amx import LINE
+from engine.cpu.kernels.threads import Program, pool_state, recording
+from engine.cpu.layers import Gate, Linear, PanelLinear, lora_layers, make_gate, make_linear
+from engine.process.progress import progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,6 +31,10 @@ if TYPE_CHECKING:
     from engine.quantization.base import QuantizedLayers
     from engine.shapes import AttentionSpec
 
+MOST_ROWS, MOST_PROGRAMS = 256, 64
+"""Rows of the largest steps that are recorded, in which Python takes a notable part of the time, and how many a cache keeps: one
+takes about 100 KB.
+"""
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "rotary_fn"}
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
@@ -67,13 +76,17 @@ class _Layer:
 
 @dataclass(slots=True)
 class _Workspace:
-    """The buffers of a step's layers, by row: the residual stream [T, *] in float32, the others in the model's type."""
+    """The buffers of a step's layers, by row: the residual stream [T, *], cosines and sines [T, D] in float32, the others in the
+    model's type.
+    """
 
     residual: torch.Tensor
     normed: torch.Tensor
     qkv: torch.Tensor
     attended: torch.Tensor
     gated: torch.Tensor
+    cosines: torch.Tensor
+    sines: torch.Tensor
 
 
 class FusedDecoder:
@@ -111,6 +124,7 @@ class FusedDecoder:
         if len({(layer.qkv.width, layer.gate.width) for layer in self.layers}) > 1:
             raise ValueError("layers of several widths")
         self._space: _Workspace | None = None
+        self._grown = 0
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, logits_rows: torch.Tensor) -> torch.Tensor:
         """Ids and positions [1, T] int64, rows [L] int64 -> logits [L, V] float32. The current context computes
@@ -118,15 +132,44 @@ class FusedDecoder:
         """
         embedded = self.embed(input_ids)[0]
         rows, hidden = embedded.shape
-        heads, kv_heads, dim = self.heads, self.kv_heads, self.head_dim
         space = self._workspace(rows)
-        residual, normed, attended = space.residual, space.normed, space.attended
+        residual, normed = space.residual, space.normed
         residual[:, :hidden] = embedded
-        cosines, sines = (part[0].float().contiguous() for part in self.rotary(residual[None], position_ids=positions))
+        cosines, sines = self.rotary(residual[None], position_ids=positions)
+        space.cosines[:], space.sines[:] = cosines[0], sines[0]
+        context = current()
+        if isinstance(context, PagedAttention) and rows <= MOST_ROWS:
+            self._replayed(context, space)
+        else:
+            self._run(space, Program())
+        last = residual[logits_rows, :hidden]
+        normed = torch.empty_like(last, dtype=normed.dtype)
+        ops.norm(last, *self.norm, normed)
+        return self.head.logits(normed)
+
+    def _replayed(self, context: PagedAttention, space: _Workspace) -> None:
+        """The layers, without Python between their kernels if a step like this one was recorded."""
+        programs = context.cache.programs
+        like = (id(self), self._grown, space.residual.shape[0], pool_state(), lora.current())
+        program = programs.get(like)
+        if program is not None:
+            context.change(program, self.heads)
+            program.replay(progress.moved)
+            return
+        if len(programs) >= MOST_PROGRAMS:
+            del programs[next(iter(programs))]
+        with recording() as program:
+            self._run(space, program)
+        programs[like] = program
+
+    def _run(self, space: _Workspace, program: Program) -> None:
+        """The layers over the residual stream; `program` is told where each one ends."""
+        hidden, heads, kv_heads, dim = self.embed.weight.shape[1], self.heads, self.kv_heads, self.head_dim
+        residual, normed, attended = space.residual, space.normed, space.attended
         for index, layer in enumerate(self.layers):
             ops.norm(residual[:, :hidden], *layer.input_norm, normed)
             qkv = layer.qkv.rows(normed, space.qkv)
-            ops.rotate(qkv, (heads, kv_heads), cosines, sines, layer.qk_norms)
+            ops.rotate(qkv, (heads, kv_heads), space.cosines, space.sines, layer.qk_norms)
             split = qkv.unflatten(1, (-1, dim)).transpose(0, 1)
             attend(
                 index,
@@ -139,37 +182,28 @@ class FusedDecoder:
             layer.out.add_to(residual, attended.flatten(1))
             ops.norm(residual[:, :hidden], *layer.post_norm, normed)
             layer.down.add_to(residual, layer.gate.rows(normed, space.gated))
-        last = residual[logits_rows, :hidden]
-        normed = torch.empty_like(last, dtype=normed.dtype)
-        ops.norm(last, *self.norm, normed)
-        return self.head.logits(normed)
+            program.end_layer()
 
     @property
     def lora_layers(self) -> list[LoraLayer]:
         """The layers that take adapters."""
         return lora_layers(part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate, layer.down))
 
-    @property
-    def uses_tiles(self) -> bool:
-        """Whether products of many rows use AMX, which sums in another order than the kernels for few rows."""
-        parts = [part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate, layer.down)]
-        return any(isinstance(part, TileLinear | TileGate) for part in (*parts, self.head))
-
     def _workspace(self, rows: int) -> _Workspace:
         """The first `rows` rows of the layers' buffers, which are allocated once for all steps."""
         if self._space is None or self._space.residual.shape[0] < rows:
-            layer, dtype = self.layers[0], self.embed.weight.dtype
+            layer, dtype, hidden = self.layers[0], self.embed.weight.dtype, self.embed.weight.shape[1]
             self._space = _Workspace(
-                torch.zeros(rows, ops.wide(self.embed.weight.shape[1])),
-                torch.zeros(rows, self.embed.weight.shape[1], dtype=dtype),
-                torch.zeros(rows, layer.qkv.width, dtype=dtype),
-                torch.zeros(rows, self.heads, self.head_dim, dtype=dtype),
-                torch.zeros(rows, layer.gate.width, dtype=dtype),
+                _rows(rows, ops.wide(hidden), torch.float32),
+                _rows(rows, hidden, dtype),
+                _rows(rows, layer.qkv.width, dtype),
+                _rows(rows, self.heads * self.head_dim, dtype).unflatten(1, (self.heads, self.head_dim)),
+                _rows(rows, layer.gate.width, dtype),
+                torch.zeros(rows, self.head_dim),
+                torch.zeros(rows, self.head_dim),
             )
-        space = self._space
-        return _Workspace(
-            space.residual[:rows], space.normed[:rows], space.qkv[:rows], space.attended[:rows], space.gated[:rows]
-        )
+            self._grown += 1
+        return _Workspace(*(getattr(self._space, field.name)[:rows] for field in fields(_Workspace)))
 
     def _layer(self, layer: Any, spec: AttentionSpec, index: int) -> _Layer:
         path = f"model.layers.{index}"
@@ -224,6 +258,14 @@ class FusedDecoder:
             qk_norms=(*_norm(attention.q_norm)[:1], *_norm(attention.k_norm)) if has_norms else None,
             options=Options(spec.scale, None, None),
         )
+
+
+def _rows(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros [rows, width] whose rows lie an odd number of cache lines apart, so that those of a tile do not meet in the
+    same places of the cache.
+    """
+    lines = -(-width * dtype.itemsize // LINE) | 1
+    return torch.zeros(rows, lines * LINE // dtype.itemsize, dtype=dtype)[:, :width]
 
 
 def _parts(prefix: str, **linears: Any) -> list[tuple[str, int]]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
 import psutil
 import torch
 
+from engine.cpu import large_pages
 from engine.cpu.kernels.emit import LANES
 from engine.shapes import AttentionSpec, spec_of
+
+if TYPE_CHECKING:
+    from engine.cpu.kernels.threads import Program
 
 MIN_BYTES = 64 << 20
 MAX_DEFAULT_BYTES = 4 << 30
@@ -48,11 +55,15 @@ class KVCache:
         self._specs = specs
         self.checked: set[tuple[int, int]] = set()
         """(rows, rows of logits) of flat forward passes over this cache whose calls the kernels' checks have seen."""
+        self.programs: dict[Hashable, Program] = {}
+        """The recorded layers of such passes, by all that their calls depend on but for the attention plan."""
         self.lanes = whole_vectors(block_size)
         # Written once, so that the kernel allocates the memory now and not while serving.
-        self.keys = [torch.empty(num_blocks, s.num_kv_heads, s.key_dim, self.lanes, dtype=dtype).zero_() for s in specs]
+        self.keys = [
+            large_pages.empty((num_blocks, s.num_kv_heads, s.key_dim, self.lanes), dtype).zero_() for s in specs
+        ]
         self.values = [
-            torch.empty(num_blocks, s.num_kv_heads, block_size, whole_vectors(s.value_dim), dtype=dtype).zero_()
+            large_pages.empty((num_blocks, s.num_kv_heads, block_size, whole_vectors(s.value_dim)), dtype).zero_()
             for s in specs
         ]
 

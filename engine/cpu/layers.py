@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from engine.cpu import large_pages
 from engine.cpu.kernels import ops
 from engine.cpu.kernels.emit import LANES
-from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, STORE, WIDEN
+from engine.cpu.kernels.tiles import ADD, GATE, STORE, WIDEN
 from engine.cpu.lora import LoraLayer
 
 if TYPE_CHECKING:
@@ -23,19 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from engine.quantization.base import QuantizedLayers
-
-
-def has_amx() -> bool:
-    """Whether oneDNN multiplies bfloat16 by AMX on this CPU, which is several times faster than vectors
-    for many rows.
-    """
-    supported: bool = torch.cpu._is_amx_tile_supported()
-    return bool(supported and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"))
-
-
-def many_rows(x: torch.Tensor) -> bool:
-    """Whether x has enough rows for AMX; with fewer rows the product is bound by reading the weight."""
-    return bool(x.shape[0] > MAX_ROWS)
 
 
 Parts = list[tuple[str, int]]
@@ -52,7 +40,7 @@ class PanelLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.width = ops.wide(self.out_features)
-        self.weight = ops.pack_weight(weight.detach())
+        self.weight = large_pages.moved(ops.pack_weight(weight.detach()))
         self.bias: torch.Tensor | None = None
         if bias is not None:
             self.bias = torch.zeros(self.width)
@@ -85,41 +73,12 @@ class PanelLinear(nn.Module):
         return out.contiguous().view(*x.shape[:-1], self.out_features)
 
 
-class TileLinear(PanelLinear):
-    """A `PanelLinear` for CPUs with AMX: many rows use oneDNN, which keeps its own packed copy of the weight.
-
-    Steps with adapters always use the kernel, because oneDNN cannot add them.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts) -> None:
-        super().__init__(weight, bias, parts)
-        self.tiles = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 256)
-        self.tile_bias = None if bias is None else bias.detach()
-
-    def _tiled(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.tiles, self.tile_bias, "none", [], "")
-        return out
-
-    def rows(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self._tiled(x) if many_rows(x) and not self.lora.active else super().rows(x, out)
-
-    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
-        if many_rows(x) and not self.lora.active:
-            residual[:, : self.out_features] += self._tiled(x)
-        else:
-            super().add_to(residual, x)
-
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in] -> [T, out]; unlike those of a `PanelLinear`, many rows are rounded by oneDNN."""
-        return self._tiled(x).float() if many_rows(x) and not self.lora.active else super().logits(x)
-
-
 class PanelGate:
     """silu(x G^T) * (x U^T): the first half of a gated feed-forward layer, in one product."""
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor, parts: Parts) -> None:
         self.out_features, in_features = gate.shape
-        self.weight = ops.pack_gate(gate.detach(), up.detach())
+        self.weight = large_pages.moved(ops.pack_gate(gate.detach(), up.detach()))
         self.width = self.weight.shape[0] * LANES
         self.lora = LoraLayer(parts, in_features, gate.dtype, self._pack, self._dense, None)
 
@@ -133,19 +92,6 @@ class PanelGate:
         """[T, in] -> [T, out], a view of `out` [T, width]."""
         ops.linear(x, self.weight, None, out, GATE, self.lora.segments(x.shape[0]))
         return out if self.width == self.out_features else out[:, : self.out_features]
-
-
-class TileGate(PanelGate):
-    """A `PanelGate` for CPUs with AMX, as `TileLinear`."""
-
-    def __init__(self, gate: torch.Tensor, up: torch.Tensor, parts: Parts) -> None:
-        super().__init__(gate, up, parts)
-        self.tiles = torch.ops.mkldnn._reorder_linear_weight(torch.cat([gate, up]).detach(), 256)
-
-    def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        if self.lora.active or not many_rows(x):
-            return super().rows(x, out)
-        return ops.silu_mul(torch.ops.mkldnn._linear_pointwise(x, self.tiles, None, "none", [], ""))
 
 
 class DenseLinear(nn.Module):
@@ -205,8 +151,7 @@ def make_linear(
         return made
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
         raise ValueError("an odd number of inputs cannot be paired")
-    tiles = weight.dtype == torch.bfloat16 and has_amx()
-    return TileLinear(weight, bias, parts) if tiles else PanelLinear(weight, bias, parts)
+    return PanelLinear(weight, bias, parts)
 
 
 def make_gate(gate: torch.Tensor, up: torch.Tensor, parts: Parts, quantized: QuantizedLayers | None = None) -> Gate:
@@ -216,8 +161,7 @@ def make_gate(gate: torch.Tensor, up: torch.Tensor, parts: Parts, quantized: Qua
         return made
     if gate.dtype == torch.bfloat16 and (gate.shape[0] % 2 or gate.shape[1] % 2):
         raise ValueError("an odd number of inputs cannot be paired")
-    tiles = gate.dtype == torch.bfloat16 and has_amx()
-    return TileGate(gate, up, parts) if tiles else PanelGate(gate, up, parts)
+    return PanelGate(gate, up, parts)
 
 
 def lora_layers(layers: Iterable[Linear | Gate]) -> list[LoraLayer]:

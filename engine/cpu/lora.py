@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _segments: Segments = ()
 _rows = 0
+_changes = 0
+"""How often adapters were put into slots or removed."""
 
 
 @contextmanager
@@ -36,6 +38,11 @@ def adapters_of(segments: Segments, rows: int) -> Iterator[None]:
         yield
     finally:
         _segments, _rows = (), 0
+
+
+def current() -> tuple[Segments, int]:
+    """What the kernel calls of a step depend on as to adapters: the segments, and how often the slots have changed."""
+    return _segments, _changes
 
 
 @dataclass(slots=True)
@@ -154,14 +161,19 @@ class LoraLayer:
 
     def put(self, digest: str, weights: PackedLora | None) -> None:
         """Put the adapter, packed by `make`, into a slot. Called only between steps."""
-        self._made = None
+        self._changed()
         if weights is not None:
             self._weights[digest] = weights
 
     def drop(self, digest: str) -> None:
         """Remove the adapter from its slot. Called only between steps."""
-        self._made = None
+        self._changed()
         self._weights.pop(digest, None)
+
+    def _changed(self) -> None:
+        global _changes
+        self._made = None
+        _changes += 1
 
     @property
     def active(self) -> bool:

@@ -27,6 +27,7 @@ from engine.messages import (
     Submit,
 )
 from engine.process.cpus import FairShare, usable_cpus
+from engine.process.flight import StepRecord, recorder
 from engine.process.progress import Pace, progress
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class EmbeddingCore:
 
     blocked = False
     """Requests wait for nothing but their turn."""
+    transfers = None
 
     def __init__(self, config: EngineConfig) -> None:
         """Load the model; raises ModelError if it cannot be served."""
@@ -145,29 +147,35 @@ class EmbeddingCore:
             if job.dropped is not None:
                 self._end(job, outputs, RequestOutput(job.key[1], finish_reason=job.dropped))
             elif job.deadline is not None and job.deadline <= now:
-                self._end(job, outputs, RequestOutput(job.key[1], finish_reason=FinishReason.TIMEOUT))
+                late = RequestOutput(job.key[1], finish_reason=FinishReason.TIMEOUT)
+                self._end(job, outputs, late if job.next_input else refused(job.message, Failure(FailureCode.TOO_LATE)))
         batch = self._next_batch()
         if not batch:
             return outputs
         tokens = sum(len(job.message.inputs[index]) for job, index in batch)
         progress.begin("computing a step", self._pace.expected_s(tokens))
         torch.set_num_threads(self._share.begin())
+        stats = self.refresh_stats()
+        record = StepRecord(now, len(batch), tokens, 0, stats.running, stats.waiting, 0, 0)
+        recorder.add(record)
         try:
             vectors = self.model.embed([job.message.inputs[index] for job, index in batch])
         except Exception:  # an outer boundary: the batch fails, the engine goes on
             self.failed_steps += 1
+            record.failed = True
             logger.exception("step failed", extra={"texts": len(batch)})
             for job in {id(job): job for job, _ in batch}.values():
                 self._end(job, outputs, refused(job.message, Failure(FailureCode.STEP_FAILED)))
             return outputs
         self._share.end()
         self.failed_steps = 0
-        elapsed = time.monotonic() - now
+        elapsed = record.elapsed_s = time.monotonic() - now
         self._pace.learn(tokens, elapsed)
         self._count(tokens, len(batch), elapsed)
         for (job, _), vector in zip(batch, vectors, strict=True):
             job.vectors.append(vector)
             if len(job.vectors) == len(job.message.inputs):
+                record.finished += 1
                 done = RequestOutput(job.key[1], finish_reason=FinishReason.STOP, embeddings=_bytes(job))
                 self._end(job, outputs, done)
         return outputs

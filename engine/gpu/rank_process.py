@@ -59,10 +59,10 @@ def read_steps(pipe: BinaryIO, steps: queue.SimpleQueue[bytes]) -> NoReturn:
 
 def main() -> NoReturn:
     """Join the process group, load the model, and run the steps of rank 0 until it ends."""
-    log_writer.configure()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 decides when to stop, and may have requests to finish
     membership = msgspec.msgpack.decode(next(received(sys.stdin.buffer)), type=Membership)
+    log_writer.configure(membership.config.log_format, membership.config.worker_id)
     steps: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=read_steps, args=(sys.stdin.buffer, steps), daemon=True).start()
     from engine.models.files import ModelError

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engine.messages import ModelInfo
 from engine.models.loader import load_model
 from engine.process.progress import progress
 
@@ -39,3 +40,24 @@ def prepare(config: EngineConfig, backend: Backend) -> Prepared:
         backend.warm_up(loaded.forward, loaded.specs, cache, longest)
     backend.serve()
     return Prepared(loaded, cache, longest)
+
+
+def model_info(prepared: Prepared, config: EngineConfig, device: str) -> ModelInfo:
+    """What clients are told of the model."""
+    loaded = prepared.loaded
+    return ModelInfo(
+        directory=str(loaded.directory),
+        tokenizer_file=str(loaded.tokenizer_file),
+        architecture=loaded.architecture,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=device,
+        vocab_size=loaded.vocab_size,
+        max_model_len=prepared.longest,
+        eos_token_ids=loaded.eos_token_ids,
+        block_size=config.block_size,
+        num_blocks=prepared.cache.num_blocks - 1,  # without the one for padding
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_adapter_rank=config.max_adapter_rank if loaded.lora_layers else 0,
+        sampling_defaults=loaded.sampling_defaults,
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from engine import registry
 
-DEFAULT = "priority"
+DEFAULT = "fair"
 NAMES = registry.names("policies")
 if TYPE_CHECKING:
     Name = str

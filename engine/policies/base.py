@@ -21,8 +21,12 @@ class Policy(Protocol):
 
     def startable(self, waiting: Sequence[Request], running: Sequence[Request]) -> Iterable[Request]:
         """The waiting requests that may start in this step, in the order of admission; others stay waiting. The first
-        one for which too few blocks are free ends the step's admissions.
+        one for which too few blocks are free ends the step's admissions. Requests are started while the result is read.
         """
+        ...
+
+    def served(self, requests: Sequence[Request], num_tokens: Sequence[int]) -> None:
+        """A step is launched with so many tokens of each of these requests; their progress does not include them yet."""
         ...
 
     def victim(self, running: Sequence[Request]) -> Request:

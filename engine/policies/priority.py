@@ -21,6 +21,9 @@ class Priority:
     def startable(self, waiting: Sequence[Request], running: Sequence[Request]) -> Iterable[Request]:
         return waiting
 
+    def served(self, requests: Sequence[Request], num_tokens: Sequence[int]) -> None:
+        pass  # what a request has got so far does not matter
+
     def victim(self, running: Sequence[Request]) -> Request:
         return running[-1]
 

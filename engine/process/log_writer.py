@@ -7,6 +7,7 @@ their number once the stream is read again. A closed stream raises nothing.
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import select
@@ -14,7 +15,8 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import TextIO
+from datetime import UTC, datetime
+from typing import Any, TextIO
 
 MAX_CHARACTERS = 1 << 20
 """Characters that are buffered while the reader stalls."""
@@ -109,6 +111,15 @@ class LogWriter(io.TextIOBase):
                 return
 
 
+def printable(text: str) -> str:
+    """The text with control characters, line separators and terminal sequences written as escapes, so that what a client named
+    can neither begin a line of the log nor colour one.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class LogHandler(logging.StreamHandler[LogWriter]):
     """A handler that writes each record in one call, and waits for the last records when logging ends."""
 
@@ -125,9 +136,42 @@ class LogHandler(logging.StreamHandler[LogWriter]):
         super().close()
 
 
-def configure() -> None:
-    """Configure the log of a worker process: log and standard error go to standard error through a LogWriter."""
+class ConsoleFormatter(logging.Formatter):
+    """One line for each record, and the traceback of an exception below it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, with a printable message."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object for each record, with the same keys as the server's own lines."""
+
+    def __init__(self, worker_id: str) -> None:
+        super().__init__()
+        self._worker_id = worker_id
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        line: dict[str, Any] = {
+            "worker": self._worker_id,
+            "event": record.getMessage(),
+            "level": record.levelname.lower(),
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def configure(log_format: str, worker_id: str) -> None:
+    """Configure the log of a worker process: log and standard error go to standard error through a LogWriter. `log_format` is
+    "console" or "json".
+    """
     writer = LogWriter(sys.stderr)
     sys.stderr = writer
+    handler = LogHandler(writer)
     form = "%(asctime)s %(levelname)s engine %(message)s"
-    logging.basicConfig(level=logging.INFO, format=form, handlers=[LogHandler(writer)])
+    handler.setFormatter(JsonFormatter(worker_id) if log_format == "json" else ConsoleFormatter(form))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

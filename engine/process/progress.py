@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 REPORT_EVERY_S = 1.0
 PATIENCE_S = 20.0
 """The least number of seconds without progress before a worker counts as hung."""
+STARTING_PATIENCE_S = 180.0
+"""The same while libraries are imported, which reports no progress and waits for a slow disk or a busy machine."""
 COMPILING_PATIENCE_S = 600.0
 PATIENCE_FACTOR = 10.0
 """Factor over the expected time before a worker counts as hung; other processes may keep the machine busy."""
@@ -44,7 +46,7 @@ class Progress:
     def __init__(self) -> None:
         self.doing = "starting"
         self.moves = 0
-        self.patience_s = PATIENCE_S
+        self.patience_s = STARTING_PATIENCE_S
 
     def begin(self, doing: str, expected_s: float = 0.0) -> None:
         """Start an activity, which should report progress within `expected_s`."""

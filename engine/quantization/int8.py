@@ -7,11 +7,13 @@ product (engine/gpu/int8.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from engine.cpu import large_pages
 from engine.cpu.kernels import ops
 from engine.cpu.kernels.emit import LANES
 from engine.cpu.kernels.int8 import has_int8_dot
@@ -19,6 +21,11 @@ from engine.cpu.kernels.tiles import ADD, GATE, STORE
 
 if TYPE_CHECKING:
     from engine.quantization.base import Quantization, QuantizedLayers
+
+
+def _quantised(weight: torch.Tensor) -> ops.BytesWeight:
+    quantised = ops.quantise(weight)
+    return replace(quantised, packed=large_pages.moved(quantised.packed))
 
 
 class ByteLinear(nn.Module):
@@ -30,7 +37,7 @@ class ByteLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.width = ops.wide(self.out_features)
-        self.weight = ops.quantise(weight.detach())
+        self.weight = _quantised(weight.detach())
         self.bias: torch.Tensor | None = None
         if bias is not None:
             self.bias = torch.zeros(self.width)
@@ -58,7 +65,7 @@ class ByteGate:
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor) -> None:
         self.out_features = gate.shape[0]
-        self.weight = ops.quantise(ops.interleave(gate.detach(), up.detach()))
+        self.weight = _quantised(ops.interleave(gate.detach(), up.detach()))
         self.width = self.weight.packed.shape[0] * LANES
 
     def rows(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

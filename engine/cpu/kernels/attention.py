@@ -88,10 +88,9 @@ def attend_kernel(kind: int, paired: int) -> Any:
     """Attention of tiles of query rows; a row is one head of one token.
 
     Arguments: tasks, their number ([sequence, kv head, first row] int64 each); sequences ([first token, tokens, length,
-    entry in tables] int64 each); tables [..] int64; query: address, token stride, head stride; key cache, value cache;
+    entry in tables] int64 each); tables [..] int64; scratch: address, bytes a worker; query: address, token stride, head stride; key cache, value cache;
     kv heads, query heads of each, key dim, value dim, padded value dim, block size, padded block size; scale, window
-    (0: none), soft-cap (0: none), sinks [heads] float32 (0: none); out: address, token stride, head stride; scratch:
-    address, bytes a worker.
+    (0: none), soft-cap (0: none), sinks [heads] float32 (0: none); out: address, token stride, head stride.
     """
     element, pair = 4 if kind == F32 else 2, 2 if paired else 1
     weight_kind, weight_bytes = (BF16, 2) if paired else (F32, 4)
@@ -100,13 +99,13 @@ def attend_kernel(kind: int, paired: int) -> Any:
     def attend(data: Any) -> None:
         a = address_of(data)
         tasks, num_tasks, sequences, tables = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
-        query, query_token, query_head = load_int(a, 6), load_int(a, 7), load_int(a, 8)
-        keys, values, kv_heads, group = load_int(a, 9), load_int(a, 10), load_int(a, 11), load_int(a, 12)
-        key_dim, value_dim, value_padded = load_int(a, 13), load_int(a, 14), load_int(a, 15)
-        size, padded = load_int(a, 16), load_int(a, 17)
-        window, cap, sinks = load_int(a, 19), as_float(load_int(a, 20)), load_int(a, 21)
-        out, out_token, out_head = load_int(a, 22), load_int(a, 23), load_int(a, 24)
-        rows_q = load_int(a, 25) + take_ticket(a + 8) * load_int(a, 26)  # this worker's scratch
+        query, query_token, query_head = load_int(a, 8), load_int(a, 9), load_int(a, 10)
+        keys, values, kv_heads, group = load_int(a, 11), load_int(a, 12), load_int(a, 13), load_int(a, 14)
+        key_dim, value_dim, value_padded = load_int(a, 15), load_int(a, 16), load_int(a, 17)
+        size, padded = load_int(a, 18), load_int(a, 19)
+        window, cap, sinks = load_int(a, 21), as_float(load_int(a, 22)), load_int(a, 23)
+        out, out_token, out_head = load_int(a, 24), load_int(a, 25), load_int(a, 26)
+        rows_q = load_int(a, 6) + take_ticket(a + 8) * load_int(a, 7)  # this worker's scratch
         rows_out = rows_q + 4 * MAX_ROWS * key_dim
         rows_scores = rows_out + 4 * MAX_ROWS * value_padded
         while True:
@@ -141,7 +140,7 @@ def attend_kernel(kind: int, paired: int) -> Any:
             scores(
                 rows, rows_scores, stride, rows_q, key_dim, keys + kv_head * key_dim * padded * element, table, kv_heads * key_dim * padded, padded,
                 first_block * (padded // LANES), lanes // LANES,
-                values + kv_head * size * value_padded * element, kv_heads * size * value_padded, size * value_padded, load_int(a, 18), kind, paired,
+                values + kv_head * size * value_padded * element, kv_heads * size * value_padded, size * value_padded, load_int(a, 20), kind, paired,
             )  # fmt: skip
             for r in range(rows):
                 position = length - tokens + (first_row + r) // group

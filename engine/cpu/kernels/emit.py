@@ -14,11 +14,12 @@ from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils
 
 F32, BF16, F16 = 0, 1, 2
+LINE_BYTES = 64
 LANES = 16
 """float32 numbers in one vector: one AVX-512 register, two of AVX2, four of NEON."""
 
 FLOAT = ir.FloatType()
-I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+BYTE, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
 
 
@@ -90,6 +91,11 @@ def store_vector(builder: Any, value: Any, address: Any, index: Any, kind: int) 
     stored = ir.VectorType(element_type(kind), LANES)
     if kind == F16:
         value = builder.fptrunc(value, stored)
+    elif kind == BF16 and has_bf16_dot():
+        rounded = ir.VectorType(BFloat(), LANES)
+        signature = ir.FunctionType(rounded, [VECTOR])
+        convert = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512bf16.cvtneps2bf16.512")
+        value = builder.bitcast(builder.call(convert, [value]), stored)
     elif kind == BF16:
         words = ir.VectorType(I32, LANES)
 
@@ -101,6 +107,14 @@ def store_vector(builder: Any, value: Any, address: Any, index: Any, kind: int) 
         bits = builder.add(bits, builder.add(odd, number(0x7FFF)))
         value = builder.trunc(builder.lshr(bits, number(16)), stored)
     builder.store(value, pointer_at(builder, address, index, element_type(kind), stored), align=element_bytes(kind))
+
+
+def store_both(builder: Any, parts: list[Any], address: Any, index: Any) -> None:
+    """Round two vectors to bfloat16 and store them as one, where the CPU has that (AVX512_BF16): one write of a line."""
+    signature = ir.FunctionType(PAIRS, [VECTOR, VECTOR])
+    convert = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512bf16.cvtne2ps2bf16.512")
+    low, high = parts
+    builder.store(builder.call(convert, [high, low]), pointer_at(builder, address, index, I16, PAIRS), align=2)
 
 
 def store_element(builder: Any, value: Any, address: Any, index: Any, kind: int) -> None:
@@ -129,13 +143,23 @@ def switch(builder: Any, value: Any, count: int, body: Callable[[int], None]) ->
 
 def prefetch(builder: Any, address: Any, start: Any, count: Any, kind: int) -> None:
     """Prefetch `count` elements from `start` on, a cache line at a time."""
-    line = I64(64 // element_bytes(kind))
-    byte = ir.PointerType(ir.IntType(8))
+    line = I64(LINE_BYTES // element_bytes(kind))
+    with cgutils.for_range(builder, builder.udiv(builder.add(count, builder.sub(line, I64(1))), line)) as i:
+        first = builder.mul(builder.add(start, builder.mul(i.index, line)), I64(element_bytes(kind)))
+        _prefetch_at(builder, address, first)
+
+
+def prefetch_line(builder: Any, address: Any, number: Any) -> None:
+    """Prefetch the cache line of this number, counted from `address`."""
+    _prefetch_at(builder, address, builder.mul(number, I64(LINE_BYTES)))
+
+
+def _prefetch_at(builder: Any, address: Any, offset: Any) -> None:
+    """The line of a byte, for reading, into the second cache. An address that is no memory does no harm."""
+    byte = ir.PointerType(BYTE)
     signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
     fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-    with cgutils.for_range(builder, builder.udiv(builder.add(count, builder.sub(line, I64(1))), line)) as i:
-        pointer = pointer_at(builder, address, builder.add(start, builder.mul(i.index, line)), element_type(kind))
-        builder.call(fetch, [builder.bitcast(pointer, byte), I32(0), I32(2), I32(1)])
+    builder.call(fetch, [pointer_at(builder, address, offset, BYTE), I32(0), I32(2), I32(1)])
 
 
 def zeros(builder: Any, count: int) -> list[Any]:
@@ -178,11 +202,16 @@ def greatest_of(builder: Any, vector: Any) -> Any:
     return builder.extract_element(vector, I32(0))
 
 
-def add_product(builder: Any, total: Any, a: Any, b: Any) -> None:
-    """Total += a * b, rounded once."""
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """A * b + c of vectors, rounded once."""
     signature = ir.FunctionType(VECTOR, [VECTOR] * 3)
     fma = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fma.v{LANES}f32")
-    builder.store(builder.call(fma, [a, b, builder.load(total)]), total)
+    return builder.call(fma, [a, b, c])
+
+
+def add_product(builder: Any, total: Any, a: Any, b: Any) -> None:
+    """Total += a * b, rounded once."""
+    builder.store(multiply_add(builder, a, b, builder.load(total)), total)
 
 
 def exponential(builder: Any, x: Any) -> Any:

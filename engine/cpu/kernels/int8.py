@@ -1,8 +1,8 @@
 """x W^T + b in eight-bit numbers: each column of W has its own scale, and each row of x gets one when it is quantized.
 
 Scales are per row and never per tensor, so that a sequence's result does not depend on the rest of the batch. Products
-are of unsigned by signed bytes, four to a lane (AVX512_VNNI); x is shifted by 128 to be unsigned, and the sums begin at
-the correction for this shift.
+are of unsigned by signed bytes, in AMX tiles or four to a lane (AVX512_VNNI), with the same sums; x is shifted by 128 to be
+unsigned, and the sums begin at the correction for this shift.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from engine.cpu.kernels.amx_product import BLOCK_ROWS, release_tiles, shape_tiles, tile_byte_product
 from engine.cpu.kernels.compiled import kernel
 from engine.cpu.kernels.emit import (
+    BYTE,
     F32,
     FLOAT,
     I32,
@@ -35,7 +37,6 @@ from engine.cpu.kernels.matmul import piece, tile_rows
 from engine.cpu.kernels.simd import address_of, load_int, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, end_row
 
-BYTE = ir.IntType(8)
 WORDS = ir.VectorType(I32, LANES)
 TASK_ROWS = 16
 """Rows that one worker quantises at a time."""
@@ -147,46 +148,55 @@ def quantise_kernel(kind: int) -> Any:
     def quantise(data: Any) -> None:
         a = address_of(data)
         rows, inner, x, x_stride = load_int(a, 2), load_int(a, 3), load_int(a, 5), load_int(a, 6)
-        small, scales = load_int(a, 13), load_int(a, 14)
+        small, scales, width = load_int(a, 13), load_int(a, 14), load_int(a, 15)
         while True:
             first = take_ticket(a) * TASK_ROWS
             if first >= rows:
                 return
             for row in range(first, min(rows, first + TASK_ROWS)):
-                quantise_row(small + row * inner, scales + 4 * row, x + row * x_stride * element, inner, kind)
+                quantise_row(small + row * width, scales + 4 * row, x + row * x_stride * element, inner, kind)
 
     return quantise
 
 
 @cache
-def int8_kernel(kind: int, ending: int) -> Any:
-    """Arguments: rows, inner, panels; x, its stride; weight [panels, inner / 4, 32, 4]; its scales float32 and begins
-    int32, [panels * 32]; start (0: none); out, its stride; x in bytes, and its scales, as `quantise_kernel` left them.
+def int8_kernel(kind: int, tiled: int, ending: int) -> Any:
+    """Arguments: rows, inner, panels; x, its stride; weight [panels, width / 4, 32, 4]; its scales float32 and begins
+    int32, [panels * 32]; start (0: none); out, its stride; x in bytes, and its scales, as `quantise_kernel` left them;
+    width, the bytes of a row of x, of which those after `inner` meet weights of zero. With `tiled` it is a multiple of 64.
     """
+    multiply_bytes = tile_byte_product if tiled else byte_product
     out_element = 4 if ending in (ADD, WIDEN) or kind == F32 else 2
-    width = LANES if ending == GATE else PANEL
+    columns = LANES if ending == GATE else PANEL
 
     @kernel
     def multiply(data: Any) -> None:
         a = address_of(data)
-        rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
+        rows, panels, width = load_int(a, 2), load_int(a, 4), load_int(a, 15)
         weight, weight_scales, begins, start = load_int(a, 7), load_int(a, 8), load_int(a, 9), load_int(a, 10)
         out, stride, small, scales = load_int(a, 11), load_int(a, 12), load_int(a, 13), load_int(a, 14)
-        tile = tile_rows(rows)
-        panels_each, rows_each = piece(rows, tile, panels, inner * PANEL)
+        tile = BLOCK_ROWS if tiled else tile_rows(rows)
+        panels_each, rows_each = piece(rows, tile, panels, width * PANEL)
         across = (rows + rows_each - 1) // rows_each
+        shaped = 0
         while True:
             ticket = take_ticket(a)
             first_panel, head = ticket // across * panels_each, ticket % across * rows_each
             if first_panel >= panels:
-                return
+                break
             for panel in range(first_panel, min(first_panel + panels_each, panels)):
                 column = 4 * panel * PANEL
                 for first in range(head, min(head + rows_each, rows), tile):
-                    byte_product(
-                        min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
-                        small + first * inner, scales + 4 * first, weight + panel * inner * PANEL, inner,
+                    count = min(tile, rows - first)
+                    if tiled and count != shaped:
+                        shape_tiles(count)
+                        shaped = count
+                    multiply_bytes(
+                        count, out + (first * stride + panel * columns) * out_element, stride,
+                        small + first * width, scales + 4 * first, weight + panel * width * PANEL, width,
                         begins + column, weight_scales + column, start + column if start else 0, kind, ending,
                     )  # fmt: skip
+        if tiled:
+            release_tiles()
 
     return multiply

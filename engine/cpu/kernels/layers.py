@@ -1,4 +1,4 @@
-"""The element-wise kernels of a decoder layer: norm, rotary embedding, gated activation.
+"""The element-wise kernels of a decoder layer: norm and rotary embedding.
 
 The residual stream is float32; inputs and outputs of a product have the model's type.
 """
@@ -12,11 +12,9 @@ import numpy as np
 
 from engine.cpu.kernels.compiled import kernel
 from engine.cpu.kernels.emit import F32
-from engine.cpu.kernels.simd import address_of, as_float, exp, load, load_int, store, take_ticket
+from engine.cpu.kernels.simd import address_of, as_float, load, load_int, store, take_ticket
 
-ONE, MOST = np.float32(1), np.float32(87)
-COLUMNS = 512
-"""Columns of one piece of work in `silu_mul`."""
+ONE = np.float32(1)
 
 
 @cache
@@ -86,25 +84,3 @@ def rotary_kernel(kind: int) -> Any:
                     store(heads, start + half + i, kind, other)
 
     return rotary
-
-
-@cache
-def silu_mul_kernel(kind: int) -> Any:
-    """Out = silu(gate) * up. Arguments: rows, width; gate and up side by side [rows, 2 * width]; out [rows, width]."""
-
-    @kernel
-    def silu_mul(data: Any) -> None:
-        a = address_of(data)
-        rows, width, both, out = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
-        pieces = (width + COLUMNS - 1) // COLUMNS
-        while True:
-            piece = take_ticket(a)
-            if piece >= rows * pieces:
-                return
-            row, begin = piece // pieces, piece % pieces * COLUMNS
-            gate, up, target = 2 * row * width, 2 * row * width + width, row * width
-            for i in range(begin, min(begin + COLUMNS, width)):
-                x = load(both, gate + i, kind)
-                store(out, target + i, kind, x / (ONE + exp(min(-x, MOST))) * load(both, up + i, kind))
-
-    return silu_mul

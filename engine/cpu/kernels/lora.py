@@ -9,10 +9,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from engine.cpu.kernels.amx_product import BLOCK_ROWS, release_tiles, shape_tiles, tile_product
 from engine.cpu.kernels.compiled import kernel
 from engine.cpu.kernels.emit import F32, LANES
 from engine.cpu.kernels.low_rank import DOT_RANKS, DOT_ROWS, dots, expand
-from engine.cpu.kernels.matmul import piece, tile_rows
+from engine.cpu.kernels.matmul import ahead_of, piece, tile_rows
 from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
@@ -53,10 +54,13 @@ def low_rank_kernel(kind: int, paired: int) -> Any:
             head, last = load_int(segment, 0), load_int(segment, 0) + load_int(segment, 1)
             head += ticket // across * TASK_ROWS
             rank = ticket % across * TASK_RANKS
+            most = min(rank + TASK_RANKS, load_int(segment, 3))
             for first in range(head, min(head + TASK_ROWS, last), DOT_ROWS):
-                for k in range(rank, min(rank + TASK_RANKS, load_int(segment, 3)), DOT_RANKS):
+                for k in range(rank, most, DOT_RANKS):
+                    if first == head and k + DOT_RANKS < most:  # rows of A are too short for the CPU to see them coming
+                        fetch_ahead(load_int(segment, 2) + (k + DOT_RANKS) * inner * element, DOT_RANKS * inner, kind)
                     dots(
-                        min(DOT_ROWS, min(head + TASK_ROWS, last) - first), min(DOT_RANKS, load_int(segment, 3) - k),
+                        min(DOT_ROWS, min(head + TASK_ROWS, last) - first), min(DOT_RANKS, most - k),
                         low + (first * low_stride + k) * element, low_stride, x + first * x_stride * element, x_stride,
                         load_int(segment, 2) + k * inner * element, inner, kind, paired,
                     )  # fmt: skip
@@ -65,7 +69,7 @@ def low_rank_kernel(kind: int, paired: int) -> Any:
 
 
 @cache
-def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
+def adapted_kernel(kind: int, paired: int, tiled: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight [panels, inner, 32]; out, its stride; factors (0: none); segments,
     their number; low, as `low_rank_kernel` left it, its stride; scratch, bytes a worker.
     """
@@ -83,12 +87,14 @@ def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
         segments, end = load_int(a, 11), load_int(a, 11) + segment_bytes * load_int(a, 12)
         low, low_stride = load_int(a, 13), load_int(a, 14)
         scratch = load_int(a, 15) + take_ticket(a + 8) * load_int(a, 16)
-        tile = tile_rows(rows)
-        panels_each, _ = piece(rows, tile, panels, inner * PANEL * element)
+        tile = BLOCK_ROWS if tiled else tile_rows(rows)
+        panel_bytes, tiles = inner * PANEL * element, (rows + tile - 1) // tile
+        panels_each, _ = piece(rows, tile, panels, panel_bytes)
+        shaped = 0
         while True:
             begin = take_ticket(a) * panels_each
             if begin >= panels:
-                return
+                break
             for panel in range(begin, min(begin + panels_each, panels)):
                 for segment in range(segments, end, segment_bytes):
                     head, count, depth = load_int(segment, 0), load_int(segment, 1), load_int(segment, 5)
@@ -96,7 +102,7 @@ def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
                     if load_int(segment, 3) == 0 or load_int(halves, 0) < 0:
                         halves, depth = segments, 0
                     b = load_int(segment, 4) + panel * depth * PANEL * element
-                    if panel + 1 < panels and rows == tile:
+                    if panel + 1 < panels and rows <= tile:
                         fetch_ahead(b + depth * PANEL * element, depth * PANEL, kind)
                     for first in range(head, head + count, MAX_ROWS):
                         expand(
@@ -104,12 +110,25 @@ def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
                             low + first * low_stride * element, low_stride, load_int(halves, 0), load_int(halves, 1),
                             b, depth, own + 4 * panel * PANEL if own else 0, kind, paired,
                         )  # fmt: skip
+                columns = weight + panel * panel_bytes
                 for first in range(0, rows, tile):
-                    product(
-                        min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
-                        x + first * x_stride * element, x_stride, weight + panel * inner * PANEL * element, inner,
-                        scratch + 4 * first * PANEL, PANEL,
-                        factors + 8 * first if factors else 0, panel * PANEL, kind, paired, ending,
-                    )  # fmt: skip
+                    count = min(tile, rows - first)
+                    target, part = out + (first * stride + panel * width) * out_element, x + first * x_stride * element
+                    begins, scales = scratch + 4 * first * PANEL, factors + 8 * first if factors else 0
+                    if tiled:
+                        if count != shaped:
+                            shape_tiles(count)
+                            shaped = count
+                        tile_product(
+                            count, target, stride, part, x_stride, columns, inner, begins, PANEL, scales, panel * PANEL,
+                            kind, paired, ending,
+                        )  # fmt: skip
+                    else:
+                        product(
+                            count, target, stride, part, x_stride, columns, inner, begins, PANEL, scales, panel * PANEL,
+                            ahead_of(columns, panel_bytes, first // tile, tiles), kind, paired, ending,
+                        )  # fmt: skip
+        if tiled:
+            release_tiles()
 
     return adapted

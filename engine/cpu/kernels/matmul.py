@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from engine.cpu.kernels.amx_product import BLOCK_ROWS, release_tiles, shape_tiles, tile_product
 from engine.cpu.kernels.compiled import inlined, kernel
-from engine.cpu.kernels.emit import F32, LANES
+from engine.cpu.kernels.emit import BF16, F32, LANES
 from engine.cpu.kernels.simd import address_of, load_int, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
@@ -20,6 +21,12 @@ MAX_TILES = 4
 """With more row tiles the product is bound by arithmetic, and a piece is a single panel."""
 PIECE_TILES = 16
 """Row tiles of a piece of a single panel."""
+MOST_AHEAD_BYTES = 400 << 10
+"""The largest panel whose next one is prefetched: both must fit into a core's second cache."""
+CHUNK_BYTES = 1 << 20
+"""The most bytes of rows that are multiplied with one panel after another in AMX tiles: a part of a core's second cache,
+in which they stay meanwhile.
+"""
 
 
 @inlined
@@ -37,6 +44,24 @@ def piece(rows: int, tile: int, panels: int, panel_bytes: int) -> Any:
     return 1, PIECE_TILES * tile
 
 
+@inlined
+def chunk_rows(rows: int, row_bytes: int) -> int:
+    """The rows that go through all panels before the next ones do, for AMX tiles: whole blocks, of nearly equal number."""
+    most = max(BLOCK_ROWS, CHUNK_BYTES // row_bytes // BLOCK_ROWS * BLOCK_ROWS)
+    chunks = (rows + most - 1) // most
+    return ((rows + chunks - 1) // chunks + BLOCK_ROWS - 1) // BLOCK_ROWS * BLOCK_ROWS
+
+
+@inlined
+def ahead_of(panel: int, panel_bytes: int, tile: int, tiles: int) -> int:
+    """What row tile number `tile` of `tiles` prefetches, half of a panel's bytes: the first two tiles prefetch the next panel,
+    because memory would rest while a panel is in the cache. The others prefetch nothing (0).
+    """
+    if tiles == 1 or tile > 1 or panel_bytes > MOST_AHEAD_BYTES:
+        return 0
+    return panel + panel_bytes + tile * (panel_bytes // 2)
+
+
 @cache
 def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32]; start (0: none);
@@ -52,20 +77,62 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
         rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
         x, x_stride, weight = load_int(a, 5), load_int(a, 6), load_int(a, 7)
         start, out, stride = load_int(a, 8), load_int(a, 9), load_int(a, 10)
-        tile = tile_rows(rows)
-        panels_each, rows_each = piece(rows, tile, panels, inner * PANEL * element)
+        tile, panel_bytes = tile_rows(rows), inner * PANEL * element
+        panels_each, rows_each = piece(rows, tile, panels, panel_bytes)
         across = (rows + rows_each - 1) // rows_each
         while True:
             ticket = take_ticket(a)
             begin, head = ticket // across * panels_each, ticket % across * rows_each
             if begin >= panels:
                 return
+            end = min(head + rows_each, rows)
+            tiles = (end - head + tile - 1) // tile
             for panel in range(begin, min(begin + panels_each, panels)):
-                for first in range(head, min(head + rows_each, rows), tile):
+                columns = weight + panel * panel_bytes
+                for first in range(head, end, tile):
                     product(
                         min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
-                        x + first * x_stride * element, x_stride, weight + panel * inner * PANEL * element, inner,
-                        start + 4 * panel * PANEL if start else 0, 0, 0, 0, kind, paired, ending,
+                        x + first * x_stride * element, x_stride, columns, inner,
+                        start + 4 * panel * PANEL if start else 0, 0, 0, 0,
+                        ahead_of(columns, panel_bytes, (first - head) // tile, tiles), kind, paired, ending,
                     )  # fmt: skip
 
     return matmul
+
+
+@cache
+def tile_matmul_kernel(ending: int) -> Any:
+    """The same in AMX tiles, in bfloat16."""
+    out_element = 4 if ending in (ADD, WIDEN) else 2
+    width = LANES if ending == GATE else PANEL
+
+    @kernel
+    def tile_matmul(data: Any) -> None:
+        a = address_of(data)
+        rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
+        x, x_stride, weight = load_int(a, 5), load_int(a, 6), load_int(a, 7)
+        start, out, stride = load_int(a, 8), load_int(a, 9), load_int(a, 10)
+        panels_each, rows_each = 1, chunk_rows(rows, 2 * inner)
+        if rows <= MAX_TILES * BLOCK_ROWS:
+            panels_each, rows_each = max(1, min(panels // PIECES, PIECE_BYTES // (2 * inner * PANEL))), rows
+        pieces = (panels + panels_each - 1) // panels_each
+        shaped = 0
+        while True:
+            ticket = take_ticket(a)
+            head, begin = ticket // pieces * rows_each, ticket % pieces * panels_each
+            if head >= rows:
+                break
+            for panel in range(begin, min(begin + panels_each, panels)):
+                for first in range(head, min(head + rows_each, rows), BLOCK_ROWS):
+                    count = min(BLOCK_ROWS, rows - first)
+                    if count != shaped:
+                        shape_tiles(count)
+                        shaped = count
+                    tile_product(
+                        count, out + (first * stride + panel * width) * out_element, stride,
+                        x + first * x_stride * 2, x_stride, weight + panel * inner * PANEL * 2, inner,
+                        start + 4 * panel * PANEL if start else 0, 0, 0, 0, BF16, 1, ending,
+                    )  # fmt: skip
+        release_tiles()
+
+    return tile_matmul

@@ -23,9 +23,10 @@ A caller that finds the pool busy (another thread's job) runs its kernel alone.
 Helpers spin for a bounded time until the next job, then sleep on the bell (a futex) and cost nothing. A missed wake-up
 would only cost time; none is missed, because a helper announces that it sleeps before it reads the gate a last time.
 
-A helper that the caller waits for checks whether it was preempted (ru_nivcsw). If so, the caller works alone for a
-time, which grows while preemptions go on, and lets the helpers sleep: two threads on less than two cores wait for each
-other more than they help.
+A helper that the caller waits for checks whether it was preempted (ru_nivcsw). If such waits take a good part of the time, the
+caller works alone for a while, longer if it happens again, and lets the helpers sleep: two threads on less than two
+cores wait for each other more than they help. Waits that are rarer, as beside a server that passes each step's tokens on, cost
+less than working alone would.
 """
 
 from __future__ import annotations
@@ -52,8 +53,10 @@ LINE = 8
 GATE, BELL, SLEEPING, BUSY, STOP, JOB, ALONE, FIXED = (LINE * i for i in range(8))
 STATE_BYTES = 8 * LINE * 8
 KERNEL, ARGUMENTS, GENERATION = JOB, JOB + 1, JOB + 2
-UNTIL, PENALTY, STALLED = ALONE, ALONE + 1, ALONE + 2
-"""Nanoseconds on the monotonic clock, nanoseconds, and whether a helper lost its core while the caller waited."""
+UNTIL, PENALTY, STALLED, SINCE, LOST = ALONE, ALONE + 1, ALONE + 2, ALONE + 3, ALONE + 4
+"""The time until which the caller works alone, and how long that is; whether a helper lost its core while the caller waited;
+since when such waits are added up, and their sum. Nanoseconds, times on the monotonic clock.
+"""
 SYSCALL, CLOCK, FUTEX, USAGE, HELPER_NS, CALLER_NS = FIXED, FIXED + 1, FIXED + 2, FIXED + 3, FIXED + 4, FIXED + 5
 """Addresses of libc's `syscall` and `clock_gettime`, the numbers of the futex and the getrusage call, and how long
 helpers and the caller look at a word before they sleep on it.
@@ -63,8 +66,10 @@ OPEN, WAITING, INSIDE = 1 << 16, 1 << 17, (1 << 16) - 1
 WAIT, WAKE, EVERYBODY = 128, 129, (1 << 31) - 1
 """FUTEX_WAIT and FUTEX_WAKE, private to this process."""
 SHORTEST_NS, LONGEST_NS, GROWTH = 8_000_000, 128_000_000, 4
-"""Nanoseconds that the caller works alone after a helper was preempted (first, at most, and the factor of its growth).
-A preemption costs the caller a few milliseconds.
+"""Nanoseconds that the caller works alone (first, at most, and the factor of its growth)."""
+WINDOW_NS, MOST_LOST_NS, PART_LOST = 100_000_000, 8_000_000, 3
+"""Waits are added up for about this long. The caller works alone after waits of this sum, a few time slices, if they are more than
+one of so many parts of the time: beside a process that is always busy they are about half of it.
 """
 
 HEADER = 5
@@ -112,18 +117,22 @@ def _close(state: int) -> None:
         word = load_acquired(gate)
     if exchange(state + 8 * STALLED, 0):
         now = clock_ns(clock)
+        if now - load_int(state, SINCE) > WINDOW_NS:
+            store_int(state, SINCE, begin)
+            store_int(state, LOST, 0)
+        lost = load_int(state, LOST) + now - begin
+        store_int(state, LOST, lost)
+        if lost < MOST_LOST_NS or lost * PART_LOST < now - load_int(state, SINCE):
+            return
+        store_int(state, SINCE, 0)
         soon = now - load_int(state, UNTIL) < 8 * load_int(state, PENALTY)
         penalty = min(GROWTH * load_int(state, PENALTY), LONGEST_NS) if soon else SHORTEST_NS
         store_int(state, PENALTY, penalty)
         store_int(state, UNTIL, now + penalty)
 
 
-@kernel
-def share(data: Any) -> None:
-    """Run one or two kernels, the second after the whole first, over the same arguments: HEADER, two
-    tickets, the rest.
-    """
-    header = address_of(data)
+@inlined
+def _share(header: int) -> None:
     state, arguments = load_int(header, 0), header + 8 * HEADER
     shared = False
     if state != 0 and exchange(state + 8 * BUSY, 1) == 0:
@@ -140,6 +149,26 @@ def share(data: Any) -> None:
             call_kernel(function, arguments)
     if shared:
         exchange(state + 8 * BUSY, 0)
+
+
+@kernel
+def share(data: Any) -> None:
+    """Run one or two kernels, the second after the whole first, over the same arguments: HEADER, two
+    tickets, the rest.
+    """
+    _share(address_of(data))
+
+
+@kernel
+def replay(data: Any) -> None:
+    """Run calls one after another. Arguments: the address of the first call's header, their number, bytes from one to the
+    next.
+    """
+    a = address_of(data)
+    header = load_int(a, 0)
+    for _ in range(load_int(a, 1)):
+        _share(header)
+        header += load_int(a, 2)
 
 
 @kernel

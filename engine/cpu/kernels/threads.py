@@ -14,14 +14,21 @@ import platform
 import struct
 import sys
 import time
+from contextlib import contextmanager
 from threading import Lock, Thread, local
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from engine.cpu.kernels import pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
 MAX_ARGUMENTS = 32
 TICKETS = 2
 """The first two numbers of a kernel's arguments count tickets: of work, and of workers."""
+CALL_WORDS = pool.HEADER + TICKETS + MAX_ARGUMENTS
 SERIAL, WAKING = 1 << 13, 1 << 15
 """Amounts of work up to which helpers are not used, and up to which sleeping helpers are not woken, because they would
 take longer to start than they save. The unit is a product of 32 numbers with a row's, about a nanosecond.
@@ -80,14 +87,66 @@ class Pool:
             thread.join()
 
 
+class Program:
+    """The kernel calls of some layers, which are run again without Python between them.
+
+    Its owner drops it when an address among the arguments stops being valid, and when helpers are started or stopped
+    (`pool_state`).
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[object] = []
+        """What owns memory that only the recorded calls use."""
+        self._calls: list[bytes] = []
+        self._labels: list[str] = []
+        self._ends: list[int] = []
+        self._words = np.empty((0, CALL_WORDS), np.int64)
+        self._places: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = {}
+
+    def add(self, label: str, words: bytes) -> None:
+        """One more call. Calls whose arguments change from step to step have a label."""
+        self._calls.append(words)
+        self._labels.append(label)
+
+    def end_layer(self) -> None:
+        """The calls so far are whole layers."""
+        self._ends.append(len(self._calls))
+
+    def close(self) -> None:
+        """Nothing more is recorded."""
+        self._words = np.frombuffer(b"".join(self._calls), np.int64).reshape(-1, CALL_WORDS).copy()
+        labels = np.array(self._labels)
+        self._places = {label: np.flatnonzero(labels == label) for label in set(self._labels)}
+        self._calls = []
+
+    def change(self, label: str, values: Sequence[int], work: int, wakes: bool) -> None:
+        """Put `values` in place of the first arguments of every call with this label, for a step of so much work."""
+        places = self._places[label]
+        self._words[places, :2] = _sharing(work, wakes)
+        first = pool.HEADER + TICKETS
+        self._words[places, first : first + len(values)] = values
+
+    def replay(self, moved: Callable[[], None]) -> None:
+        """Run the calls; `moved` is called after each layer."""
+        begin, stride, first = 0, self._words.strides[0], self._words.ctypes.data
+        arguments = (ctypes.c_int64 * 3)()
+        for end in self._ends:
+            arguments[:] = [first + begin * stride, end - begin, stride]
+            pool.replay.ctypes(ctypes.addressof(arguments))
+            begin = end
+            moved()
+
+
 class _Data:
     """Room for a kernel's arguments, of which every calling thread has its own; packing them is much faster than a new
     array.
     """
 
     def __init__(self) -> None:
-        self.words = (ctypes.c_int64 * (pool.HEADER + TICKETS + MAX_ARGUMENTS))()
+        self.words = (ctypes.c_int64 * CALL_WORDS)()
         self.address = ctypes.addressof(self.words)
+        self.program: Program | None = None
+        """What records this thread's calls."""
 
 
 _local = local()
@@ -147,18 +206,46 @@ def _data() -> _Data:
     return data
 
 
-def run(kernel: Any, *args: int, work: int, wakes: bool = True, after: Any = None) -> None:
+@contextmanager
+def recording() -> Iterator[Program]:
+    """A program of this thread's calls inside the block, which run as ever."""
+    data, program = _data(), Program()
+    data.program = program
+    try:
+        yield program
+        program.close()
+    finally:
+        data.program = None
+
+
+def keep(owner: object) -> None:
+    """Let the program that records this thread's calls, if any, own memory that they use."""
+    program = _data().program
+    if program is not None:
+        program.kept.append(owner)
+
+
+def pool_state() -> int:
+    """What differs after helpers were started or stopped."""
+    helped = _pool
+    return 0 if helped is None else helped.state
+
+
+def _sharing(work: int, wakes: bool) -> tuple[int, int]:
+    """The first two words of a call: the pool's state, and whether to wake sleeping helpers."""
+    return pool_state() if work > SERIAL else 0, int(wakes and work > WAKING)
+
+
+def run(kernel: Any, *args: int, work: int, wakes: bool = True, after: Any = None, label: str = "") -> None:
     """Call the compiled `kernel` (a Numba cfunc) with addresses and numbers, and then the one `after` it with the same;
     returns when every worker is done. `work` is how much there is to do, see SERIAL; `wakes`: also sleeping helpers.
+    `label` names the call for `Program.change`.
     """
-    helped = _pool if work > SERIAL else None
-    state, number, second = 0 if helped is None else helped.state, 1, 0
-    if after is not None:
-        number, second = 2, after.address
+    number, second = (1, 0) if after is None else (2, after.address)
     data = _data()
-    _packers[len(args)].pack_into(
-        data.words, 0, state, wakes and work > WAKING, number, kernel.address, second, 0, 0, *args
-    )
+    _packers[len(args)].pack_into(data.words, 0, *_sharing(work, wakes), number, kernel.address, second, 0, 0, *args)
+    if data.program is not None:
+        data.program.add(label, bytes(data.words))
     pool.share.ctypes(data.address)
 
 

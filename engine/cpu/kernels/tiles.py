@@ -13,6 +13,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.cpu.kernels.emit import (
+    BF16,
     F32,
     FLOAT,
     I16,
@@ -26,10 +27,13 @@ from engine.cpu.kernels.emit import (
     broadcast,
     element_bytes,
     element_type,
+    has_bf16_dot,
     load_vector,
     pointer_at,
     prefetch,
+    prefetch_line,
     silu,
+    store_both,
     store_vector,
     switch,
     widen,
@@ -226,6 +230,9 @@ def end_row(builder: Any, parts: list[Any], out: Any, first: Any, kind: int, end
     if ending == GATE:
         store_vector(builder, builder.fmul(silu(builder, parts[0]), parts[1]), out, first, kind)
         return
+    if ending == STORE and kind == BF16 and has_bf16_dot():
+        store_both(builder, parts, out, first)
+        return
     for v, part in enumerate(parts):
         index = builder.add(first, I64(v * LANES))
         if ending == ADD:
@@ -233,14 +240,18 @@ def end_row(builder: Any, parts: list[Any], out: Any, first: Any, kind: int, end
         store_vector(builder, part, out, index, F32 if ending in (ADD, WIDEN) else kind)
 
 
-_PRODUCT_ARGS = (types.int64,) * 11
+_PRODUCT_ARGS = (types.int64,) * 12
+RUN = 16
+"""Steps of the sum between two runs of prefetches, a line for each step. Among the steps they would take registers that the
+addresses of 12 rows need.
+"""
 
 
 @intrinsic(prefer_literal=True)
 def product(
     typing_context: Any,
     rows: Any, out: Any, out_stride: Any, x: Any, x_stride: Any, panel: Any, inner: Any, start: Any, start_stride: Any,
-    factors: Any, column: Any,
+    factors: Any, column: Any, ahead: Any,
     kind: Any, paired: Any, ending: Any,
 ) -> Any:  # fmt: skip
     """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most 12 rows; `ending` says what follows.
@@ -249,12 +260,13 @@ def product(
     are of `kind`, but for ADD and WIDEN. factors (0: none): an int64 a row, 0 or the address of float32 factors by
     which the sums are multiplied, of which those from `column` on belong to this panel. panel: [inner, 32], or where
     `paired` [inner / 2, 32, 2] bfloat16, two steps of the sum side by side, as AVX512_BF16's dot product wants them.
+    ahead: an address from which on it prefetches half as many bytes as the panel has, into the second cache (0: none).
     The order of the sum is that of i, whatever the rows.
     """
     number, in_pairs, then = kind.literal_value, bool(paired.literal_value), ending.literal_value
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, factors, column, *_ = args
+        rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, factors, column, ahead, *_ = args
 
         def step(sums: list[Any], i: Any, count: int) -> None:
             base = builder.mul(i, I64(PANEL))
@@ -282,6 +294,18 @@ def product(
                     else:
                         add_product(builder, total, factor, columns[v])
 
+        def in_runs(sums: list[Any], steps: Any, count: int) -> Any:
+            """The steps of whole runs; their number."""
+            runs = builder.udiv(steps, I64(RUN))
+            with cgutils.for_range(builder, runs) as run:
+                begin = builder.mul(run.index, I64(RUN))
+                with builder.if_then(builder.icmp_signed("!=", ahead, I64(0))):
+                    for line in range(RUN):
+                        prefetch_line(builder, ahead, builder.add(begin, I64(line)))
+                with cgutils.for_range(builder, I64(RUN)) as i:
+                    step(sums, builder.add(begin, i.index), count)
+            return builder.mul(runs, I64(RUN))
+
         def scale(sums: list[Any], address: Any) -> None:
             with builder.if_then(builder.icmp_signed("!=", address, I64(0))):
                 for v, total in enumerate(sums):
@@ -296,8 +320,11 @@ def product(
                         index = builder.add(builder.mul(start_stride, I64(r)), I64(v * LANES))
                         builder.store(load_vector(builder, start, index, F32), sums[2 * r + v])
             steps = builder.udiv(inner, I64(2)) if in_pairs else inner
-            with cgutils.for_range(builder, steps) as i:
-                step(sums, i.index, count)
+            done = I64(0)
+            if 2 * count > MAX_ROWS:  # fewer rows have no second tile
+                done = in_runs(sums, steps, count)
+            with cgutils.for_range(builder, builder.sub(steps, done)) as i:
+                step(sums, builder.add(done, i.index), count)
             with builder.if_then(builder.icmp_signed("!=", factors, I64(0)), likely=False):
                 for r in range(count):
                     scale(sums[2 * r : 2 * r + 2], builder.load(pointer_at(builder, factors, I64(r), I64)))
