@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.failures import FailureCode
+
 if TYPE_CHECKING:
     from engine.adapters.failures import AdapterCode, AdapterFailure
     from engine.failures import Failure
@@ -14,6 +16,10 @@ class ServingError(Exception):
 
     logged = False
     """Whether the generation's own log line already reports it."""
+    reason = ""
+    """The label of the refusal in the metrics; "" for errors that are no refusals."""
+    should_retry: bool | None = None
+    """What clients are told besides the status; None: nothing."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -68,9 +74,13 @@ class TemplateError(ServingError):
 class Unauthorized(ServingError):
     """No API key, or one that is unknown, revoked or expired."""
 
+    reason = "key"
+
 
 class Forbidden(ServingError):
     """The API key is valid but lacks the scope."""
+
+    reason = "key"
 
 
 class ForeignHost(Forbidden):
@@ -176,25 +186,80 @@ class MethodNotAllowed(ServingError):
 class BodyTooLarge(ServingError):
     """The body exceeds the limit in bytes; it was not read."""
 
+    reason = "size"
+
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is larger than {limit} bytes.")
         self.limit = limit
 
 
 class Overloaded(ServingError):
-    """No permit is free; the client may retry."""
+    """No permit is free, or the queue is full; the client may retry."""
 
-    retry_after_s = 1
+    retry_after_s: float = 1
+    reason = "overloaded"
 
 
 class ShuttingDown(Overloaded):
     """The server is draining."""
 
+    reason = "draining"
+
+
+class TooLate(Overloaded):
+    """The request cannot begin before its deadline."""
+
+    reason = "deadline"
+
+
+class OverShare(Overloaded):
+    """The caller has its share of a busy server; others are served."""
+
+    reason = "share"
+
+
+class RateLimited(OverShare):
+    """The API key has reached its limit of requests or tokens a minute."""
+
+    reason = "rate"
+
+
+class QuotaExhausted(RateLimited):
+    """The API key has used its tokens of the day."""
+
+    reason = "quota"
+    should_retry = False
+
+
+class DuplicateRequest(ServingError):
+    """The request was sent before under the same Idempotency-Key, and is not answered from there."""
+
+    reason = "duplicate"
+
+
+class StillRunning(DuplicateRequest):
+    """The first of the equal requests has not ended."""
+
+    retry_after_s: float = 1
+
+
+class NotReplayable(DuplicateRequest):
+    """The answer to the first of the equal requests is not kept."""
+
+    should_retry = False
+
+
+class OtherRequest(ServingError):
+    """The Idempotency-Key was used for another request."""
+
+    reason = "duplicate"
+
 
 class Unavailable(ServingError):
     """The model's workers are loading, restarting or gone."""
 
-    retry_after_s = 2
+    retry_after_s: float = 2
+    reason = "unavailable"
 
 
 class Starting(Unavailable):
@@ -211,6 +276,8 @@ class GenerationFailed(ServingError):
     def __init__(self, message: str, failure: Failure | None = None, worker_lost: bool = False) -> None:
         super().__init__(message)
         self.failure, self.worker_lost = failure, worker_lost
+        if failure is not None and failure.code is FailureCode.POISONOUS:
+            self.should_retry, self.reason = False, "quarantine"
 
 
 class InternalError(ServingError):

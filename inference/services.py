@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from inference.admission.idempotency import IdempotencyStore
+from inference.admission.rates import RateMeter
+from inference.admission.standing import Standings
 from inference.planes.delegation import Delegation
+from inference.telemetry.base import Telemetry
 
 if TYPE_CHECKING:
+    from inference.admission.permits import Admission
     from inference.generation.embeddings import Embedder
     from inference.generation.prepare import Generator
-    from inference.http.admission import Admission
     from inference.http.auth import Authenticator
     from inference.http.sites import Sites
     from inference.metrics.requests import Metrics
@@ -64,6 +68,10 @@ class Services:
     sites: Sites
     version: str
     shown: Shown = field(default_factory=Shown)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    rates: RateMeter = field(default_factory=RateMeter)
+    standings: Standings = field(default_factory=Standings)
+    idempotency: IdempotencyStore = field(default_factory=IdempotencyStore)
     delegation: Delegation = field(default_factory=Delegation)
     """Lets a dialect's own plane serve the front plane's routes; opened with the front plane."""
 

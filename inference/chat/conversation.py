@@ -49,6 +49,9 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     if isinstance(message.get("tool_calls"), list):
         calls = [_call(f"{field}.tool_calls[{i}]", call) for i, call in enumerate(message["tool_calls"])]
         message = {**message, "tool_calls": calls}
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
+    if message["role"] == "assistant" and isinstance(reasoning, str):  # templates know it by either name
+        message = {**message, "reasoning": reasoning, "reasoning_content": reasoning}
     # Optional fields sent as null are treated as absent: some clients send every field.
     return {**{k: v for k, v in message.items() if v is not None}, "content": content}
 

@@ -225,7 +225,7 @@ class ToolCallParser:
         except (_NotACall, End) as reason:
             ended = isinstance(reason, End)
             # What a client has seen cannot be taken back; a call that is cut keeps what it has.
-            if self._certain and (ended or not self._whole):
+            if self._certain and (not self._whole or (ended and self._is_begun())):
                 self._release()
             else:
                 self._held, self.calls = None, begun
@@ -237,6 +237,14 @@ class ToolCallParser:
         finally:
             self._raw = None
         return True
+
+    def _is_begun(self) -> bool:
+        """Whether the held pieces are the beginning of a call: arguments that were closed are JSON."""
+        text = "".join(part.arguments for part in self._held or [])
+        try:
+            return Nesting(text).depth > 0 or _loads(text) is not None
+        except _NotACall:
+            return False
 
     def rest_of_object(self) -> Wait:
         """Emit the rest of an object that was not a call, so that calls in its values are not taken for the model's."""

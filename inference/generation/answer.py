@@ -57,6 +57,14 @@ class Reply(ABC):
         return None
 
 
+class WholeReply(Reply):
+    """A response of a route that never streams: its jobs have no StreamFormat."""
+
+    def chunks(self, delta: Delta) -> Iterable[bytes]:
+        """Raises TypeError: the job has a StreamFormat all the same."""
+        raise TypeError(f"{type(self).__name__} cannot be streamed")
+
+
 @dataclass(frozen=True, slots=True)
 class StreamFormat:
     """A dialect's stream format.

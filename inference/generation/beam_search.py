@@ -1,4 +1,4 @@
-"""Beam search on top of the engine: each step is a one-token request per beam.
+"""Beam search on top of the engine: each step is a request per beam that goes on with its tokens by one.
 
 As in vLLM: each beam is extended by its best 2 x width tokens, the `width` likeliest continue, and beams that end in
 an end token are set aside; the best by length-normalised likelihood are returned. Beams share their common prefix
@@ -82,7 +82,7 @@ class BeamSearch(Generation):
     async def _merged(self) -> AsyncGenerator[Delta, None]:
         width, length_penalty = self.request.n, self.request.length_penalty
         params = msgspec.structs.replace(
-            self.params, max_tokens=1, logprobs=2 * width, logprobs_mode="processed", ignore_eos=True, temperature=0.0
+            self.params, logprobs=2 * width, logprobs_mode="processed", ignore_eos=True, temperature=0.0
         )
         beams, placement = [_Beam()], self._placement()
         ended: list[_Beam] = []
@@ -114,13 +114,12 @@ class BeamSearch(Generation):
         """The beam's extensions by its likeliest tokens; none if the request was cancelled."""
         interrupted: Interrupted | None = None
         while True:
-            token_ids = [*self.prompt_token_ids, *beam.token_ids]
-            demand = self._demand.longer(token_ids, params.max_tokens)
+            demand = self._demand.longer([*self.prompt_token_ids, *beam.token_ids], 1)
             try:
                 assignment = await placement.worker(interrupted, demand, begun=bool(beam.token_ids))
                 if assignment is None:
                     return []
-                return await self._extensions(assignment, token_ids, beam, params)
+                return await self._extensions(assignment, beam, params)
             except Interrupted as error:
                 interrupted = error
             except Superseded as error:  # the first step: there is one beam, without tokens
@@ -128,11 +127,11 @@ class BeamSearch(Generation):
                 placement.follow(self.target)
                 interrupted = None
 
-    async def _extensions(
-        self, assignment: Assignment, token_ids: list[int], beam: _Beam, params: SamplingParams
-    ) -> list[_Beam]:
+    async def _extensions(self, assignment: Assignment, beam: _Beam, params: SamplingParams) -> list[_Beam]:
         eos = () if self.params.ignore_eos else self.target.info.eos_token_ids
-        async with aclosing(self._outputs(assignment, token_ids, params, [])) as outputs:
+        # A sequence that has begun is not refused for what waits meanwhile.
+        params = msgspec.structs.replace(params, max_tokens=len(beam.token_ids) + 1)
+        async with aclosing(self._outputs(assignment, self.prompt_token_ids, params, beam.token_ids)) as outputs:
             async for output in outputs:
                 self.note(0 if not beam.token_ids else 1, output)
                 if output.logprobs:

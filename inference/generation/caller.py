@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from inference.admission.standing import ANYBODY
+
+if TYPE_CHECKING:
+    from inference.admission.standing import Standing
 
 
 class Caller(Protocol):
@@ -12,6 +17,7 @@ class Caller(Protocol):
     request_id: str
     tenant: str
     """The public prefix of the API key; "" if no key is required."""
+    standing: Standing
 
 
 @dataclass(slots=True)
@@ -21,8 +27,9 @@ class RpcCaller:
     request_id: str
     tenant: str = ""
     connection: str = ""
+    standing: Standing = ANYBODY
 
     @property
     def permit_holder(self) -> str:
-        """The tenant for permits: the API key, else the connection."""
-        return self.tenant or self.connection
+        """The tenant for permits: the API key, else the flow that the client names, else the connection."""
+        return self.tenant or self.standing.tenant.flow or self.connection

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,6 +50,28 @@ def joined(deltas: list[Delta]) -> Delta:
         cause=last.cause,
         prompt=last.prompt,
     )
+
+
+def by_token(delta: Delta) -> list[Delta]:
+    """One delta for each token; the same one if its text is not that of its tokens, since stop strings hold text back."""
+    count = len(delta.token_ids)
+    texts = [*delta.token_texts, *[""] * (count - len(delta.token_texts))]
+    if count < 2 or len(texts) != count or "".join(texts) != delta.text:
+        return [delta]
+    logprobs = [None] * count if delta.logprobs is None else [delta.logprobs[i : i + 1] for i in range(count)]
+    return [
+        *(
+            Delta(delta.index, texts[i], [delta.token_ids[i]], logprobs[i], [texts[i]], prompt=delta.prompt)
+            for i in range(count - 1)
+        ),
+        replace(
+            delta,
+            text=texts[-1],
+            token_ids=delta.token_ids[-1:],
+            logprobs=logprobs[-1],
+            token_texts=delta.token_texts[count - 1 :],
+        ),
+    ]
 
 
 @dataclass(slots=True)

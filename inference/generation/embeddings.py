@@ -18,15 +18,21 @@ from inference.errors import (
     DeadlineExceeded,
     GenerationFailed,
     InvalidRequest,
+    OutOfVocabulary,
     Overloaded,
     PromptTooLong,
+    ServingError,
     ShuttingDown,
     TemplateError,
 )
+from inference.generation.ending import EndCause
+from inference.generation.failures import refused
 from inference.generation.placement import Interrupted, Placement, ReplayCause, interruption
 from inference.generation.requests import Prompt, TextPrompt
 from inference.http.offload import in_thread
 from inference.http.validation import in_range
+from inference.telemetry import trace_context
+from inference.telemetry.base import EmbeddingRun
 from inference.workers.routing.demand import Demand
 from inference.workers.target import Superseded
 from inference.workers.tokenizer import CHARACTERS_PER_TOKEN, Beginning
@@ -78,24 +84,61 @@ class Embedder:
         request_timeout_s: float,
         replay_wait_s: float = 0.0,
         tracked: Tracker = lambda target, arrived: nullcontext(),
+        rejected: Callable[[str], None] = lambda deployment: None,
+        ended: Callable[[EmbeddingRun], None] = lambda run: None,
+        charge: Callable[[str, int], None] = lambda tenant, tokens: None,
     ) -> None:
-        """`tracked` is entered while a request is computed, with its target and its arrival (monotonic seconds)."""
+        """`ended` is called with every request that has ended. `tracked` is entered while a request is computed, with its target and its arrival (monotonic seconds);
+        `rejected` is called with the deployment of a request that is refused because too many are queued; `charge` with the
+        tenant and the prompt tokens of each that was answered.
+        """
         self.router, self.request_timeout_s, self.replay_wait_s = router, request_timeout_s, replay_wait_s
-        self._tracked = tracked
+        self._tracked, self._rejected, self._ended, self._charge = tracked, rejected, ended, charge
 
     async def embed(self, request: EmbeddingRequest, exchange: Caller, dialect: str) -> Embeddings:
         """Resolve, tokenise, check, compute; raises a ServingError."""
+        target, arrived = self.router.resolve(request.model), time.monotonic()
+        error: str | None = EndCause.CLIENT_LEFT.value
+        done: Embeddings | None = None
+        try:
+            done, error = await self._embed(request, target, exchange, dialect), None
+            self._charge(exchange.tenant, done.prompt_tokens)
+            return done
+        except Overloaded as failure:
+            self._rejected(target.entry.name)
+            error = type(failure).__name__
+            raise
+        except ServingError as failure:
+            error = type(failure).__name__
+            raise
+        finally:
+            self._ended(
+                EmbeddingRun(
+                    trace_context.current(),
+                    exchange.request_id,
+                    dialect,
+                    target.entry.name,
+                    len(request.inputs),
+                    0 if done is None else done.prompt_tokens,
+                    arrived,
+                    time.monotonic(),
+                    error,
+                )
+            )
+
+    async def _embed(self, request: EmbeddingRequest, target: Target, exchange: Caller, dialect: str) -> Embeddings:
         arrived = time.monotonic()
-        target = self.router.resolve(request.model)
         inputs, normalise = await _encode(request, target)
-        if await self.router.hold(target, exchange.tenant, self.request_timeout_s):
+        timeout_s = exchange.standing.within(self.request_timeout_s)
+        if await self.router.hold(target, exchange.tenant or exchange.standing.tenant.flow, timeout_s):
             known, target = target, self.router.resolve(request.model)
             if target.tokenizer is not known.tokenizer:  # it has woken with another version of its model
                 inputs, normalise = await _encode(request, target)
         with self._tracked(target, arrived):
             while True:
                 try:
-                    output = await self._run(target, inputs, request.dimensions, normalise)
+                    timeout_s = exchange.standing.within(self.request_timeout_s)
+                    output = await self._run(target, inputs, request.dimensions, normalise, timeout_s)
                     break
                 except Superseded as error:
                     target = error.target
@@ -116,11 +159,11 @@ class Embedder:
         return Embeddings(target, vectors, tokens)
 
     async def _run(
-        self, target: Target, inputs: list[list[int]], dimensions: int | None, normalise: bool
+        self, target: Target, inputs: list[list[int]], dimensions: int | None, normalise: bool, timeout_s: float
     ) -> RequestOutput:
         """Run, and retry at other workers if one dies or does not take it (nothing has been sent yet)."""
         demand = Demand(range(sum(map(len, inputs))), max_tokens=0, reads_cache=False)
-        deadline = time.monotonic() + self.request_timeout_s
+        deadline = time.monotonic() + timeout_s
         placement = Placement(
             target,
             self.router,
@@ -207,7 +250,11 @@ def _checked(ids: list[int], target: Target, index: int) -> list[int]:
             info.max_model_len,
         )
     if not in_range(ids, info.vocab_size):
-        raise InvalidRequest(f"input[{index}]: token ids must be between 0 and {info.vocab_size - 1}.", "input")
+        strange = next(token for token in ids if not 0 <= token < info.vocab_size)
+        raise OutOfVocabulary(
+            f"input[{index}]: token id {strange} is out of vocabulary: ids must be between 0 and {info.vocab_size - 1}.",
+            "input",
+        )
     return ids
 
 
@@ -233,8 +280,8 @@ def _failure(output: RequestOutput) -> Exception:
     if output.finish_reason is FinishReason.TIMEOUT:
         return DeadlineExceeded("The request ran into its deadline.")
     code = None if output.error is None else output.error.code
-    if code is FailureCode.OVERLOADED:
-        return Overloaded("Model is overloaded")
+    if output.error is not None and (error := refused(output.error)) is not None:
+        return error
     if code is FailureCode.DRAINING or output.finish_reason is FinishReason.MOVED:
         return ShuttingDown("The server is shutting down.")
     return GenerationFailed(f"Request failed: {None if output.error is None else words(output.error)}", output.error)

@@ -19,6 +19,8 @@ class EndCause(StrEnum):
     CLIENT_LEFT = "client_left"
     WORKER_LOST = "worker_lost"
     SHUTDOWN = "shutdown"
+    HANDED_OVER = "handed_over"
+    """Another server goes on with it, after its first token."""
     FAILED = "failed"
     """The engine failed the request; see the failure's code."""
 
@@ -31,7 +33,7 @@ class Ending:
         self.stops: list[str | int] = []
         """Stop strings and stop tokens that were found."""
         self.failure: tuple[str, str] | None = None
-        """Code and text of the failure that ended all sequences."""
+        """Code of the failure that ended all sequences, and its text, which may be empty."""
 
     def sequence(self, cause: EndCause | None, stop_reason: str | int | None) -> None:
         """Record how a sequence ended."""
@@ -51,5 +53,6 @@ class Ending:
         if self.stops:
             fields["stop"] = self.stops[0] if len(self.stops) == 1 else self.stops
         if self.failure is not None:
-            fields["failure"], fields["reason"] = self.failure
+            fields["failure"], reason = self.failure
+            fields |= {"reason": reason} if reason else {}
         return fields

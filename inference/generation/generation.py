@@ -20,14 +20,17 @@ import structlog
 
 from engine.client import EngineDead
 from engine.failures import FinishReason
+from engine.kv_transfer.handle import new_transfer_id
 from engine.messages import RequestOutput
-from inference.errors import GenerationFailed, Overloaded, ServingError
+from inference.errors import DeadlineExceeded, GenerationFailed, Overloaded, ServingError
 from inference.generation.deltas import Delta, Timings, Usage
 from inference.generation.ending import EndCause, Ending
 from inference.generation.failures import failure_of, log_failure
 from inference.generation.merging import merge
-from inference.generation.placement import Interrupted, Placement, ReplayCause, interruption
+from inference.generation.placement import Interrupted, Placement, Prefilled, ReplayCause, handover, interruption
 from inference.generation.sequence_text import SequenceText
+from inference.generation.stall import StallWatch
+from inference.telemetry import trace_context
 from inference.workers.routing.demand import Demand
 from inference.workers.routing.outputs import AssignedOutputs
 from inference.workers.target import Superseded
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from engine.client import EngineClient
+    from engine.kv_transfer.handle import KvSource
     from engine.messages import TokenLogprob
     from engine.sampling.params import SamplingParams
     from inference.generation.caller import Caller
@@ -89,8 +93,9 @@ class Generation:
         timeout_s: float,
         replay_wait_s: float,
         encode: Callable[[Target], Awaitable[tuple[list[int], SamplingParams]]],
+        token_timeout_s: float = 0.0,
     ) -> None:
-        """`encode` makes prompt and parameters again, for another version of the model. `arrived` is in monotonic seconds;
+        """A token that takes longer than `token_timeout_s` after the one before ends the generation; 0: none does. `encode` makes prompt and parameters again, for another version of the model. `arrived` is in monotonic seconds;
         `timeout_s` counts from the start of `deltas`. A sequence whose worker ended waits at most `replay_wait_s` seconds for
         another one.
         """
@@ -98,23 +103,31 @@ class Generation:
         self.prompt_token_ids, self.request_id, self.dialect = prompt_token_ids, caller.request_id, dialect
         # Equal prompts share cached blocks only within one API key.
         self._cache_salt = f"{caller.tenant}:{request.cache_salt}"
-        self._tenant, self._encode = caller.tenant, encode
+        self.tenant, self._standing, self._encode = caller.tenant, caller.standing, encode
         self._demand = self._new_demand()
         self.timings = Timings(arrived)
         self.usage = Usage(prompt_tokens=len(prompt_token_ids))
         self.prompt_logprobs: list[TokenLogprob] = []
         self.sequence_tokens = [0] * request.n
+        self.finish_reasons: list[str] = []
+        """Of the sequences that have ended, in that order."""
+        self.trace = trace_context.current()
         self.cold = False
         """Whether it waited for its deployment's first worker."""
+        self._ends_early = False
+        """Whether another server goes on."""
         self.replays: Counter[ReplayCause] = Counter()
         """How often a sequence went on at another worker, by cause."""
         self._router, self._observers = router, observers
         self._timeout_s, self._replay_wait_s = timeout_s, replay_wait_s
+        self._stall, self._stalled = StallWatch(token_timeout_s, self._end_stalled), False
         self._token_times: list[float] = []
         self._preemptions = 0
         self._unfinished = request.n
-        self._finish = FinishReason.ABORT
-        self._ending = Ending()
+        self.finish = FinishReason.ABORT
+        self.held: KvSource | None = None
+        """Where the prompt's blocks are held, as `GenerationRequest.hold` asked."""
+        self.ending = Ending()
         self._cancelled: EndCause | None = None
         self._deadline = math.inf
         self._submitted: list[tuple[EngineClient, int]] = []
@@ -123,7 +136,7 @@ class Generation:
         return Demand(
             self.prompt_token_ids,
             self.params.max_tokens,
-            tenant=self._tenant,
+            tenant=self.tenant,
             cache_salt=self._cache_salt,
             adapter="" if self.target.adapter is None else self.target.adapter.digest,
             session=self.request.session,
@@ -160,36 +173,47 @@ class Generation:
     def cancel(self, cause: EndCause = EndCause.CANCELLED) -> None:
         """End every sequence now: `deltas` ends as after a stop string. `cause` is for the log."""
         self._cancelled = cause
+        self._stop()
+
+    def _end_stalled(self) -> None:
+        self._stalled = True
+        self._stop()
+
+    def _stop(self) -> None:
         for client, request_id in self._submitted:
             client.stop(request_id)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Yield the deltas of all sequences until they have ended; raises a ServingError on failure."""
         self.timings.submitted = time.monotonic()
-        self._deadline = self.timings.submitted + min(self.request.timeout_s or math.inf, self._timeout_s)
+        latest = self.timings.submitted + min(self.request.timeout_s or math.inf, self._timeout_s)
+        self._deadline = min(latest, self._standing.deadline)
         for observer in self._observers:
             observer.started(self)
         try:
             async with aclosing(self._merged()) as merged:
                 async for delta in merged:
+                    self._stall.rests()
                     self._note_tokens(delta)
                     yield delta
-            self._finish = delta.finish_reason or FinishReason.ABORT
+                    self._stall.waits()
+            self.finish = delta.finish_reason or self.finish
         except (GeneratorExit, asyncio.CancelledError):  # no consumer is left
             if not self.ended:
-                self._ending.all(self._cancelled or EndCause.CLIENT_LEFT)
+                self.ending.all(self._cancelled or EndCause.CLIENT_LEFT)
             raise
         except ServingError as error:
-            self._finish, error.logged = FinishReason.ERROR, True
+            self.finish, error.logged = FinishReason.ERROR, True
             if isinstance(error, Overloaded):
                 for observer in self._observers:
                     observer.rejected(self.target.entry.name)
-            self._ending.all(*log_failure(error))
+            self.ending.all(*log_failure(error))
             raise
         finally:
+            self._stall.close()
             self.timings.finished = time.monotonic()
             for observer in self._observers:
-                observer.finished(self, self._finish, self._token_times, self._preemptions)
+                observer.finished(self, self.finish, self._token_times, self._preemptions)
             logger.info("generation", **self._log_fields())
 
     async def _merged(self) -> AsyncGenerator[Delta, None]:
@@ -226,22 +250,45 @@ class Generation:
         if index:
             params = msgspec.structs.replace(params, seed=(params.seed + index) & SEED_MASK, prompt_logprobs=None)
         text, ended = SequenceText(self.request, self.target, prompt, params.min_tokens, index), None
-        while (assignment := await placement.worker(ended, demand, begun=bool(text.token_ids))) is not None:
+        if self.request.generated:
+            yield (delta := text.render(RequestOutput(0, token_ids=self.request.generated), None))
+            if delta.finish_reason is not None:
+                return
+        prefilled = placement.prefilled_elsewhere(self.request.blocks, len(prompt))
+        while True:
+            begun = bool(text.token_ids)
+            assignment = await placement.worker(ended, demand, begun=begun, prefilled=prefilled)
+            if assignment is None:
+                break
             if index == 0 and not text.token_ids:
                 self.prompt_logprobs = []
+            source, prefilled = None if prefilled is None else prefilled.source, None
+            hold, later = "", None
+            if assignment.splits and params.max_tokens - len(text.token_ids) > 1:
+                hold, begun_with = new_transfer_id(), [*prompt, *text.token_ids]
+                if params.prompt_logprobs is None:  # else the prefix cache is not read
+                    later = placement.choose_next(assignment, demand, hold, begun_with)
+            elif self.request.hold and self.request.n == params.max_tokens - len(text.token_ids) == 1:
+                hold = new_transfer_id()
             try:
-                running = self._outputs(assignment, prompt, params, text.token_ids)
+                running = self._outputs(assignment, prompt, params, text.token_ids, source, hold)
                 async with aclosing(running) as outputs:
                     async for output in outputs:
                         self.note(index, output)
                         delta = text.render(output, self._cancelled)
                         if delta.token_ids or delta.finish_reason is not None:
                             yield delta
-                        if delta.finish_reason is not None:
+                        if delta.finish_reason is not None or self._ends_early:
                             return
                 raise GenerationFailed("The generation ended early.")
             except Interrupted as error:
                 ended = error
+            except Prefilled as error:
+                ended, prefilled = None, error
+                prefilled.later, later = later, None
+            finally:
+                if later is not None:
+                    later.leave()
         yield text.render(RequestOutput(0, finish_reason=FinishReason.ABORT), self._cancelled)
 
     def _placement(self) -> Placement:
@@ -256,10 +303,16 @@ class Generation:
         )
 
     async def _outputs(
-        self, assignment: Assignment, token_ids: list[int], params: SamplingParams, generated: list[int]
+        self,
+        assignment: Assignment,
+        token_ids: list[int],
+        params: SamplingParams,
+        generated: list[int],
+        source: KvSource | None = None,
+        hold: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of a sequence at the assigned worker, after its `generated` tokens. Raises Interrupted if it may go on
-        at another worker.
+        """The outputs of a sequence at the assigned worker, after its `generated` tokens; the blocks of its first ones are at
+        `source`. Raises Interrupted if it may go on at another worker; Prefilled after its first token, if that should be held.
         """
         client = assignment.client
         request_id = client.next_request_id()
@@ -273,22 +326,29 @@ class Generation:
             cache_salt=self._cache_salt,
             timeout_s=self._deadline - time.monotonic(),
             adapter=self.target.adapter_ref,
+            tenant=self._standing.tenant,
+            band=self._standing.band,
+            hold=hold,
+            source=source,
         )
         try:
             async with aclosing(AssignedOutputs(assignment, outputs)) as assigned:
                 async for output in assigned:
-                    end = interruption(client, output)
+                    end = handover(client, output) or interruption(client, output)
+                    self.held = output.source if self.request.hold else None
                     if end is None:
                         yield output
                         continue
                     if output.token_ids:  # a reader that lags gets its last tokens and the end in one output
-                        yield msgspec.structs.replace(output, finish_reason=None)
+                        yield msgspec.structs.replace(output, finish_reason=None, source=None)
                     raise end
         except EngineDead as error:
             raise Interrupted(client, ReplayCause.WORKER_DIED) from error
 
     def note(self, index: int, output: RequestOutput) -> None:
         """Record usage and timings of an output of sequence `index`; raises its error."""
+        if self._stalled:
+            raise DeadlineExceeded("The next token did not come in time.")
         failure = failure_of(output, self.request.grammar, cancelled=self.cancelled)
         if failure is not None:
             raise failure
@@ -312,7 +372,8 @@ class Generation:
         self.sequence_tokens[delta.index] += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._unfinished -= 1
-            self._ending.sequence(delta.cause, delta.stop_reason)
+            self.finish_reasons.append(delta.finish_reason.value)
+            self.ending.sequence(delta.cause, delta.stop_reason)
 
     def _log_fields(self) -> dict[str, object]:
         timings = self.timings
@@ -320,9 +381,10 @@ class Generation:
             "request_id": self.request_id,
             "dialect": self.dialect,
             "deployment": self.target.entry.name,
+            "model": self.target.entry.model,
             "adapter": None if self.target.adapter is None else self.target.adapter.name,
-            "finish": self._finish.value,
-            **self._ending.fields,
+            "finish": self.finish.value,
+            **self.ending.fields,
             "sequences": self.request.n,
             "prompt_tokens": self.usage.prompt_tokens,
             "cached_tokens": self.usage.cached_tokens,

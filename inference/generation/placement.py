@@ -6,21 +6,28 @@ A sequence goes on only at workers with the model version that began it. Its tok
 
 from __future__ import annotations
 
+import asyncio
 import time
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from engine.failures import FailureCode, FinishReason
-from inference.errors import DeadlineExceeded, GenerationFailed, Overloaded, ServingError, ShuttingDown, Unavailable
+from engine.failures import FinishReason
+from engine.kv_transfer.handle import KvSource
+from engine.kv_transfer.messages import Fetch
+from inference.errors import DeadlineExceeded, GenerationFailed, ServingError, ShuttingDown, Unavailable
+from inference.generation.failures import refused
 from inference.workers.router import NO_WORKER
 from inference.workers.routing.outputs import MAX_RETRIES, NOT_TAKEN
+from management.snapshot import WorkerRole
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
     from engine.client import EngineClient
+    from engine.failures import Failure
     from engine.messages import RequestOutput
+    from inference.generation.requests import RemoteBlocks
     from inference.workers.router import EngineRouter
     from inference.workers.routing.assignment import Assignment
     from inference.workers.routing.demand import Demand
@@ -44,14 +51,33 @@ class ReplayCause(StrEnum):
 
 class Interrupted(Exception):
     """The sequence may go on at another worker than `client`. `cause` is None if that one did not take it; `refusal` is then
-    the code.
+    its failure.
     """
 
-    def __init__(
-        self, client: EngineClient, cause: ReplayCause | None, refusal: FailureCode = FailureCode.DRAINING
-    ) -> None:
+    def __init__(self, client: EngineClient, cause: ReplayCause | None, refusal: Failure | None = None) -> None:
         super().__init__()
         self.client, self.cause, self.refusal = client, cause, refusal
+
+
+class Prefilled(Exception):
+    """The worker of `client` has computed the prompt and the first token; another one can fetch the blocks from `source`."""
+
+    def __init__(self, client: EngineClient, source: KvSource) -> None:
+        super().__init__()
+        self.client, self.source = client, source
+        self.later: Assignment | None = None
+        """The worker that has been fetching the blocks since they began to be filled."""
+
+    def release(self) -> None:
+        """Nobody will fetch the blocks."""
+        self.client.release(self.source.transfer_id)
+
+
+def handover(client: EngineClient, output: RequestOutput) -> Prefilled | None:
+    """The end of a sequence, with this output, that should go on at another worker; or None."""
+    if output.finish_reason is not FinishReason.MOVED or output.source is None:
+        return None
+    return Prefilled(client, output.source)
 
 
 def interruption(client: EngineClient, output: RequestOutput) -> Interrupted | None:
@@ -59,7 +85,7 @@ def interruption(client: EngineClient, output: RequestOutput) -> Interrupted | N
     if output.finish_reason is FinishReason.MOVED:
         return Interrupted(client, ReplayCause.MOVED)
     if output.error is not None and output.error.code in NOT_TAKEN:
-        return Interrupted(client, None, output.error.code)
+        return Interrupted(client, None, output.error)
     return None
 
 
@@ -87,13 +113,58 @@ class Placement:
         self._left: set[EngineClient] = set()
         """Workers that did not take it, or handed it over."""
 
-    async def worker(self, after: Interrupted | None, demand: Demand, *, begun: bool) -> Assignment | None:
+    async def worker(
+        self, after: Interrupted | None, demand: Demand, *, begun: bool, prefilled: Prefilled | None = None
+    ) -> Assignment | None:
         """The worker for the next submission, which must end its assignment; None if the request was cancelled. `after`: what
-        ended the last one; `begun`: whether the sequence has tokens.
+        ended the last one; `begun`: whether the sequence has tokens; `prefilled`: who has computed them, whose blocks are released if
+        there is no worker.
 
         A worker is waited for; raises DeadlineExceeded, ShuttingDown, Overloaded, or Unavailable (GenerationFailed if it has
         begun) if none comes. Raises Superseded if a sequence without tokens can only go to another model version.
         """
+        if prefilled is None:
+            return await self._next(after, demand, begun)
+        assignment, later = None, prefilled.later
+        if later is not None and later.client.usable and not later.client.suspect and not self._cancelled():
+            return later
+        if later is not None:
+            later.leave()
+        try:
+            assignment = await self._next(after, demand.after_prefill(), begun)
+        finally:
+            if assignment is None:
+                prefilled.release()
+        return assignment
+
+    def prefilled_elsewhere(self, blocks: RemoteBlocks | None, num_tokens: int) -> Prefilled | None:
+        """What an earlier request left at a worker of this deployment for the `num_tokens` of its prompt; None for any other worker."""
+        holder = None if blocks is None else self._target.holder(blocks.worker)
+        if blocks is None or holder is None:
+            return None
+        (worker, client), size = holder, self._target.info.block_size
+        source = (worker.address, worker.worker_id, worker.epoch, blocks.transfer_id, num_tokens, size)
+        return Prefilled(client, KvSource(*source))
+
+    def choose_next(
+        self, first: Assignment, demand: Demand, transfer_id: str, token_ids: list[int]
+    ) -> Assignment | None:
+        """The worker that will go on after `first`, which must end its assignment; it fetches the blocks of these tokens as they are
+        filled. None if there is none yet.
+        """
+        later = self._router.assign(self._target, demand.after_prefill(), self._kind, self._left)
+        if later is None or later.role is WorkerRole.PREFILL:
+            if later is not None:
+                later.leave()
+            return None
+        sender, size = first.client, self._target.info.block_size
+        source = KvSource(sender.address, sender.worker_id, sender.epoch, transfer_id, len(token_ids), size)
+        message = Fetch(source, token_ids, demand.adapter, demand.cache_salt)
+        # The sender must know of the transfer first: its request is sent when this task waits.
+        asyncio.get_running_loop().call_soon(later.client.fetch, message)
+        return later
+
+    async def _next(self, after: Interrupted | None, demand: Demand, begun: bool) -> Assignment | None:
         if self._cancelled():
             return None
         if after is not None:
@@ -115,9 +186,10 @@ class Placement:
             raise GenerationFailed("The worker that served this request died.", worker_lost=True) from after
         if after.cause is not None or begun:
             return
-        if after.refusal is FailureCode.OVERLOADED:
+        error = None if after.refusal is None else refused(after.refusal)
+        if error is not None:
             if len(self._left) > MAX_RETRIES or not self._target.retry(self._left):
-                raise Overloaded("Model is overloaded") from after
+                raise error from after
         elif not self._target.others(self._left) and not self._may_wait:
             raise ShuttingDown("The server is shutting down.") from after
 

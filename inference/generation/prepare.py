@@ -18,7 +18,8 @@ import msgspec
 from inference.errors import InvalidRequest, OutOfVocabulary, Overloaded, PromptTooLong, TemplateError
 from inference.generation.beam_search import BeamSearch
 from inference.generation.generation import SEED_MASK, Generation
-from inference.generation.requests import ChatPrompt, sampling_params
+from inference.generation.parts import Continued, FirstToken
+from inference.generation.requests import ChatPrompt, TokenPrompt, sampling_params
 from inference.http.validation import in_range
 from inference.workers.tokenizer import Beginning
 
@@ -35,11 +36,19 @@ class Generator:
     """Prepares requests for the running deployments."""
 
     def __init__(
-        self, router: EngineRouter, observers: list[Observer], request_timeout_s: float, replay_wait_s: float
+        self,
+        router: EngineRouter,
+        observers: list[Observer],
+        request_timeout_s: float,
+        replay_wait_s: float,
+        token_timeout_s: float = 0.0,
     ) -> None:
-        """`replay_wait_s`: seconds that a sequence waits for another worker after its own has ended."""
+        """`replay_wait_s`: seconds that a sequence waits for another worker after its own has ended; `token_timeout_s`: seconds
+        between two tokens, 0 for any number.
+        """
         self.router, self.observers = router, observers
         self.request_timeout_s, self.replay_wait_s = request_timeout_s, replay_wait_s
+        self.token_timeout_s = token_timeout_s
 
     async def render(self, request: GenerationRequest) -> tuple[list[int], SamplingParams]:
         """The prompt's tokens and the sampling parameters, checked as for a generation; raises a ServingError."""
@@ -51,9 +60,10 @@ class Generator:
         target = self.router.resolve(request.model)
         prompt, params = await _encode(request, target)
         timeout_s = request.longest_s or self.request_timeout_s
+        patience_s = caller.standing.within(min(request.timeout_s or math.inf, timeout_s))
         # A request that would be refused wakes nobody, so this comes last.
         try:
-            cold = await self.router.hold(target, caller.tenant, min(request.timeout_s or math.inf, timeout_s))
+            cold = await self.router.hold(target, caller.tenant or caller.standing.tenant.flow, patience_s)
         except Overloaded:
             for observer in self.observers:
                 observer.rejected(target.entry.name)
@@ -62,8 +72,7 @@ class Generator:
             known, target = target, self.router.resolve(request.model)
             if target.tokenizer is not known.tokenizer:  # it has woken with another version of its model
                 prompt, params = await _encode(request, target)
-        make = BeamSearch if request.beams else Generation
-        generation = make(
+        generation = _kind(request)(
             request,
             target,
             prompt,
@@ -76,9 +85,18 @@ class Generator:
             timeout_s=timeout_s,
             replay_wait_s=self.replay_wait_s,
             encode=lambda target: _encode(request, target),
+            token_timeout_s=self.token_timeout_s,
         )
         generation.cold = cold
         return generation
+
+
+def _kind(request: GenerationRequest) -> type[Generation]:
+    if request.beams:
+        return BeamSearch
+    if request.first_only:
+        return FirstToken
+    return Continued if request.generated else Generation
 
 
 async def _encode(request: GenerationRequest, target: Target) -> tuple[list[int], SamplingParams]:
@@ -107,7 +125,9 @@ def _params(request: GenerationRequest, target: Target, prompt: list[int]) -> Sa
     if (overrides.min_tokens or 0) > max_tokens:
         raise InvalidRequest(f"min_tokens must be at most max_tokens, which is {max_tokens} here.", "min_tokens")
     grammar = None if request.grammar is None else request.grammar.grammar
-    if grammar is not None and isinstance(request.prompt, ChatPrompt):
+    given = request.prompt
+    chat = isinstance(given, ChatPrompt) or (isinstance(given, TokenPrompt) and given.chat)
+    if grammar is not None and chat:
         grammar = _after_reasoning(grammar, target, prompt)
     params = sampling_params(
         overrides,

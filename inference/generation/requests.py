@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.sampling.params import Grammar, SamplingParams
+
+if TYPE_CHECKING:
+    from engine.kv_transfer.handle import KvSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +21,10 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, used unchanged."""
+    """Token ids, used unchanged. `chat`: they are those of a conversation, which the model's template has made."""
 
     token_ids: list[int]
+    chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,14 @@ class GrammarRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteBlocks:
+    """The KV blocks of the prompt, which a worker holds: `worker` is its id and epoch as `ID@EPOCH`."""
+
+    worker: str
+    transfer_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt and how to continue it `n` times.
 
@@ -117,10 +129,20 @@ class GenerationRequest:
     """The operator's deadline for this dialect, instead of the server's."""
     max_prompt_tokens: int | None = None
     """A limit below the model's."""
+    generated: list[int] = field(default_factory=list)
+    """Tokens that the only sequence got elsewhere; its first delta has them, and they count as its own."""
+    source: KvSource | None = None
+    """Where another server's worker has the prompt's KV blocks, and those of the `generated` tokens but the last."""
+    first_only: bool = False
+    """The only sequence ends after one more token, without a finish reason if it could go on: elsewhere."""
     number: int = 0
     """Index of the prompt in its response."""
     prompt_field: str = "prompt"
     """The prompt's name in the client's body, for errors."""
+    hold: bool = False
+    """Hold the prompt's blocks for another request; only with one sequence, and `max_tokens` 1 or `first_only`."""
+    blocks: RemoteBlocks | None = None
+    """Where the prompt's blocks are, from such a request."""
 
 
 def sampling_params(

@@ -33,22 +33,30 @@ class IncrementalDecoder:
 
 
 class StopStrings:
-    """Searches for stop strings in text that arrives in pieces, and holds back a possible beginning of one."""
+    """Searches for stop strings in text that arrives in pieces, and holds back a possible beginning of one.
+
+    A character costs one look-up for each length that a stop string has, however many there are of it: some dialects allow
+    tens of thousands.
+    """
 
     def __init__(self, stop: list[str], include_stop: bool) -> None:
-        self._stop, self._include = stop, include_stop
-        self._hold = max((len(s) for s in stop), default=1) - 1
+        self._include = include_stop
+        self._lengths = sorted({len(s) for s in stop}, reverse=True)
+        self._stop = frozenset(stop)
+        self._hold = self._lengths[0] - 1 if stop else 0
         self._pending = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """The text that is safe to show, and the stop string that was found."""
         if not self._stop:
             return text, None
+        searched = len(self._pending)
         self._pending += text
-        hits = [(at, s) for s in self._stop if (at := self._pending.find(s)) >= 0]
-        if hits:
-            at, found = min(hits, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
-            return self._pending[: at + (len(found) if self._include else 0)], found
+        for end in range(searched + 1, len(self._pending) + 1):
+            for length in self._lengths:  # of those that end here the longest one counts
+                if length <= end and self._pending[end - length : end] in self._stop:
+                    found = self._pending[end - length : end]
+                    return self._pending[: end if self._include else end - length], found
         cut = len(self._pending) - self._hold
         if cut <= 0:
             return "", None

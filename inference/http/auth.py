@@ -32,7 +32,8 @@ class Authenticator:
     def check(self, header: str | None, scope: str, snapshot: Snapshot) -> ApiKeyEntry | None:
         """The API key of the request; raises Unauthorized or Forbidden.
 
-        A deployment's own key opens nothing else, and a deployment that has one is never open without a key.
+        A deployment's own key opens its inference and nothing else: the caller limits the request to `deployment` of the
+        entry. A deployment that has one is never open without a key.
         """
         deployment = scope_id()
         locked = bool(deployment) and any(key.deployment == deployment for key in snapshot.keys.values())
@@ -40,9 +41,9 @@ class Authenticator:
             return None
         kind, _, key = (header or "").partition(" ")
         entry = self._find(key.strip(), snapshot) if kind.lower() == "bearer" else None
-        if entry is None or (entry.deployment and entry.deployment != deployment):
+        if entry is None or (deployment and entry.deployment not in ("", deployment)):
             raise Unauthorized("Unauthorized")
-        if scope not in entry.scopes:
+        if scope not in entry.scopes or (entry.deployment and scope != "infer"):
             raise Forbidden(f"This API key lacks the scope {scope!r}.")
         return entry
 
@@ -51,3 +52,13 @@ class Authenticator:
         given = hash_key(key)
         own = [entry for entry in self._own if hmac.compare_digest(given, entry.hashed_key)]
         return own[0] if own else snapshot.find_key(key)
+
+
+def tenant_of(key: ApiKeyEntry | None) -> str:
+    """The tenant of a request: its key's public prefix, "" without a key."""
+    return "" if key is None else key.prefix
+
+
+def deployment_of(key: ApiKeyEntry | None) -> str:
+    """The public id of the only deployment that a request may use; "": all."""
+    return "" if key is None else key.deployment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import secrets
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,11 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import structlog
 
-from inference.errors import MalformedBody, NotAnObject, Overloaded, ServingError, Unavailable
+from inference.admission.standing import ANYBODY
+from inference.errors import MalformedBody, NotAnObject, Overloaded, ServingError, StillRunning, Unavailable
 from inference.http.offload import INLINE_BYTES, in_thread
+from inference.telemetry import trace_context
+from inference.telemetry.base import UNFOLLOWED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+
+    from inference.telemetry.base import Call
+    from inference.telemetry.trace_context import TraceContext
 
     Receive = Callable[[], Awaitable[dict[str, Any]]]
     Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 KEEP_ALIVE_S = 15.0
+LEAST_RETRY_S, MOST_RETRY_S = 1, 120
+"""OpenAI's clients give up where they are told to wait for longer."""
 REQUEST_ID_LIMIT = 128
 MAX_ELEMENTS = 2_000_000
 """The limit of commas and brackets in a body, including those in strings; bounds decode time."""
@@ -53,11 +62,19 @@ def json_response(value: Any, status: int = 200, headers: Headers | None = None)
 
 
 def retry_headers(error: ServingError) -> Headers:
-    """The retry headers of refusals that pass: `Retry-After` in seconds, and OpenAI's in milliseconds."""
-    if not isinstance(error, Overloaded | Unavailable):
-        return []
-    seconds = error.retry_after_s
-    return [(b"retry-after", b"%d" % seconds), (b"retry-after-ms", b"%d" % (seconds * 1000))]
+    """The retry headers of refusals: `Retry-After` in seconds and OpenAI's in milliseconds for those that pass, and whether
+    to retry at all where the status does not say it.
+    """
+    headers = (
+        [] if error.should_retry is None else [(b"x-should-retry", b"%s" % str(error.should_retry).lower().encode())]
+    )
+    if isinstance(error, Overloaded | Unavailable | StillRunning):
+        seconds = min(max(error.retry_after_s, LEAST_RETRY_S), MOST_RETRY_S)
+        headers += [
+            (b"retry-after", b"%d" % math.ceil(seconds)),
+            (b"retry-after-ms", b"%d" % math.ceil(seconds * 1000)),
+        ]
+    return headers
 
 
 def parse_json(body: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
@@ -114,6 +131,14 @@ def request_id_of(headers: dict[bytes, bytes]) -> str:
     return given if is_request_id(given) else secrets.token_hex(16)
 
 
+def trace_of(headers: dict[bytes, bytes]) -> TraceContext | None:
+    """The trace context in a request's headers, or None."""
+    given = headers.get(b"traceparent")
+    if given is None:
+        return None
+    return trace_context.parse(given.decode("latin-1"), headers.get(b"tracestate", b"").decode("latin-1"))
+
+
 def is_request_id(text: str) -> bool:
     """Whether a client's id is safe to log and echo."""
     return 0 < len(text) <= REQUEST_ID_LIMIT and text.isascii() and text.isprintable()
@@ -131,9 +156,11 @@ class Exchange:
         self.request_id = request_id_of(self.headers)
         self.tenant = ""
         """The public prefix of the API key; "" if the route needs no key."""
+        self.standing = ANYBODY
         self.answer_headers: Headers = []
         """Sent with every response, including errors and streams."""
         self.status = 0
+        self.call: Call = UNFOLLOWED
         self._json: dict[str, Any] | None = None
         self._body: bytes | None = None
         self.body_bytes = 0
@@ -147,10 +174,30 @@ class Exchange:
         self.request_id = request_id
         structlog.contextvars.bind_contextvars(request_id=request_id)
 
+    @property
+    def permit_holder(self) -> str:
+        """The tenant for permits: the API key, else the flow that the client names."""
+        return self.tenant or self.standing.tenant.flow
+
+    def tap(self, note: Callable[[dict[str, Any]], None]) -> None:
+        """Call `note` with every message that is sent from now on."""
+        send = self._send
+
+        async def both(message: dict[str, Any]) -> None:
+            note(message)
+            await send(message)
+
+        self._send = both
+
     def header(self, name: str) -> str | None:
         """A request header by its lower-case name."""
         value = self.headers.get(name.encode())
         return None if value is None else value.decode("latin-1")
+
+    @property
+    def trace(self) -> TraceContext | None:
+        """The trace context that the client sent."""
+        return trace_of(self.headers)
 
     @property
     def query(self) -> str:
@@ -175,6 +222,7 @@ class Exchange:
         scope = {**self.scope, "path": path, "raw_path": path.encode(), "headers": headers}
         made = Exchange(scope, receive or self._receive, self._send if through is None else through(self._send))
         made.request_id, made.tenant, made.answer_headers = self.request_id, self.tenant, self.answer_headers
+        made.standing = self.standing
         made.body_bytes, made._json = self.body_bytes, body
         return made
 

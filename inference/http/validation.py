@@ -14,10 +14,13 @@ _AT = re.compile(r" - at `\$\.?(.*)`$")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
-def convert(value: dict[str, Any], schema: type[T]) -> T:
-    """Convert the body to a Struct; raises InvalidRequest with the field and its expected type."""
+def convert(value: dict[str, Any], schema: type[T], strict: bool = True) -> T:
+    """Convert the body to a Struct; raises InvalidRequest with the field and its expected type.
+
+    Without `strict`, texts stand for the numbers and booleans that they write.
+    """
     try:
-        return msgspec.convert(value, schema)
+        return msgspec.convert(value, schema, strict=strict)
     except msgspec.ValidationError as error:
         text = str(error)
         at = _AT.search(text)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from engine.kv_transfer.handle import TransferCode
 from engine.messages import DRAFTED, STEP_REQUESTS, STEP_S, STEP_TOKENS, StepHistograms
 from inference.workers.routing.balancer import EjectionReason
 
@@ -68,6 +69,7 @@ class EngineCollector:
         yield self._adapters(rows)
         yield self._ejections(rows)
         yield self._held(rows)
+        yield from self._transfers(rows)
 
     def _steps(self, rows: list[tuple[Target, list[Stats]]]) -> Metric:
         """The histogram `iteration_tokens_total` of vLLM."""
@@ -120,6 +122,23 @@ class EngineCollector:
         for target, _ in rows:
             family.add_metric([target.entry.name, "0"], self._router.holding.count(target.entry.public_id))
         return family
+
+    def _transfers(self, rows: list[tuple[Target, list[Stats]]]) -> Iterator[Metric]:
+        """Of deployments whose workers have moved blocks."""
+        held = GaugeMetricFamily("dragoman_kv_blocks_held", "KV blocks held for other workers.", labels=LABELS)
+        fetched = CounterMetricFamily("dragoman_kv_blocks_fetched", "KV blocks from other workers.", labels=LABELS)
+        text = "Transfers of KV blocks that failed, by why; their prompts were computed again."
+        failed = CounterMetricFamily("dragoman_kv_transfer_failures", text, labels=[*LABELS, "reason"])
+        for target, stats in rows:
+            moved = [each.kv for each in stats if each.kv is not None]
+            if not moved:
+                continue
+            held.add_metric([target.entry.name, "0"], sum(each.held_blocks for each in moved))
+            fetched.add_metric([target.entry.name, "0"], sum(each.fetched_blocks for each in moved))
+            for code in TransferCode:
+                count = sum(each.failures.get(code, 0) for each in moved)
+                failed.add_metric([target.entry.name, "0", code.value], count)
+        yield from (held, fetched, failed)
 
 
 class BatchCollector:

@@ -6,6 +6,7 @@ come only from the registry, so a client cannot create series.
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from inference.generation.generation import Observer
 from inference.generation.placement import ReplayCause
 from inference.metrics.engine import LABELS, BatchCollector, EngineCollector, histograms_of
+from inference.metrics.offload import OffloadCollector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from inference.errors import ServingError
     from inference.generation.generation import Generation
     from inference.workers.router import EngineRouter
 
@@ -33,8 +36,12 @@ VLLM_LATENCY_HISTOGRAMS = ("e2e_request_latency_seconds", "request_queue_time_se
                            "request_decode_time_seconds")  # fmt: skip
 TGI_DURATIONS = ("duration", "validation_duration", "queue_duration", "inference_duration",
                  "mean_time_per_token_duration")  # fmt: skip
+REASONS = (
+    "overloaded", "draining", "deadline", "share", "rate", "quota", "duplicate", "quarantine", "unavailable", "key", "size",
+)  # fmt: skip
+"""Of refusals; a client cannot make others."""
 QUEUED = "max_num_queued_reqs"
-"""vLLM's reason of a refusal for the number of requests; nothing here limits the number of queued tokens."""
+"""vLLM's reason of a refusal for the number of requests."""
 TGI_COUNTS = ("generated_tokens", "input_length", "max_new_tokens")
 
 
@@ -46,6 +53,7 @@ class Metrics(Observer):
         self._dropped_log_lines = dropped_log_lines
         self._vllm_registry, self._tgi_registry = CollectorRegistry(), CollectorRegistry()
         self._vllm_registry.register(EngineCollector(router))
+        self._vllm_registry.register(OffloadCollector(router))
         self._tgi_registry.register(BatchCollector(router))
         self._router = router
         self._vllm = {
@@ -81,6 +89,16 @@ class Metrics(Observer):
         )
         for cause in ReplayCause:
             self._replays.labels(cause)
+        self._refusals = Counter(
+            "dragoman_refusals", "Requests that were refused, by reason.", ["reason"], registry=self._vllm_registry
+        )
+        for reason in REASONS:
+            self._refusals.labels(reason)
+        self._idempotent = Counter(
+            "dragoman_idempotent_replays",
+            "Responses that were sent again under an Idempotency-Key.",
+            registry=self._vllm_registry,
+        )
         self._tgi = {
             **{n: self._tgi_histogram(n, TGI_DURATION_S) for n in TGI_DURATIONS},
             **{n: self._tgi_histogram(n, TOKENS) for n in TGI_COUNTS},
@@ -108,6 +126,15 @@ class Metrics(Observer):
     def rejected(self, deployment: str = "") -> None:
         """Count a request that was refused because too many are queued."""
         self._rejections.labels(deployment, QUEUED).inc()
+
+    def answered(self, error: ServingError) -> None:
+        """Count a request that was answered with this error, if it was refused."""
+        if error.reason:
+            self._refusals.labels(error.reason).inc()
+
+    def replayed(self) -> None:
+        """Count a response that was sent again."""
+        self._idempotent.inc()
 
     def refused(self, reason: str) -> None:
         """Count a request refused before it reached an engine; `reason` is TGI's `err` label."""
@@ -168,7 +195,7 @@ class Metrics(Observer):
             self._tgi[name].observe(value)
 
     def render(self) -> bytes:
-        """The vLLM and TGI metrics in the Prometheus text format."""
+        """The vLLM and TGI metrics in the Prometheus text format. Called on the event loop, whose tasks it counts."""
         stats = [c.stats for target in self._router.targets for c in target.clients.values()]
         self._tgi_gauges["queue_size"].set(sum(s.waiting for s in stats))
         self._tgi_gauges["batch_current_size"].set(sum(s.running for s in stats))
@@ -196,6 +223,9 @@ class Metrics(Observer):
             "# HELP dragoman_log_lines_dropped_total Log lines thrown away because nobody read the log.",
             "# TYPE dragoman_log_lines_dropped_total counter",
             f"dragoman_log_lines_dropped_total {self._dropped_log_lines()}",
+            "# HELP dragoman_event_loop_tasks Tasks of this process's event loop.",
+            "# TYPE dragoman_event_loop_tasks gauge",
+            f"dragoman_event_loop_tasks {len(asyncio.all_tasks())}",
         ]
         own = "\n".join(lines).encode() + b"\n"
         return generate_latest(self._vllm_registry) + generate_latest(self._tgi_registry) + own

@@ -73,8 +73,10 @@ def no_headers(path: str, request_id: str) -> Headers:
 class PlaneListener:
     """A plane of a dialect.
 
-    Port 0 switches it off. Every response has the headers `answer_headers(path, request_id)`. With `tls`, a client
-    needs a certificate and no API key. `authenticator` checks a vendor's own keys; None: this server's API keys.
+    Port 0 switches it off. Every response has the headers `answer_headers(path, request_id)`. `tls` are files of its own,
+    None: the server's; with authorities in its own, a client needs a certificate and no API key. `plain_text`: its own
+    configuration allows it to do without TLS on any address. `authenticator` checks a vendor's own keys; None: this server's
+    API keys.
     """
 
     name: str
@@ -84,6 +86,7 @@ class PlaneListener:
     max_body_bytes: int
     answer_headers: Callable[[str, str], Headers] = no_headers
     tls: TlsFiles | None = None
+    plain_text: bool = False
     authenticator: Authenticator | None = None
 
 
@@ -91,7 +94,8 @@ class PlaneListener:
 class GrpcListener:
     """A gRPC service.
 
-    Services with the same address share one server and the larger of their limits. Port 0 switches it off.
+    Services with the same address share one server, its TLS and the larger of their limits. Port 0 switches it off. `tls` are
+    files of its own, None: the server's. `plain_text`: it has no TLS even where the server has, on loopback only.
     """
 
     host: str
@@ -99,6 +103,8 @@ class GrpcListener:
     handler: grpc.GenericRpcHandler
     max_message_bytes: int
     max_connections: int
+    tls: TlsFiles | None = None
+    plain_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +149,10 @@ class Setup:
 
     `terminate(force_after_s)` stops the server: None drains, a number kills it after that many seconds.
     """
+    addresses: Sequence[tuple[str, int]] = ()
+    """Hosts and ports of its own planes and services, for checks before a start; port 0 is none."""
+    tls: Sequence[TlsFiles] = ()
+    """The TLS files of its own planes, likewise."""
 
 
 def configure_nothing(settings: Any, server: ServerOptions) -> Setup:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from inference.errors import RouteNotFound
-from inference.workers.scope import scope_id, within
+from inference.workers.scope import within
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -51,7 +51,7 @@ class Delegation:
             raise RouteNotFound("Not Found")
         inner = exchange.inner(path, body, through)
         try:
-            with within(public_id or scope_id()):
+            with within(public_id):
                 await self._handle(inner, permitted)
         finally:
             exchange.status = inner.status

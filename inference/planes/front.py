@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from inference.admission.permits import Admission
 from inference.errors import RouteNotFound
-from inference.http.admission import Admission
 from inference.http.routing import RouteTable, route_for
 from inference.planes.links import LinkPlane
 from inference.planes.metrics_and_docs import operation_routes

@@ -61,10 +61,10 @@ class LinkPlane(Plane):
         with self._inside(method, path) as inner:
             return super().overloaded(method, inner, headers)
 
-    def refuse(self, method: str, path: str, error: ServingError) -> Response:
+    def refuse(self, method: str, path: str, error: ServingError, headers: dict[bytes, bytes]) -> Response:
         """The error response for a request without a handler."""
         with self._inside(method, path) as inner:
-            return super().refuse(method, inner, error)
+            return super().refuse(method, inner, error, headers)
 
     @contextmanager
     def _inside(self, method: str, path: str) -> Iterator[str]:

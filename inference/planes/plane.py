@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from inference.admission.idempotency import HEADER, checked, fingerprint_of
+from inference.admission.standing import FAIRNESS_ID
 from inference.errors import InternalError, Overloaded, ServingError
-from inference.http.exchange import ClientGone, Exchange, Response, request_id_of
-from inference.http.refusals import log_refusal
+from inference.http.auth import deployment_of, tenant_of
+from inference.http.exchange import ClientGone, Exchange, Response, request_id_of, trace_of
+from inference.http.refusals import MAX_LOGGED, log_refusal
 from inference.http.routing import route_for
+from inference.telemetry import trace_context
+from inference.workers.scope import scope_id, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from inference.http.exchange import Headers, Receive, Send
     from inference.http.routing import Render, Route, RouteTable
     from inference.services import Services
+    from management.snapshot import ApiKeyEntry
 
 logger = structlog.get_logger(__name__)
 
@@ -51,10 +57,13 @@ class Plane:
             *sites.answer_headers(exchange.headers),
         ]
         structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
+        trace_context.enter(exchange.trace)
         try:
             await self._answer(exchange)
         except ClientGone:
             logger.info("client disconnected", path=exchange.path)
+        finally:
+            exchange.call.end(exchange.status)
 
     def rank(self, method: str, path: str) -> int:
         """How closely one of its routes matches; -1 without a match. See `RouteTable.rank`."""
@@ -74,21 +83,23 @@ class Plane:
             routes, exchange.parameters = self.table.find(exchange.method, exchange.path)
             route = routes[0]
             render = route.render
-            exchange.tenant = self._admit(route, exchange.headers)
-            if len(routes) > 1:
-                route = route_for(routes, await exchange.json())
-                render = route.render
-            if route.needs_permit or (route.scope == "infer" and exchange.method == "POST"):
-                # A handler that finds a deployment before its first start has sent nothing: it is run again later.
-                waiting = self.services.router.when_known(
-                    exchange.tenant, lambda: route.handler(exchange, self.services)
-                )
-                await waiting
-            else:
-                await route.handler(exchange, self.services)
+            key = self._admit(route, exchange.headers)
+            exchange.tenant = tenant_of(key)
+            if _infers(route, exchange.method):
+                self._claim(exchange, key)
+            with within(deployment_of(key)):
+                if len(routes) > 1:
+                    route = route_for(routes, await exchange.json())
+                    render = route.render
+                if _infers(route, exchange.method):
+                    self._follow(exchange, route)
+                    await self._once(exchange, route)
+                else:
+                    await route.handler(exchange, self.services)
         except ServingError as error:
             if exchange.status:  # a handler that has begun a response must end it itself
                 raise
+            self.services.metrics.answered(error)
             response = _rendered(render, error)
             log_refusal(error, exchange.method, exchange.path, response.status, exchange.request_id)
             await exchange.respond(response)
@@ -100,16 +111,63 @@ class Plane:
                 raise
             await exchange.respond(render(InternalError("internal error")))
 
+    def _claim(self, exchange: Exchange, key: ApiKeyEntry | None) -> None:
+        """Charge the request to its key, whose balances the response tells, and find its place among others. Raises RateLimited,
+        QuotaExhausted or InvalidRequest.
+        """
+        services = self.services
+        try:
+            services.rates.admit(key)
+        finally:
+            exchange.answer_headers = [*exchange.answer_headers, *services.rates.headers(key)]
+        exchange.standing = services.standings.of(key, exchange.header)
+
+    async def _once(self, exchange: Exchange, route: Route) -> None:
+        """Run the handler, or send what it answered to the same request before (`inference.admission.idempotency`)."""
+        store, given = self.services.idempotency, exchange.header(HEADER)
+        if given is None or not store.max_bytes:
+            await self._handle(exchange, route)
+            return
+        name = (exchange.tenant, f"{self.name} {scope_id()} {exchange.path}", checked(given))
+        fingerprint = fingerprint_of(exchange.method.encode(), exchange.query.encode(), await exchange.body())
+        stored = store.find(name, fingerprint)
+        if stored is not None:
+            kinds = [value for header, value in stored.headers if header == b"content-type"]
+            others = [(header, value) for header, value in stored.headers if header != b"content-type"]
+            replayed = [*others, (b"idempotent-replayed", b"true")]
+            await exchange.respond(Response(stored.status, stored.body, b"".join(kinds), replayed))
+            return
+        with store.recording(name, fingerprint) as recording:
+            exchange.tap(recording.note)
+            await self._handle(exchange, route)
+
+    async def _handle(self, exchange: Exchange, route: Route) -> None:
+        # A handler that finds a deployment before its first start has sent nothing: it is run again later.
+        await self.services.router.when_known(exchange.permit_holder, lambda: route.handler(exchange, self.services))
+
+    def _follow(self, exchange: Exchange, route: Route) -> None:
+        """Begin to follow an inference; its response says as which part of which trace."""
+        path, request_id = exchange.path[:MAX_LOGGED], exchange.request_id
+        exchange.call = self.services.telemetry.http(exchange.method, route.plain_path, path, request_id)
+        if exchange.call.trace is not None:
+            trace_context.enter(exchange.call.trace)
+            exchange.answer_headers.append((b"traceresponse", exchange.call.trace.header.encode()))
+
     def preview(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
         """The early response from host, route, origin and key; None if the body is needed."""
-        render = self.table.renderer(path)
+        render, balances = self.table.renderer(path), list[tuple[bytes, bytes]]()
         try:
             self.services.sites.check_host(headers)
             routes, _ = self.table.find(method, path)
             render = routes[0].render
-            self._admit(routes[0], headers)
+            key = self._admit(routes[0], headers)
+            if _infers(routes[0], method):
+                balances = self.services.rates.headers(key)
+                self.services.rates.check(key)
         except ServingError as error:
-            return self._refusal(method, path, render, error, headers)
+            refusal = self._refusal(method, path, render, error, headers)
+            refusal.headers = [*refusal.headers, *balances]
+            return refusal
         return None
 
     def overloaded(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
@@ -123,9 +181,9 @@ class Plane:
             route, render = routes[0], routes[0].render
             if len(routes) > 1 or not route.needs_permit:
                 return None
-            tenant = self._admit(route, headers)
+            key = self._admit(route, headers)
             try:
-                admission.check(tenant)
+                admission.check(tenant_of(key) or headers.get(FAIRNESS_ID.encode(), b"").decode("latin-1"))
             except Overloaded:
                 if route.refused is not None:
                     route.refused(self.services)
@@ -134,34 +192,41 @@ class Plane:
             return self._refusal(method, path, render, error, headers)
         return None
 
-    def refuse(self, method: str, path: str, error: ServingError) -> Response:
+    def refuse(self, method: str, path: str, error: ServingError, headers: dict[bytes, bytes]) -> Response:
         """The error response for a request without a handler."""
-        return self._refusal(method, path, self.table.renderer(path), error, {})
+        return self._refusal(method, path, self.table.renderer(path), error, headers)
 
-    def _admit(self, route: Route, headers: dict[bytes, bytes]) -> str:
-        """Authenticate: returns the key's prefix, "" if the route needs no key.
+    def _admit(self, route: Route, headers: dict[bytes, bytes]) -> ApiKeyEntry | None:
+        """Authenticate: returns the key, None if the route needs none.
 
         Raises ForeignOrigin, Unauthorized or Forbidden.
         """
         if route.guarded:
             self.services.sites.check_origin(headers)
         if route.scope is None:
-            return ""
+            return None
         given = headers.get(b"authorization")
         authorization = None if given is None else given.decode("latin-1")
-        key = self.authenticator.check(authorization, route.scope, self.services.holder.current)
-        return key.prefix if key else ""
+        return self.authenticator.check(authorization, route.scope, self.services.holder.current)
 
     def _refusal(
         self, method: str, path: str, render: Render, error: ServingError, headers: dict[bytes, bytes]
     ) -> Response:
         """The complete error response to a request that is refused before its exchange begins; also logs it."""
         request_id = request_id_of(headers)
+        self.services.metrics.answered(error)
         response = _rendered(render, error)
-        log_refusal(error, method, path, response.status, request_id)
+        trace = trace_of(headers)
+        with structlog.contextvars.bound_contextvars(**({} if trace is None else {"trace_id": trace.trace_id})):
+            log_refusal(error, method, path, response.status, request_id)
         sites = self.services.sites.answer_headers(headers)
         response.headers = [*response.headers, *self.answer_headers(path, request_id), *sites]
         return response
+
+
+def _infers(route: Route, method: str) -> bool:
+    """Whether requests on the route are inference, which has a price and a place among others."""
+    return route.needs_permit or (route.scope == "infer" and method == "POST")
 
 
 def _rendered(render: Render, error: ServingError) -> Response:

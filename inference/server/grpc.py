@@ -10,6 +10,8 @@ import grpc
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from inference.server.rotation import ServerTls
+
 MAX_STREAMS = 128
 """Concurrent calls per connection."""
 MAX_METADATA_BYTES = 16 << 10
@@ -53,16 +55,29 @@ class GrpcLimits:
 class GrpcServer:
     """Serves the handlers of one port until it is stopped."""
 
-    def __init__(self, handlers: Iterable[grpc.GenericRpcHandler], host: str, port: int, limits: GrpcLimits) -> None:
+    def __init__(
+        self,
+        handlers: Iterable[grpc.GenericRpcHandler],
+        host: str,
+        port: int,
+        limits: GrpcLimits,
+        tls: ServerTls | None = None,
+    ) -> None:
         self._handlers, self._host, self._port, self._limits = tuple(handlers), host, port, limits
+        self._tls = tls
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
         """Bind; raises OSError or RuntimeError if the address is in use."""
         self._server = grpc.aio.server(options=self._limits.options)
-        self._server.add_generic_rpc_handlers(self._handlers)
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        if self._server.add_insecure_port(f"{host}:{self._port}") == 0:
+        address = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        if self._tls is None:
+            self._server.add_generic_rpc_handlers(self._handlers)
+            bound = self._server.add_insecure_port(address)
+        else:
+            self._server.add_generic_rpc_handlers(tuple(map(self._tls.guarded, self._handlers)))
+            bound = self._server.add_secure_port(address, self._tls.grpc_credentials())
+        if bound == 0:
             raise OSError(f"port {self._port} of {self._host} cannot be bound")
         await self._server.start()
 

@@ -12,30 +12,38 @@ import asyncio
 import secrets
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from inference.admission.permits import Admission
 from inference.errors import InvalidRequest, Overloaded, ServingError, ShuttingDown
 from inference.generation.caller import RpcCaller
-from inference.http.admission import Admission
+from inference.http.auth import deployment_of, tenant_of
 from inference.http.exchange import retry_headers
 from inference.http.refusals import log_refusal
+from inference.telemetry import trace_context
+from inference.telemetry.base import UNFOLLOWED
+from inference.workers.scope import within
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
     from contextlib import AbstractContextManager
 
     from inference.services import Services
+    from inference.telemetry.base import Call
+    from inference.telemetry.trace_context import TraceContext
+    from management.snapshot import ApiKeyEntry
 
     Context = Any  # grpc.aio.ServicerContext, which has no types
     Unary = Callable[[Any, RpcCaller], Awaitable[Any]]
     Answers = Callable[[Any, RpcCaller], AsyncGenerator[Any, None]]
     Stream = Callable[[AsyncIterator[Any], RpcCaller], AsyncGenerator[Any, None]]
     Render = Callable[[ServingError], tuple[str, str]]
-    Authenticate = Callable[[dict[str, Any], str], str]
+    Authenticate = Callable[[dict[str, Any], str], ApiKeyEntry | None]
 
 DRAIN_POLL_S = 0.5
 MAX_QUERIES = 64
@@ -84,7 +92,8 @@ class Calls(grpc.GenericRpcHandler):
         authenticate: Authenticate | None = None,
     ) -> None:
         """`render` gives an error's status code, such as "NOT_FOUND", and its text. `authenticate` takes a call's metadata
-        and the scope that its method needs, and returns the tenant or raises a ServingError; None: this server's API keys.
+        and the scope that its method needs, and returns the key, None without one, or raises a ServingError; by default it
+        takes this server's API keys.
         """
         self._methods = {f"/{name}/{method}": call for method, call in methods.items()}
         self._services, self._timeouts, self._render = services, timeouts, render
@@ -92,14 +101,24 @@ class Calls(grpc.GenericRpcHandler):
         self._streams = Admission(services.admission.max_concurrent_requests)
         self._queries = 0
 
+    @property
+    def scopes(self) -> dict[str, str | None]:
+        """The scope that a key needs, by the full name of each method; None: no key is needed."""
+        return {name: method.scope for name, method in self._methods.items()}
+
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """Called once for each call, before its first message is read."""
         method = self._methods.get(details.method)
         if method is None:
             return None
         metadata = {str(key): value for key, value in details.invocation_metadata or ()}
+        infers = method.infers or method.stream is not None or method.answers is not None
         try:
-            request_id, tenant = self._admitted(metadata, method.scope)
+            request_id, key = self._admitted(metadata, method.scope)
+            if method.stream is not None:  # every request on it is charged
+                self._services.rates.check(key)
+            elif infers:
+                self._services.rates.admit(key)
         except ServingError as error:
             refusal = error
 
@@ -109,9 +128,17 @@ class Calls(grpc.GenericRpcHandler):
             return grpc.stream_stream_rpc_method_handler(refuse)
 
         async def run(_: Any, context: Context) -> None:
-            caller = RpcCaller(request_id, tenant, str(context.peer()))
+            caller = RpcCaller(request_id, tenant_of(key), str(context.peer()))
+            handle = self._flow if method.stream else self._answer
+            call = self._follow(details.method, metadata, request_id, context) if infers else UNFOLLOWED
+            status = ""  # a call without one was cancelled
             try:
-                await (self._flow(method, caller, context) if method.stream else self._answer(method, caller, context))
+                if infers:
+                    remaining_s = context.time_remaining()
+                    caller.standing = self._services.standings.of(key, partial(_text_in, metadata), remaining_s)
+                with within(deployment_of(key)):
+                    await handle(method, caller, context)
+                status = "OK"
             except ServingError as error:
                 await self._abort(context, error, details.method, request_id)
             except NotReading:  # its permit is free again; the client receives the status when it continues to read
@@ -123,20 +150,31 @@ class Calls(grpc.GenericRpcHandler):
             except Exception:  # outermost handler: an unexpected error is logged here and answered without details
                 logger.exception("unhandled error", method=details.method)
                 await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+            finally:
+                aborted = context.code()
+                call.end(aborted.name if isinstance(aborted, grpc.StatusCode) else status)
 
         return grpc.stream_stream_rpc_method_handler(run)
 
-    def _admitted(self, metadata: dict[str, Any], scope: str | None) -> tuple[str, str]:
-        """The call's id and tenant; raises Unauthorized or Forbidden."""
+    def _follow(self, method: str, metadata: dict[str, Any], request_id: str, context: Context) -> Call:
+        """Begin to follow a call; its trailers say as which part of which trace."""
+        trace_context.enter(_trace_in(metadata))
+        call = self._services.telemetry.rpc(method, request_id)
+        if call.trace is not None:
+            trace_context.enter(call.trace)
+            context.set_trailing_metadata((("traceresponse", call.trace.header),))
+        return call
+
+    def _admitted(self, metadata: dict[str, Any], scope: str | None) -> tuple[str, ApiKeyEntry | None]:
+        """The call's id and key; raises Unauthorized or Forbidden."""
         request_id = request_id_in(metadata)
         structlog.contextvars.bind_contextvars(request_id=request_id)
-        return request_id, "" if scope is None else self._authenticate(metadata, scope)
+        return request_id, None if scope is None else self._authenticate(metadata, scope)
 
-    def _by_key(self, metadata: dict[str, Any], scope: str) -> str:
-        """The tenant by this server's API keys."""
+    def _by_key(self, metadata: dict[str, Any], scope: str) -> ApiKeyEntry | None:
+        """One of this server's API keys."""
         services, header = self._services, metadata.get("authorization")
-        key = services.authenticator.check(None if header is None else str(header), scope, services.holder.current)
-        return key.prefix if key else ""
+        return services.authenticator.check(None if header is None else str(header), scope, services.holder.current)
 
     async def _answer(self, method: Method, caller: RpcCaller, context: Context) -> None:
         """Handle a call with one message."""
@@ -218,8 +256,10 @@ class Calls(grpc.GenericRpcHandler):
 
     async def _abort(self, context: Context, error: ServingError, method: str, request_id: str) -> None:
         code, text = self._render(error)
+        self._services.metrics.answered(error)
         log_refusal(error, "gRPC", method, code, request_id)
-        trailers = tuple((name.decode(), value.decode()) for name, value in retry_headers(error))
+        retry = tuple((name.decode(), value.decode()) for name, value in retry_headers(error))
+        trailers = (*(context.trailing_metadata() or ()), *retry)
         await context.abort(grpc.StatusCode[code], text, trailers)
 
 
@@ -232,6 +272,16 @@ async def _read(method: Method, context: Context) -> Any:
         return method.asked.FromString(data)
     except DecodeError as error:
         raise InvalidRequest(f"the message is no {method.asked.DESCRIPTOR.full_name}") from error
+
+
+def _text_in(metadata: dict[str, Any], name: str) -> str | None:
+    value = metadata.get(name)
+    return None if value is None else str(value)
+
+
+def _trace_in(metadata: dict[str, Any]) -> TraceContext | None:
+    given, state = metadata.get("traceparent"), metadata.get("tracestate")
+    return trace_context.parse(None if given is None else str(given), None if state is None else str(state))
 
 
 def request_id_in(metadata: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from zope.interface import implementer
 if TYPE_CHECKING:
     from socket import socket as Socket
 
-    from inference.server.tls import MutualContextFactory
+    from inference.server.rotation import ServerTls
 
 BACKLOG = 4096
 """The accept backlog; the kernel may allow less. A client whose SYN is dropped retries after 1 s, then 3 s."""
@@ -23,7 +23,7 @@ BACKLOG = 4096
 class _SharedEndpoint:
     """Listens on a socket that other processes may share."""
 
-    def __init__(self, reactor: Any, listening: Socket, tls: MutualContextFactory | None) -> None:
+    def __init__(self, reactor: Any, listening: Socket, tls: ServerTls | None) -> None:
         self._reactor, self._socket, self._tls = reactor, listening, tls
 
     def listen(self, factory: Any) -> defer.Deferred[Any]:
@@ -39,7 +39,7 @@ class Listener:
 
     host: str
     port: int
-    tls: MutualContextFactory | None = None
+    tls: ServerTls | None = None
     socket: Socket | None = None
     """A socket that listens on the address already."""
 

@@ -34,13 +34,15 @@ if TYPE_CHECKING:
 
     Headers = list[tuple[bytes, bytes]]
     Answer = tuple[int, Headers, bytes, bytes]
-    Refuse = Callable[[str, int, str, str, int], tuple[Headers, bytes, bytes]]
+    Refuse = Callable[[str, int, str, str, dict[bytes, bytes], int], tuple[Headers, bytes, bytes]]
     Preview = Callable[[str, int, str, str, dict[bytes, bytes]], Answer | None]
 
 logger = logging.getLogger(__name__)
 
 SMALL_BODY_BYTES = 1 << 16
 """The largest body that is read when no permit is free, to keep the connection alive."""
+FREE_CHUNKS, BYTES_PER_CHUNK = 1024, 32
+"""Chunks of a body that may be of any size, and the least mean size of all others: each costs the event loop some microseconds."""
 LINGER_CHECK_S = 0.1
 FINAL_EVENT_S = 2.0
 """Seconds for streams to send their final event after the drain's deadline."""
@@ -52,6 +54,7 @@ class PlaneRequest(WebRequest):
 
     writable: asyncio.Event | None = None  # set while the client reads too slowly
     too_large = False
+    chunks = 0
     max_body_bytes = 0
     reason = b""
     """The dialect's reason phrase."""
@@ -61,11 +64,10 @@ class PlaneRequest(WebRequest):
         address, path = self.getHost(), target.split(b"?", 1)[0].decode("latin-1")
         verb = method.decode("latin-1")
         self.max_body_bytes = self.server.max_body_bytes(address.host, address.port)
-        status = None
+        status, headers = None, self._lower_headers()
         if self._has_wrong_host(version):
             status = 400
         else:
-            headers = self._lower_headers()
             known = self.server.preview(address.host, address.port, verb, unquote(path), headers)
             if known is None and (length is None or length > SMALL_BODY_BYTES):
                 known = self.server.overloaded(address.host, address.port, verb, unquote(path), headers)
@@ -75,7 +77,7 @@ class PlaneRequest(WebRequest):
                 status = 413
         if status is None:
             return None
-        return status, *self.server.refuse(address.host, address.port, verb, path, status)
+        return status, *self.server.refuse(address.host, address.port, verb, path, headers, status)
 
     def gotLength(self, length: int | None) -> None:
         """Called when the headers are complete and accepted.
@@ -89,6 +91,11 @@ class PlaneRequest(WebRequest):
         """Keep body bytes up to the limit."""
         if self.too_large:
             return
+        self.chunks += 1
+        if self.channel.length is None and self.chunks > FREE_CHUNKS + self.content.tell() // BYTES_PER_CHUNK:
+            self.too_large = True
+            self.channel.send_refusal(400, [], b"")
+            return
         if self.content.tell() + len(data) <= self.max_body_bytes:
             super().handleContentChunk(data)
             return
@@ -96,7 +103,8 @@ class PlaneRequest(WebRequest):
         channel, address = self.channel, self.getHost()
         path = channel._path.split(b"?", 1)[0].decode("latin-1")
         method = channel._command.decode("latin-1")
-        channel.send_refusal(413, *self.server.refuse(address.host, address.port, method, path, 413))
+        headers = self._lower_headers()
+        channel.send_refusal(413, *self.server.refuse(address.host, address.port, method, path, headers, 413))
 
     def process(self) -> None:
         """The request is complete: refuse it or start the application."""
@@ -176,7 +184,11 @@ class PlaneRequest(WebRequest):
         path = self.path.split(b"?", 1)[0].decode("latin-1")
         address = self.getHost()
         method = self.method.decode("latin-1")
-        self._reply(status, *self.server.refuse(address.host, address.port, method, path, status))
+        answered, body, reason = self.server.refuse(
+            address.host, address.port, method, path, self._lower_headers(), status
+        )
+        self.channel.persistent = False  # a proxy may have read another request than this one
+        self._reply(status, [*answered, (b"connection", b"close")], body, reason)
 
     def setResponseCode(self, code: int, message: bytes | None = None) -> None:
         """Called by Daphne, which knows no phrases."""
@@ -271,10 +283,10 @@ class PlaneServer(daphne_server.Server):
         on_drain: Callable[[], list[asyncio.Task[None]]],
         on_deadline: Callable[[], Awaitable[None]],
     ) -> None:
-        """`max_body_bytes(host, port)` is a listener's limit; `refuse(host, port, method, path, status)` gives
-        headers, body and reason phrase of a response that the server sends itself, b"" for the usual phrase; `preview(host, port, method, path, headers)`
-        gives the whole response if the headers (names in lower case) are enough to reject the request; `overloaded`,
-        with the same arguments, gives it if no permit is free.
+        """`max_body_bytes(host, port)` is a listener's limit; `refuse(host, port, method, path, headers, status)`
+        gives headers, body and reason phrase of a response that the server sends itself, b"" for the usual phrase (names of
+        headers are in lower case); `preview(host, port, method, path, headers)` gives the whole response if the headers are
+        enough to reject the request; `overloaded`, with the same arguments, gives it if no permit is free.
 
         `on_drain` is called when the drain begins and returns what must end before the process does; `on_deadline` is
         called when streams must end. Both run on the loop.

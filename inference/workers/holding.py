@@ -13,7 +13,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from inference.errors import Overloaded, Unavailable
+from inference.errors import Overloaded, OverShare, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,7 +104,7 @@ class HoldQueue:
             self._held.remove(newest)
             self.on_refused(newest.deployment)
             if not newest.released.done():
-                newest.released.set_exception(overflow())
+                newest.released.set_exception(over_share())
 
     def _in_turn(self, deployment: str) -> Iterator[HeldRequest]:
         """The deployment's requests: the first of each key, then the second of each, and so on."""
@@ -121,6 +121,13 @@ class HoldQueue:
 def overflow() -> Overloaded:
     """The refusal of a request for which there is no room."""
     error = Overloaded("Model is overloaded")
+    error.retry_after_s = OVERFLOW_RETRY_AFTER_S
+    return error
+
+
+def over_share() -> OverShare:
+    """The refusal of a request whose place went to a caller with fewer."""
+    error = OverShare("Other callers wait too, and this one has its share of the queue.")
     error.retry_after_s = OVERFLOW_RETRY_AFTER_S
     return error
 

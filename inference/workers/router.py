@@ -29,6 +29,7 @@ from management.snapshot import Availability
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
+    from engine.network.credentials import Credentials
     from inference.workers.routing.assignment import Assignment
     from inference.workers.routing.demand import Demand
     from management.snapshot import DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
@@ -59,13 +60,14 @@ class EngineRouter:
         parse_special_tokens: bool = True,
         random: Random | None = None,
         hold_s: float = 0.0,
+        credentials: Credentials | None = None,
     ) -> None:
         """`parse_special_tokens` is passed to the models' tokenizers. `random` decides between equal workers. `hold_s`: the
-        seconds that a request may wait in `holding` for a worker.
+        seconds that a request may wait in `holding` for a worker. `credentials`: of this process, for workers on other hosts.
         """
         self._holder, self._parse_special_tokens = holder, parse_special_tokens
         self.holding, self.hold_s = holding or HoldQueue(), hold_s
-        self._random = random or Random()
+        self._random, self._credentials = random or Random(), credentials
         self.retries = RetryBudget(time.monotonic)
         self._targets: dict[str, Target] = {}
         self._refused: set[WorkerEntry] = set()
@@ -337,7 +339,9 @@ class EngineRouter:
     async def _connect(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
         shared = self._shared_of(deployment)
         observer = shared.balancer.record(worker)
-        client = EngineClient(worker.address, worker.worker_id, worker.epoch, self._casualties, observer)
+        client = EngineClient(
+            worker.address, worker.worker_id, worker.epoch, self._casualties, observer, self._credentials
+        )
         connected = False
         try:
             info = await client.connect()

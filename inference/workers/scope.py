@@ -1,4 +1,4 @@
-"""Limits a request to one deployment: below a deployment's own link there is no other.
+"""Limits a request to one deployment: below a deployment's own link, and for a deployment's own key, there is no other.
 
 The scope belongs to the task that handles the request, so that nothing between the route and the router has to pass it on.
 """
@@ -19,8 +19,10 @@ _deployment: ContextVar[str] = ContextVar("deployment", default="")
 
 @contextmanager
 def within(public_id: str) -> Iterator[None]:
-    """Limit what this task resolves to the deployment of this public id."""
-    token = _deployment.set(public_id)
+    """Limit what this task resolves to the deployment of this public id; "" limits nothing. What is limited already stays as
+    it is: no part of a request widens what its key opens.
+    """
+    token = _deployment.set(_deployment.get() or public_id)
     try:
         yield
     finally:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.messages import AdapterRef
-from management.snapshot import Availability
+from inference.workers.routing.stages import Stage
+from management.snapshot import Availability, WorkerRole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -55,10 +56,25 @@ class Target:
         self, demand: Demand, fits: Callable[[WorkerEntry], bool] = lambda _: True, avoid: Collection[EngineClient] = ()
     ) -> Assignment | None:
         """The worker for a request (`inference.workers.routing`) among those that fit; None if there is none. Workers that
-        drain or are without recent heartbeats get nothing.
+        drain or are without recent heartbeats get nothing. One that is meant for the other stage gets it only if no other can.
         """
+        stage = Stage.DECODE if demand.fetched else Stage.PREFILL
         clients = {worker: client for worker, client in self.clients.items() if fits(worker)}
-        return self.balancer.assign(clients, demand, avoid)
+        suited = {worker: client for worker, client in clients.items() if stage.suits(worker.role)}
+        assignment = self.balancer.assign(suited, demand, avoid)
+        if assignment is not None:
+            assignment.splits = assignment.role is WorkerRole.PREFILL and any(
+                Stage.DECODE.suits(worker.role) and client.usable and not client.suspect
+                for worker, client in clients.items()
+            )
+        elif len(suited) < len(clients):
+            assignment = self.balancer.assign(clients, demand, avoid)
+        return assignment
+
+    def holder(self, name: str) -> tuple[WorkerEntry, EngineClient] | None:
+        """The connected worker of this id and epoch (`ID@EPOCH`), or None."""
+        found = (pair for pair in self.clients.items() if f"{pair[0].worker_id}@{pair[0].epoch}" == name)
+        return next(found, None)
 
     def retry(self, avoid: Collection[EngineClient]) -> bool:
         """Whether a request that the workers of `avoid` did not take may be sent to another: there is one, and not too many

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-import jinja2.ext
 import structlog
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 
 from inference.chat import reasoning
 from inference.chat.call_styles import TAGS, Style, style_of
+from inference.chat.guarded_template import GuardedTemplate
+from inference.chat.template_environment import environment
 from inference.errors import InvalidRequest, TemplateError
 from inference.generation.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from inference.http.offload import in_thread, release_memory
@@ -55,7 +53,7 @@ class ModelTokenizer:
 
     fast: FastTokenizer
     special_ids: frozenset[int]
-    template: jinja2.Template | None
+    template: jinja2.Template | GuardedTemplate | None
     special_texts: dict[str, str]
     configuration: dict[str, Any]
     """tokenizer_config.json, including the chat template from whichever file it was read."""
@@ -88,8 +86,12 @@ class ModelTokenizer:
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         special_texts = {name: t for name in names if (t := _content(config.get(name))) is not None}
         special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
+        template: jinja2.Template | GuardedTemplate | None
         try:
-            template = None if text is None else _environment().from_string(text)
+            if chat_template:  # of a client of the control plane, while that of the model came with its weights
+                template = GuardedTemplate(chat_template)
+            else:
+                template = None if text is None else environment().from_string(text)
         except jinja2.TemplateSyntaxError as error:  # such a model can still complete text
             logger.warning("chat template unusable", reason=str(error))
             template = None
@@ -236,7 +238,9 @@ class ModelTokenizer:
         )
 
     async def _rendered(self, prompt: ChatPrompt) -> str:
-        """Render the template; long conversations run in a thread."""
+        """Render the template; long conversations run in a thread, and so does waiting for a template's own process."""
+        if isinstance(self.template, GuardedTemplate):
+            return await asyncio.get_running_loop().run_in_executor(self.template.thread, self.render, prompt)
         short = len(prompt.messages) <= INLINE_MESSAGES and not prompt.template_arguments
         if short and sum(_length(message) for message in prompt.messages) <= INLINE_CHARACTERS:
             return self.render(prompt)
@@ -321,21 +325,3 @@ def _content(token: Any) -> str | None:
     """A special token's text: a string, or an object with `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
-
-
-@lru_cache
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The Jinja environment that transformers uses for chat templates: sandboxed."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = lambda x, ensure_ascii=False, indent=None, separators=None, sort_keys=False: (
-        json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    )
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)

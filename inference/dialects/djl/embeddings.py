@@ -27,7 +27,7 @@ async def embed(exchange: Exchange, services: Services, model: str, body: dict[s
     normalise = parameters.get("normalize", True) if isinstance(parameters, dict) else None
     if not isinstance(normalise, bool):
         raise LmiError(f"{PARSING}'parameters' must be an object, and its 'normalize' true or false.")
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         asked = EmbeddingRequest(
             model=model, inputs=[TextPrompt(text) for text in texts], normalise=normalise,
             truncate_left=None, truncate_right=None,

@@ -68,6 +68,9 @@ TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.BodyTooLarge, 413, "TooLongFrameException"),
     (errors.Unauthorized, 401, "UnauthorizedException"),
     (errors.Forbidden, 403, "ForbiddenException"),
+    (errors.DuplicateRequest, 409, "IllegalArgumentException"),
+    (errors.OtherRequest, 422, "BadRequestException"),
+    (errors.OverShare, 429, "WlmCapacityException"),
     (errors.Overloaded, 503, "WlmCapacityException"),
     (errors.Unavailable, 503, "ServiceUnavailableException"),
     (errors.DeadlineExceeded, 503, "WlmException"),
@@ -98,7 +101,9 @@ def render_inference(error: ServingError) -> Response:
     if isinstance(error, errors.GenerationFailed | errors.DeadlineExceeded):
         details = {"finish_reason": "error"}
         return json_response(
-            {"generated_text": None, "error": error.message, "code": status, "details": details}, status
+            {"generated_text": None, "error": error.message, "code": status, "details": details},
+            status,
+            retry_headers(error),
         )
     text = f"{PARSING}{error.message}" if isinstance(error, errors.MalformedBody) else error.message
     return json_response({"error": text, "code": status}, status)

@@ -20,7 +20,7 @@ from inference.dialects.djl.parameters import query_of
 from inference.dialects.djl.selection import PARSING_FAILED, attribute, reference, refuse_handler, select
 from inference.errors import ModelNotFound
 from inference.generation.answer import Job, answer, preparing
-from inference.workers.scope import scope_id, within
+from inference.workers.scope import scoped, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,7 @@ def _by_model(services: Services, body: dict[str, Any]) -> DeploymentEntry | Non
     model = body.get("model")
     if not isinstance(model, str) or not model:
         return None
-    found = services.holder.current.resolve(model)
+    found = scoped(services.holder.current).resolve(model)
     return None if found is None else found.deployment
 
 
@@ -113,7 +113,7 @@ async def _answer(exchange: Exchange, services: Services, entry: DeploymentEntry
     elif exchange.path == CHAT:
         raise LmiError(f"{PARSING_FAILED}invalid payload. must contain messages")
     else:
-        with within(entry.public_id or scope_id()):
+        with within(entry.public_id):
             await _lmi(exchange, services, entry, body)
 
 
@@ -140,7 +140,7 @@ async def _lmi(exchange: Exchange, services: Services, entry: DeploymentEntry, b
         prepare,
         reply,
         STREAMS.get(parsed.form),
-        lambda: services.admission.permit(exchange.tenant),
+        lambda: services.admission.permit(exchange.permit_holder),
     )
     await answer(exchange, job)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inference.dialects.djl.errors import DjlError, bad_request, conflict, not_found, not_ready
 from inference.dialects.djl.listing import DEFAULTS, status_of
 from inference.dialects.djl.models import NAME, actor_of, states_of
-from inference.dialects.djl.parameters import as_integer, read_parameters
+from inference.dialects.djl.parameters import as_integer, query_of, read_parameters
 from inference.dialects.djl.sources import path_of
 from inference.errors import DeadlineExceeded, ModelExists, NotServed, ServingError, SourceNotFound, StartFailed
 from inference.vendors.model_server import pretty
@@ -79,7 +79,10 @@ async def unregister(exchange: Exchange, services: Services) -> None:
 
 
 async def refuse_workflow(exchange: Exchange, services: Services) -> None:
-    """POST /workflows."""
+    """POST /workflows: its parameters are checked as DJL Serving does."""
+    query = query_of(exchange)
+    if "url" not in query and "template" not in query:
+        raise bad_request("Either parameter url or template is required.")
     raise NotServed(NO_WORKFLOWS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inference.errors import ModelNotFound
-from inference.workers.scope import scoped
+from inference.workers.scope import scope_id, scoped
 
 if TYPE_CHECKING:
     from inference.http.exchange import Exchange
@@ -26,7 +26,7 @@ class StartupModel:
 
     async def name(self, services: Services) -> str | None:
         """Its served name; None if there is none, or more than one."""
-        snapshot = services.holder.current
+        snapshot = scoped(services.holder.current)
         served = {served_name(entry) for entry in snapshot.deployments}
         if len(served) == 1:
             return served.pop()
@@ -64,8 +64,12 @@ def states_of(states: list[DeploymentState], name: str, version: str = "") -> li
 
 
 async def running(services: Services, name: str, version: str = "") -> DeploymentEntry | None:
-    """`find_entry`; raises ModelNotFound if the registry does not know it either, else None: it is stopped."""
+    """`find_entry`; raises ModelNotFound if the registry does not know it either, else None: it is stopped. Others than the
+    one that a request is limited to do not exist for it.
+    """
     entry = find_entry(services, name, version)
+    if entry is None and scope_id():
+        raise ModelNotFound(name)
     if entry is None and not states_of(await services.registry.deployments(), name, version):
         raise ModelNotFound(name)
     return entry

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from engine.messages import TokenLogprob
     from inference.chat.tool_calls import CallPart
     from inference.chat.tools import Choice, Tools
-    from inference.dialects.mindie.answer import Clock
+    from inference.dialects.mindie.clocks import Clock
     from inference.dialects.mindie.settings import MindieSettings
     from inference.generation.deltas import Delta
     from inference.generation.generation import Generation
@@ -142,8 +142,7 @@ class ChatReply(Reply):
             "usage": usage(self._generation, tokens, self._clock, self._settings.benchmark_enabled, reasoning),
         }
         if self._settings.benchmark_enabled:
-            timings = self._generation.timings
-            value["prefill_time"] = round((timings.first_token - timings.submitted) * 1e3)
+            value["prefill_time"] = self._clock.first_ms
             value["decode_time_arr"] = self._clock.decodes
         return json_response(value)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
+from inference.dialects.mindie.answer import counted
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import Fields
-from inference.dialects.mindie.openai_parameters import parse_model, parse_parameters, usage
+from inference.dialects.mindie.openai_parameters import Row, parse_model, parse_parameters, usage
 from inference.dialects.mindie.parameters import TextErrors, text_of
+from inference.dialects.mindie.requests import Form, InferenceRequest, MessageType
 from inference.dialects.mindie.sequences import Combination
 from inference.generation.answer import Reply
 from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
@@ -19,7 +20,7 @@ from inference.vendors.openai_logprobs import LogprobTexts, floor
 
 if TYPE_CHECKING:
     from engine.messages import TokenLogprob
-    from inference.dialects.mindie.answer import Clock
+    from inference.dialects.mindie.clocks import Clock
     from inference.dialects.mindie.settings import MindieSettings
     from inference.dialects.mindie.state import MindieState
     from inference.generation.deltas import Delta
@@ -37,33 +38,45 @@ MAX_TOKENS = 1 << 20
 
 async def create(exchange: Exchange, services: Services, state: MindieState) -> None:
     """Handle POST /v1/completions."""
-    with counted(exchange, services, state):
-        body = await body_of(exchange, state)
+    with counted(exchange, services, state) as incoming:
+        body = await incoming.body()
         state.check_accepting(services)
         request_id = state.new_id(exchange)
         request = await exchange.work(_parse, Fields(body), state, request_id)
-        await answer(exchange, services, state, request, request_id)
+        await incoming.answer(request, request_id)
 
 
 def _parse(body: Fields, state: MindieState, request_id: str) -> InferenceRequest:
     target, model = parse_model(body, state, UNKNOWN)
     prompt = _prompt(body.get("prompt"), state.settings)
-    common = parse_parameters(body, state, target, model, _logprobs, Combination.check_completions)
+    common = parse_parameters(body, state, target, model, _logprobs, Combination.check_completions, Row.COMPLETIONS)
+    form = Form(
+        kind=MessageType.VLLM_OPENAI_COMP,
+        stream=common.stream,
+        request_id=request_id,
+        model=model,
+        logprobs=common.logprobs,
+        returned=common.returned,
+        response_format=common.response_format,
+    )
     return InferenceRequest(
         target=target,
         prompt=prompt,
         sampling=common.sampling,
         max_tokens=common.max_tokens,
-        reply=lambda generation, clock: CompletionReply(
-            generation, clock, request_id, model, state.settings, common.logprobs, common.returned
-        ),
-        stream=common.stream,
+        form=form,
+        make_reply=make_reply,
         sequences=common.sequences,
         beams=common.beams,
         logprobs=common.logprobs,
         grammar=common.grammar,
         end=DONE,
-    )  # fmt: skip
+    )
+
+
+def make_reply(form: Form, settings: MindieSettings, generation: Generation, clock: Clock) -> Reply:
+    """The reply of this form."""
+    return CompletionReply(generation, clock, form.request_id, form.model, settings, form.logprobs, form.returned)
 
 
 def _prompt(given: Any, settings: MindieSettings) -> Prompt:

@@ -76,6 +76,15 @@ class Server(Strict):
     metricsTlsCrlPath: str = "security/metrics/certs/"
     metricsTlsCrlFiles: list[str] | None = None
     inferMode: Literal["standard", "dmi"]
+    interCommTLSEnabled: bool = True
+    interCommPort: Port = 1121
+    interCommTlsCaPath: PathText = "security/grpc/ca/"
+    interCommTlsCaFiles: list[str] = ["ca.pem"]
+    interCommTlsCert: PathText = "security/grpc/certs/server.pem"
+    interCommPk: PathText = "security/grpc/keys/server.key.pem"
+    interCommPkPwd: PathText = "security/grpc/pass/key_pwd.txt"
+    interCommTlsCrlPath: PathText = "security/grpc/certs/"
+    interCommTlsCrlFiles: list[str] | None = None
     openAiSupport: str = "vllm"
     tokenTimeout: int = Field(ge=1, le=3600)
     e2eTimeout: int = Field(ge=1, le=65535)
@@ -96,8 +105,8 @@ class Server(Strict):
             address = getattr(self, key)
             if address and ipaddress.ip_address(address).is_unspecified and not self.allowAllZeroIpListening:
                 raise ValueError(f"{key} {address} needs allowAllZeroIpListening to be true")
-        if self.inferMode == "dmi":
-            raise ValueError("inferMode dmi is not supported by this server: it must be standard")
+        if not 1 <= len(self.interCommTlsCaFiles) <= 3:
+            raise ValueError("interCommTlsCaFiles must list 1 to 3 files")
         files = [self.tlsCaFile] if isinstance(self.tlsCaFile, str) else self.tlsCaFile
         if not 1 <= len(files) <= 3:
             raise ValueError("tlsCaFile must list 1 to 3 files")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import AliasChoices, Field
 
@@ -19,6 +20,12 @@ class MindieEnvironment(DialectSettings):
         None,
         validation_alias=AliasChoices("DRAGOMAN_MINDIE_CONFIG", "MIES_CONFIG_JSON_PATH"),
         description="Path of a MindIE config.json; its addresses, limits, TLS files and model are used.",
+    )
+    mindie_infer_mode: Literal["standard", "dmi"] = Field(
+        "standard", description="`dmi`: MindIE's instance with a role, without a config.json; on loopback only."
+    )
+    mindie_inter_comm_port: int = Field(
+        1121, ge=1024, le=65535, description="Port for calls between MindIE's instances with roles."
     )
     address: str = Field(
         "", validation_alias="MIES_CONTAINER_IP", description="Address of the service plane; overrides config.json."

@@ -10,8 +10,10 @@ from inference.http.exchange import Response, json_response, retry_headers
 TYPES = {
     400: "Bad Request",
     404: "NotFoundError",
+    409: "Conflict",
     422: "Input Validation Error",
     424: "Generation Error",
+    429: "Too Many Requests",
     500: "Incomplete Generation",
     503: "Service Unavailable",
 }
@@ -62,6 +64,12 @@ def translated(error: ServingError) -> MindieError:
         return invalid(error.message)
     if isinstance(error, errors.ShuttingDown):
         return MindieError(503, STOPPED)
+    if isinstance(error, errors.OverShare):
+        return MindieError(429, error.message)
+    if isinstance(error, errors.DuplicateRequest):
+        return MindieError(409, error.message)
+    if isinstance(error, errors.OtherRequest):
+        return invalid(error.message)
     if isinstance(error, errors.Overloaded):
         return MindieError(503, "Too many requests")
     if isinstance(error, errors.Unavailable):

@@ -21,6 +21,7 @@ DEFAULT_WAIT_S, MAX_WAIT_S = 10, 600
 TIMED = re.compile(r"(?:-([0-9]+))?")
 HEALTHY = b'{"status":"healthy"}'
 ABNORMAL = {"message": "Service is abnormal"}
+UNLINKED = {"message": "DMI connection is unhealthy"}
 
 
 class NotHealthy(ServingError):
@@ -36,9 +37,16 @@ def check(services: Services, state: MindieState) -> None:
 
 
 async def live(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """GET /v2/health/live and /v2/health/ready: abnormal without a worker that has a recent heartbeat."""
+    """GET /v2/health/live and /v2/health/ready: abnormal without a worker that has a recent heartbeat, or where
+    a role needs links and none is good.
+    """
     check(services, state)
-    answer = Response(200, b"", b"") if services.router.ready else json_response(ABNORMAL, 500)
+    if not services.router.ready:
+        answer = json_response(ABNORMAL, 500)
+    elif state.instance is not None and state.instance.roles.unhealthy:
+        answer = json_response(UNLINKED, 500)
+    else:
+        answer = Response(200, b"", b"")
     await exchange.respond(answer)
 
 

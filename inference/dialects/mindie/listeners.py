@@ -60,7 +60,7 @@ def _checked(name: str, address: str, allow_all: bool) -> str:
 def tls_files(config: MindieConfig | None, plane: str, path: Path | None) -> TlsFiles | None:
     """The plane's TLS files, or None without TLS; `path` is config.json's.
 
-    The management and metrics planes use the service plane's files on the service plane's address.
+    The management and metrics planes use the service plane's files on the service plane's address. Raises MindieConfigError.
     """
     if config is None or path is None or not config.ServerConfig.httpsEnabled:
         return None
@@ -80,8 +80,50 @@ def tls_files(config: MindieConfig | None, plane: str, path: Path | None) -> Tls
         authorities = [root / server.tlsCaPath / name for name in server.metricsTlsCaFile]
         certificate, key, password = server.metricsTlsCert, server.metricsTlsPk, server.metricsTlsPkPwd
         revoked = _revoked(root / server.metricsTlsCrlPath, server.metricsTlsCrlFiles)
+    if not authorities:
+        raise MindieConfigError(f"ServerConfig.{plane}TlsCaFile must list at least one file")
     secret = root / password if password else None
     return TlsFiles(root / certificate, root / key, tuple(authorities), tuple(revoked), secret)
+
+
+def inter_comm(environment: MindieEnvironment, config: MindieConfig | None, host: str) -> tuple[str, int] | None:
+    """The address of calls between instances, on the service plane's `host`; None: this server is no instance with a role.
+
+    Without TLS the address must be on loopback. Raises MindieConfigError.
+    """
+    if config is None:
+        mode, port, encrypted = environment.mindie_infer_mode, environment.mindie_inter_comm_port, False
+        rule = "DRAGOMAN_MINDIE_INFER_MODE dmi needs a config.json with interCommTLSEnabled"
+    else:
+        server = config.ServerConfig
+        mode, port, encrypted = server.inferMode, server.interCommPort, server.interCommTLSEnabled
+        rule = "ServerConfig.interCommTLSEnabled must be true"
+    if mode != "dmi":
+        return None
+    if not encrypted and not _is_loopback(host):
+        raise MindieConfigError(f"{rule} where the service plane is not on loopback, got {host}")
+    return host, port
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def inter_comm_tls(config: MindieConfig | None, path: Path | None) -> TlsFiles | None:
+    """The TLS files of calls between instances, or None without TLS."""
+    if config is None or path is None or not config.ServerConfig.interCommTLSEnabled:
+        return None
+    server, root = config.ServerConfig, path.resolve().parent.parent
+    return TlsFiles(
+        root / server.interCommTlsCert,
+        root / server.interCommPk,
+        tuple(root / server.interCommTlsCaPath / name for name in server.interCommTlsCaFiles),
+        tuple(_revoked(root / server.interCommTlsCrlPath, server.interCommTlsCrlFiles)),
+        root / server.interCommPkPwd if server.interCommPkPwd else None,
+    )
 
 
 def _revoked(folder: Path, names: list[str] | None) -> list[Path]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,256}")
 PATH = re.compile(r"/?(?:[\w\-.]+/)*[\w\-.]*")
+NOT_LOADED = "Failed to execute load LoRA request."
 CALL = "Call to load LoRA method failed: "
 
 
@@ -30,6 +31,8 @@ async def load(exchange: Exchange, services: Services, state: MindieState) -> No
         return await _respond(exchange, "Req body converts to json fail.")
     name, path = body.get("lora_name"), body.get("lora_path") or ""
     base = body.get("master_model") or body.get("master_mode") or None
+    if state.instance is not None:  # adapters of instances with roles are those of config.json
+        return await _respond(exchange, NOT_LOADED)
     if not isinstance(name, str) or not NAME.fullmatch(name):
         return await _respond(exchange, "Input invalid lora name", 503)
     if not isinstance(path, str) or not PATH.fullmatch(path) or ".." in path.split("/"):
@@ -55,7 +58,7 @@ async def _load(exchange: Exchange, services: Services, state: MindieState, name
             return f"{CALL}LoRA rank is greater than max_lora_rank."
         return f"{CALL}The LoRA adapter '{name}' is invalid."
     except ServingError:
-        return "Failed to execute load LoRA request."
+        return NOT_LOADED
     return f"Success: LoRA adapter '{name}' added successfully."
 
 

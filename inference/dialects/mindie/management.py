@@ -1,19 +1,19 @@
-"""The other endpoints of the management plane: info, config, status, metrics, stop, role."""
+"""The other endpoints of the management plane: info, config, status, metrics, stop."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from typing import TYPE_CHECKING, Any
 
 from inference.dialects.mindie import health
-from inference.dialects.mindie.answer import body_of
+from inference.dialects.mindie.disaggregation.roles import Role, RoleStatus
 from inference.dialects.mindie.errors import MindieError
 from inference.dialects.mindie.queries import VERSION, path_target
 from inference.errors import Unavailable
 from inference.http.exchange import Response, json_response
 
 if TYPE_CHECKING:
+    from inference.dialects.mindie.disaggregation.instance import Instance
     from inference.dialects.mindie.state import MindieState
     from inference.http.exchange import Exchange
     from inference.services import Services
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 FORCE_AFTER_S = 5.0
 NOT_SET = "Environment variable MIES_SERVICE_MONITOR_MODE is not set."
-ROLE_TYPE = "Input validation error"
-BAD_ROLE_BODY = "Req body converts to json fail. Reset to previous node status."
-NO_TRANSFER = "Update pd info failed. Reset to previous node status."
-NO_TRANSFER_V2 = "Parse req json failed. Reset to previous node status."
 
 
 async def info(exchange: Exchange, services: Services, state: MindieState) -> None:
@@ -97,14 +93,15 @@ async def config(exchange: Exchange, services: Services, state: MindieState) -> 
 async def status(exchange: Exchange, services: Services, state: MindieState) -> None:
     """GET /v1/status."""
     health.check(services, state)
-    await exchange.respond(json_response(_status(Load(state.router.resolve(None), state))))
+    load = Load(state.router.resolve(None), state)
+    await exchange.respond(json_response(_status(load, state.instance, by_instance=False)))
 
 
 async def status_v2(exchange: Exchange, services: Services, state: MindieState) -> None:
     """GET /v2/status: with a [rank, free blocks] pair for the one data-parallel rank."""
     health.check(services, state)
     load = Load(state.router.resolve(None), state)
-    value = _status(load)
+    value = _status(load, state.instance, by_instance=True)
     value["resource"].update(
         totalAvailNpuSlotsNum=load.free_slots,
         totalAvailNpuBlockNum=load.free_blocks,
@@ -165,34 +162,6 @@ async def _drained(state: MindieState) -> None:
     state.terminate(None)
 
 
-async def role(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """POST /v1/role/{role}: prefill/decode disaggregation is not implemented, so the role stays `none`."""
-    body = await _role_body(exchange, state)
-    peers = body.get("peers") or []
-    nodes = [body.get("local"), *(peers if isinstance(peers, list) else [None])]
-    if not all(_is_node(node, "device") for node in nodes):
-        raise MindieError(422, BAD_ROLE_BODY, ROLE_TYPE)
-    raise MindieError(503, NO_TRANSFER)
-
-
-async def role_v2(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """POST /v2/role/{role}: version 1 for instances that span several nodes."""
-    body = await _role_body(exchange, state)
-    local, peers = body.get("local"), body.get("peers") or []
-    if not isinstance(local, list) or not isinstance(peers, list) or not all(isinstance(p, list) for p in peers):
-        raise MindieError(503, NO_TRANSFER_V2)
-    if not local or not all(_is_node(node, "dp_inst_list") for nodes in (local, *peers) for node in nodes):
-        raise MindieError(422, BAD_ROLE_BODY, ROLE_TYPE)
-    raise MindieError(503, NO_TRANSFER)
-
-
-async def _role_body(exchange: Exchange, state: MindieState) -> dict[str, Any]:
-    try:
-        return await body_of(exchange, state)
-    except MindieError as error:
-        raise MindieError(422, BAD_ROLE_BODY, ROLE_TYPE) from error
-
-
 class Load:
     """Capacity and usage summed over a deployment's workers."""
 
@@ -211,7 +180,8 @@ class Load:
         return max(0, self.slots - self.waiting - self.running)
 
 
-def _status(load: Load) -> dict[str, Any]:
+def _status(load: Load, instance: Instance | None, by_instance: bool) -> dict[str, Any]:
+    """Role, load and links; `by_instance` lists the links of version 2, which tells no percentage."""
     resource = {
         "availSlotsNum": load.free_slots,
         "availBlockNum": load.free_blocks,
@@ -223,55 +193,12 @@ def _status(load: Load) -> dict[str, Any]:
         "totalNpuBlockNums": load.total_blocks,
         "totalCpuBlockNums": 0,
     }
-    return {
-        "service": {"roleStatus": "RoleReady", "currentRole": "none"},
-        "resource": resource,
-        "linkStatus": {"peers": []},
-    }
-
-
-def _is_node(node: Any, devices_key: str) -> bool:
-    """Whether a node of a role's body has the fields that both versions require."""
-    if not isinstance(node, dict) or not _is_address(node.get("server_ip")):
-        return False
-    listed = node.get(devices_key)
-    if not isinstance(listed, list) or not listed:
-        return False
-    if ("id" in node) != ("host_ip" in node) and devices_key == "device":
-        return False
-    percentage = node.get("p_percentage", 0)
-    if isinstance(percentage, bool) or not isinstance(percentage, int) or not 0 <= percentage <= 100:
-        return False
-    if devices_key == "dp_inst_list":
-        return all(
-            isinstance(item, dict) and isinstance(item.get("dp_inst_id"), int) and _are_devices(item.get("device"))
-            for item in listed
-        )
-    return _are_devices(listed)
-
-
-def _are_devices(devices: Any) -> bool:
-    return (
-        isinstance(devices, list)
-        and bool(devices)
-        and all(
-            isinstance(device, dict)
-            and _is_number(device.get("device_id"))
-            and _is_number(device.get("device_logical_id"))
-            and _is_address(device.get("device_ip"))
-            and all(_is_number(device.get(key, "0")) for key in ("rank_id", "super_device_id"))
-            for device in devices
-        )
-    )
-
-
-def _is_number(value: Any) -> bool:
-    """Whether the value is a number written as a string."""
-    return isinstance(value, str) and value.isascii() and value.isdigit()
-
-
-def _is_address(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and ipaddress.IPv4Address(value) is not None
-    except ValueError:
-        return False
+    service: dict[str, Any] = {"roleStatus": RoleStatus.READY.value, "currentRole": Role.NONE.value}
+    links: list[dict[str, Any]] = []
+    if instance is not None:
+        roles = instance.roles
+        service = {"roleStatus": roles.status.value, "currentRole": roles.role.value}
+        if roles.role is Role.FLEX and not by_instance:
+            service["p_percentage"] = roles.percentage
+        links = roles.links(by_instance)
+    return {"service": service, "resource": resource, "linkStatus": {"peers": links}}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
+from inference.dialects.mindie.answer import counted
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.finish import finish_reason
 from inference.dialects.mindie.parameters import Sampling, TextErrors, text_of
+from inference.dialects.mindie.requests import Form, InferenceRequest, MessageType
 from inference.dialects.mindie.tgi import DEFAULT_MAX_NEW_TOKENS
 from inference.generation.answer import Reply
 from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
@@ -17,7 +18,8 @@ from inference.http.sse import event
 from inference.http.validation import in_range
 
 if TYPE_CHECKING:
-    from inference.dialects.mindie.answer import Clock
+    from inference.dialects.mindie.clocks import Clock
+    from inference.dialects.mindie.settings import MindieSettings
     from inference.dialects.mindie.state import MindieState
     from inference.generation.deltas import Delta
     from inference.generation.generation import Generation
@@ -36,12 +38,12 @@ WRONG = TextErrors(
 
 async def infer(exchange: Exchange, services: Services, state: MindieState) -> None:
     """Handle POST /infer and POST /infer_token."""
-    with counted(exchange, services, state):
-        body = await body_of(exchange, state)
+    with counted(exchange, services, state) as incoming:
+        body = await incoming.body()
         state.check_accepting(services)
         prompt = await exchange.work(_prompt, body, state)
         request = await exchange.work(_parse, Fields(body), prompt, state)
-        await answer(exchange, services, state, request, state.new_id(exchange))
+        await incoming.answer(request, state.new_id(exchange))
 
 
 def _prompt(body: dict[str, Any], state: MindieState) -> Prompt:
@@ -67,7 +69,6 @@ def _prompt(body: dict[str, Any], state: MindieState) -> Prompt:
 
 def _parse(body: Fields, prompt: Prompt, state: MindieState) -> InferenceRequest:
     """Parse the parameters in MindIE's order, which decides which error is reported."""
-    stream = bool(body.boolean("stream"))
     given = body.object("parameters")
     sampling = Sampling(temperature=given.positive_temperature())
     sampling.top_k = given.top_k(1)
@@ -81,16 +82,22 @@ def _parse(body: Fields, prompt: Prompt, state: MindieState) -> InferenceRequest
     max_new_tokens = given.positive("max_new_tokens")
     timeout_s = given.timeout_s()
     details = bool(given.boolean("details"))
+    stream = bool(body.boolean("stream"))
     return InferenceRequest(
         target=state.router.resolve(None),
         prompt=prompt,
         sampling=sampling,
         max_tokens=DEFAULT_MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
-        reply=lambda generation, clock: NativeReply(generation, clock, details, state.settings.full_text_enabled),
-        stream=stream,
+        form=Form(kind=MessageType.INFER, stream=stream, details=details),
+        make_reply=make_reply,
         timeout_s=timeout_s,
         priority=priority,
     )
+
+
+def make_reply(form: Form, settings: MindieSettings, generation: Generation, clock: Clock) -> Reply:
+    """The reply of this form."""
+    return NativeReply(generation, clock, form.details, settings.full_text_enabled)
 
 
 class NativeReply(Reply):

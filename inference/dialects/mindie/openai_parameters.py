@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from inference.dialects.mindie.errors import invalid
+from inference.dialects.mindie.fields import INT32_MAX
 from inference.dialects.mindie.parameters import (
-    MAX_STOP_LENGTH,
-    MAX_STOP_TOTAL,
     Sampling,
     include_stop,
     stop_strings,
@@ -21,7 +21,7 @@ from inference.generation import structured
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from inference.dialects.mindie.answer import Clock
+    from inference.dialects.mindie.clocks import Clock
     from inference.dialects.mindie.fields import Fields
     from inference.dialects.mindie.state import MindieState
     from inference.generation.generation import Generation
@@ -32,6 +32,13 @@ OPENAI_MAX_TEMPERATURE = 2.0
 MAX_BEAM_TOKENS = 128
 MAX_SCHEMA_NAME = 64
 SCHEMA = "Parameter response_format.json_schema"
+BUDGET = f"Parameter thinking_budget must be in [1,{INT32_MAX}], got {{}}"
+
+
+class Row(Enum):
+    """The endpoints that share these parameters: chats in the flavours of vLLM and of OpenAI, and completions."""
+
+    CHAT, OPENAI_CHAT, COMPLETIONS = range(3)
 
 
 @dataclass(slots=True)
@@ -49,6 +56,8 @@ class OpenAiParameters:
     """The number of sequences in a completion: the best `n`, or all of `best_of` if `n` is absent."""
     logprobs: int | None
     grammar: GrammarRequest | None
+    response_format: dict[str, Any] | None
+    """As the body has it, if the row reads it."""
 
 
 def parse_model(body: Fields, state: MindieState, unknown: str) -> tuple[Target, str]:
@@ -73,22 +82,28 @@ def parse_parameters(
     model: str,
     logprobs: Callable[[Fields], int | None],
     check: Callable[[Combination, bool], None],
-    vllm: bool = True,
+    row: Row,
 ) -> OpenAiParameters:
-    """Parse everything but the input, in MindIE's order; `vllm` selects vLLM's ranges instead of OpenAI's.
+    """Parse everything but the input, in MindIE's order; `row` selects the ranges.
 
     `logprobs` and `check` are the endpoint's own: its parameters of log-probabilities, and its rules for `n` and `best_of`
     (of a stream).
     """
     capacity, settings = state.capacity(target), state.settings
+    vllm = row is not Row.OPENAI_CHAT
     sampling = Sampling(ignore_eos=bool(body.boolean("ignore_eos")))
-    sampling.stop = stop_strings(body, MAX_STOP_TOTAL if vllm else MAX_STOP_LENGTH)
+    sampling.stop = stop_strings(body, limited=not vllm)
+    if row is Row.COMPLETIONS:
+        sampling.include_stop = include_stop(body)
     sampling.stop_token_ids = stop_token_ids(body)
-    sampling.include_stop = include_stop(body)
+    if row is not Row.COMPLETIONS:
+        sampling.include_stop = include_stop(body)
     sampling.temperature = body.temperature() if vllm else body.temperature(OPENAI_MAX_TEMPERATURE)
     sampling.top_k = body.top_k(-1 if vllm else 0)
     sampling.top_p = body.top_p(open_high=False)
     sampling.seed = body.seed()
+    if row is Row.CHAT:
+        _check_thinking(body.object("chat_template_kwargs"))
     sampling.repetition_penalty = body.repetition_penalty(2.0)
     sampling.frequency_penalty = body.frequency_penalty()
     sampling.presence_penalty = body.presence_penalty()
@@ -111,8 +126,25 @@ def parse_parameters(
     sequences = combination.wanted
     check_batch("best_of", sequences, settings, capacity)
     return OpenAiParameters(
-        target, model, sampling, max_tokens, sequences, stream, beams, n or sequences, wanted_logprobs, grammar
+        target,
+        model,
+        sampling,
+        max_tokens,
+        sequences,
+        stream,
+        beams,
+        n or sequences,
+        wanted_logprobs,
+        grammar,
+        body.get("response_format") if vllm else None,
     )
+
+
+def _check_thinking(given: Fields) -> None:
+    """A budget has an effect only while the model reasons, and is refused then."""
+    budget = given.integer("thinking_budget", 1, refusal=BUDGET)
+    if budget is not None and given.boolean("enable_thinking"):
+        raise invalid("thinking_budget is not supported by this endpoint")
 
 
 def response_format(body: Fields) -> GrammarRequest | None:

@@ -65,16 +65,17 @@ class Sampling:
         )
 
 
-def stop_strings(fields: Fields, longest: int = MAX_STOP_TOTAL) -> list[str]:
-    """`stop`: a string of at most `longest` characters, or a list of shorter ones.
+def stop_strings(fields: Fields, limited: bool) -> list[str]:
+    """`stop`: a string, or a list of strings of 1 to MAX_STOP_LENGTH characters, MAX_STOP_TOTAL in all.
 
-    MindIE limits the number of strings only where it limits the lone string to less.
+    `limited` is the rule of TGI and of OpenAI's own flavour: a lone string is as short as those of a list, of which there
+    are at most MAX_STOP_STRINGS. Elsewhere only the total counts.
     """
     value = fields.get("stop")
     if value is None:
         return []
     if isinstance(value, str):
-        length = utf16_length(value)
+        length, longest = utf16_length(value), MAX_STOP_LENGTH if limited else MAX_STOP_TOTAL
         if not 1 <= length <= longest:
             raise invalid(f"Input validation error: length of `stop` must be in [1, {longest}], but got {length}")
         return [value]
@@ -82,7 +83,7 @@ def stop_strings(fields: Fields, longest: int = MAX_STOP_TOTAL) -> list[str]:
         raise invalid("Input validation error: param stop must be string or list[string]")
     lengths = [utf16_length(text) if isinstance(text, str) else 0 for text in value]
     wrong = any(not 1 <= length <= MAX_STOP_LENGTH for length in lengths)
-    if wrong or sum(lengths) > MAX_STOP_TOTAL or len(value) > MAX_STOP_STRINGS:
+    if wrong or sum(lengths) > MAX_STOP_TOTAL or (limited and len(value) > MAX_STOP_STRINGS):
         raise invalid(
             "Input validation error: `stop` must be list[string] if list, and item length in "
             f"[1, {MAX_STOP_LENGTH}] with total <= {MAX_STOP_TOTAL}"

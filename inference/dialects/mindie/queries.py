@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from inference.dialects.mindie.answer import body_of
-from inference.dialects.mindie.errors import MindieError, invalid, model_not_found
+from inference.dialects.mindie.errors import invalid, model_not_found
 from inference.dialects.mindie.parameters import utf16_length
 from inference.generation.requests import TextPrompt
 from inference.http.exchange import Response, json_response
@@ -123,15 +123,10 @@ async def tokenizer(exchange: Exchange, services: Services, state: MindieState) 
         raise invalid(NOT_UTF16) from error
     model = state.router.resolve(None).tokenizer
     # A draining server still counts tokens.
-    with nullcontext() if services.admission.draining else services.admission.permit(exchange.tenant):
+    with nullcontext() if services.admission.draining else services.admission.permit(exchange.permit_holder):
         ids = await model.encode(TextPrompt(text))
         pieces = [] if body.get("do_decode") is False else await in_thread(model.pieces, ids)
     await exchange.respond(json_response({"token_number": len(ids), "tokens": pieces}))
-
-
-async def decode_results(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """GET /dresult: the result stream of a decode node, which this server is not."""
-    raise MindieError(400, "Non DMI does not support dresult request")
 
 
 def path_target(exchange: Exchange, state: MindieState) -> Target:

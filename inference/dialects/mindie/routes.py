@@ -20,6 +20,7 @@ from inference.dialects.mindie import (
     triton,
     vllm,
 )
+from inference.dialects.mindie.disaggregation import control
 from inference.dialects.mindie.health import NotHealthy
 from inference.http.exchange import Response
 from inference.http.routing import Route, RouteSet
@@ -66,7 +67,10 @@ def service_routes(state: MindieState) -> tuple[Route, ...]:
     routes.post(f"{MODEL}/stopInfer", triton.stop, "Stop a running request")
     routes.infer(f"{MODEL}/generate", triton.generate, "Generate text as Triton")
     routes.infer(f"{MODEL}/generate_stream", triton.generate_stream, "Stream text as Triton")
-    routes.get("/dresult", queries.decode_results, "Get the results of a decode node (always refused: this is none)")
+    # All callers' results are on one stream, and a new reader takes it from the earlier one: not for everybody who may infer.
+    routes.get(
+        "/dresult", control.results, "Get the results of all requests that this decode node runs", scope="manage"
+    )
     routes.post("/v1/tokenizer", queries.tokenizer, "Count and list the tokens of a text")
     return tuple(routes.made)
 
@@ -88,9 +92,9 @@ def management_routes(state: MindieState) -> tuple[Route, ...]:
     routes.get("/v1/status", management.status, "Get the role, the load and the links")
     routes.get("/v2/status", management.status_v2, "Get the role, the load by rank and the links")
     for role in ("prefill", "decode", "flex"):
-        routes.post(f"/v1/role/{role}", management.role, f"Set the role to {role}")
+        routes.post(f"/v1/role/{role}", control.role, f"Set the role to {role}")
     for role in ("prefill", "decode"):
-        routes.post(f"/v2/role/{role}", management.role_v2, f"Set the role to {role}")
+        routes.post(f"/v2/role/{role}", control.role_v2, f"Set the role to {role}")
     routes.get("/v1/engine-server/running-status", faults.running_status, "Get the engine's status and its errors")
     routes.post("/v1/engine-server/fault-handling-command", faults.command, "Recover from a fault (always refused)")
     routes.get("/metrics-json", management.metrics_json, "Get the latencies and the load")
@@ -113,22 +117,24 @@ class _Routes:
         self._state, self._scope = state, scope
         self.made: list[Route] = []
 
-    def get(self, path: str, handler: MindieHandler, summary: str, changes: bool = False) -> None:
-        """Add a GET route."""
-        self._make("GET", path, handler, summary, changes=changes)
+    def get(
+        self, path: str, handler: MindieHandler, summary: str, changes: bool = False, scope: str | None = None
+    ) -> None:
+        """Add a GET route; `scope` is its own, None: the plane's."""
+        self._make("GET", path, handler, summary, changes=changes, scope=scope or self._scope)
 
     def post(self, path: str, handler: MindieHandler, summary: str) -> None:
         """Add a POST route that needs no permit."""
-        self._make("POST", path, handler, summary)
+        self._make("POST", path, handler, summary, scope=self._scope)
 
     def infer(self, path: str, handler: MindieHandler, summary: str) -> None:
         """Add an inference route, which needs a permit; requests refused without one are counted."""
-        self._make("POST", path, handler, summary, needs_permit=True, refused=self._count_refusal)
+        self._make("POST", path, handler, summary, scope=self._scope, needs_permit=True, refused=self._count_refusal)
 
     def _make(self, method: str, path: str, handler: MindieHandler, summary: str, **fields: Any) -> None:
         bound = partial(_with_state, handler, self._state)
         for form in dict.fromkeys([path, path.replace(MODEL, f"{MODEL}/versions/{{version:name}}")]):
-            self.made.append(Route(method, form, bound, _render, summary, self._scope, **fields))
+            self.made.append(Route(method, form, bound, _render, summary, **fields))
 
     def _count_refusal(self, services: Services) -> None:
         self._state.metrics.received()

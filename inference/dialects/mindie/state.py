@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from inference.dialects.mindie.disaggregation.instance import Instance
     from inference.http.exchange import Exchange
     from inference.services import Services
     from inference.workers.router import EngineRouter
@@ -28,6 +29,8 @@ class MindieState:
     settings: MindieSettings
     router: EngineRouter
     terminate: Callable[[float | None], None]
+    instance: Instance | None = None
+    """Set where instances have roles (`inferMode` dmi)."""
     running: RunningRequests = field(default_factory=RunningRequests)
     stopping: bool = False
     drain: asyncio.Task[None] | None = None

@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
+from inference.dialects.mindie.answer import counted
 from inference.dialects.mindie.errors import invalid
 from inference.dialects.mindie.fields import INT32_MAX, Fields
 from inference.dialects.mindie.finish import finish_reason
-from inference.dialects.mindie.parameters import MAX_STOP_LENGTH, Sampling, TextErrors, stop_strings, text_of
+from inference.dialects.mindie.parameters import Sampling, TextErrors, stop_strings, text_of
+from inference.dialects.mindie.requests import Form, InferenceRequest, MessageType
 from inference.generation.answer import Reply
 from inference.generation.requests import TextPrompt
 from inference.http.exchange import Response, json_response
 from inference.http.sse import event
 
 if TYPE_CHECKING:
-    from inference.dialects.mindie.answer import Clock
+    from inference.dialects.mindie.answer import Incoming
+    from inference.dialects.mindie.clocks import Clock
+    from inference.dialects.mindie.settings import MindieSettings
     from inference.dialects.mindie.state import MindieState
     from inference.generation.deltas import Delta
     from inference.generation.generation import Generation
@@ -35,38 +38,37 @@ WRONG = TextErrors(
 
 async def generate_stream(exchange: Exchange, services: Services, state: MindieState) -> None:
     """POST /generate_stream: always a stream."""
-    with counted(exchange, services, state):
-        await _run(exchange, services, state, await body_of(exchange, state), stream=True, as_list=False)
+    with counted(exchange, services, state) as incoming:
+        await _run(incoming, await incoming.body(), MessageType.TGI, stream=True)
 
 
 async def compat(exchange: Exchange, services: Services, state: MindieState) -> None:
     """POST /: a stream if requested, else a list with one result."""
-    with counted(exchange, services, state):
-        body = await body_of(exchange, state, "Failed to parse context to json body")
+    with counted(exchange, services, state) as incoming:
+        body = await incoming.body("Failed to parse context to json body")
         stream = body.get("stream")
         if stream is not None and not isinstance(stream, bool):
             raise invalid("Stream must be boolean type.")
-        await _run(exchange, services, state, body, stream=bool(stream), as_list=True)
+        await _run(incoming, body, MessageType.GENERAL_TGI, stream=bool(stream))
 
 
-async def generate(exchange: Exchange, services: Services, state: MindieState, body: dict[str, Any]) -> None:
+async def generate(incoming: Incoming, body: dict[str, Any]) -> None:
     """POST /generate with TGI's body (`inputs`): never a stream."""
-    await _run(exchange, services, state, body, stream=False, as_list=False)
+    await _run(incoming, body, MessageType.TGI, stream=False)
 
 
-async def _run(
-    exchange: Exchange, services: Services, state: MindieState, body: dict[str, Any], *, stream: bool, as_list: bool
-) -> None:
-    state.check_accepting(services)
+async def _run(incoming: Incoming, body: dict[str, Any], kind: MessageType, *, stream: bool) -> None:
+    exchange, state = incoming.exchange, incoming.state
+    state.check_accepting(incoming.services)
     prompt = await exchange.work(text_of, body.get("inputs"), state.settings, WRONG)
-    request = await exchange.work(_parse, Fields(body), prompt, state, stream, as_list)
-    await answer(exchange, services, state, request, state.new_id(exchange))
+    request = await exchange.work(_parse, Fields(body), prompt, state, kind, stream)
+    await incoming.answer(request, state.new_id(exchange))
 
 
-def _parse(body: Fields, prompt: str, state: MindieState, stream: bool, as_list: bool) -> InferenceRequest:
+def _parse(body: Fields, prompt: str, state: MindieState, kind: MessageType, stream: bool) -> InferenceRequest:
     """Parse the parameters in MindIE's order, which decides which error is reported."""
     given = body.object("parameters")
-    sampling = Sampling(stop=stop_strings(given, MAX_STOP_LENGTH))
+    sampling = Sampling(stop=stop_strings(given, limited=True))
     sampling.temperature = given.positive_temperature()
     sampling.top_k = given.top_k(1)
     sampling.top_p = given.top_p(open_high=True)
@@ -86,20 +88,27 @@ def _parse(body: Fields, prompt: str, state: MindieState, stream: bool, as_list:
     full_text = bool(given.boolean("return_full_text"))
     truncate = given.integer("truncate", 1, refusal=f"truncate must be in (0,{INT32_MAX}], got {{}}.")
 
-    def reply(generation: Generation, clock: Clock) -> TgiReply:
-        before = f"{prompt} " if full_text else ""
-        return TgiReply(
-            generation, before, details=details, prefill=prefill, as_list=as_list, cumulative=state.settings.full_text_enabled
-        )  # fmt: skip
-
+    form = Form(kind=kind, stream=stream, text=prompt, details=details, prefill=prefill, full_text=full_text)
     return InferenceRequest(
         target=state.lenient(adapter_id),
         prompt=TextPrompt(prompt),
         sampling=sampling,
         max_tokens=DEFAULT_MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
-        reply=reply,
-        stream=stream,
+        form=form,
+        make_reply=make_reply,
         truncate=truncate,
+    )
+
+
+def make_reply(form: Form, settings: MindieSettings, generation: Generation, clock: Clock) -> Reply:
+    """The reply of this form."""
+    return TgiReply(
+        generation,
+        f"{form.text} " if form.full_text else "",
+        details=form.details,
+        prefill=form.prefill,
+        as_list=form.kind is MessageType.GENERAL_TGI,
+        cumulative=settings.full_text_enabled,
     )
 
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
+from inference.dialects.mindie.answer import body_of, counted
 from inference.dialects.mindie.errors import MindieError, invalid, model_not_found
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.finish import finish_reason
 from inference.dialects.mindie.parameters import Sampling, TextErrors, text_of
+from inference.dialects.mindie.requests import Form, InferenceRequest, MessageType
 from inference.dialects.mindie.tgi import DEFAULT_MAX_NEW_TOKENS
-from inference.generation.answer import Reply
+from inference.generation.answer import Reply, WholeReply
 from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
 from inference.http.exchange import Response, json_response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from inference.dialects.mindie.answer import Clock
+    from inference.dialects.mindie.answer import Incoming
+    from inference.dialects.mindie.clocks import Clock
+    from inference.dialects.mindie.settings import MindieSettings
     from inference.dialects.mindie.state import MindieState
     from inference.generation.deltas import Delta
     from inference.generation.generation import Generation
@@ -44,21 +46,16 @@ WRONG_LENGTH = (
 
 async def infer(exchange: Exchange, services: Services, state: MindieState) -> None:
     """POST .../infer: token ids in and out, as tensors."""
-    with counted(exchange, services, state):
-        target, body = await _begin(exchange, services, state)
-        request_id = _request_id(body)
+    with counted(exchange, services, state) as incoming:
+        target, body = await _begin(incoming)
         ids, nested = await exchange.work(_tensor, body)
+        request_id = _request_id(body)
         output = _output_name(body)
         merged = {**Fields(body).object("parameters").values, **nested}
         internal_id = state.new_id(exchange)
-
-        def reply(generation: Generation, clock: Clock) -> TokenReply:
-            return TokenReply(request_id or internal_id, output)
-
-        request = await exchange.work(
-            _parse, Fields(merged), target, TokenPrompt(ids), lambda _: reply, False, request_id, False
-        )
-        await answer(exchange, services, state, request, internal_id)
+        form = Form(kind=MessageType.TRITON_TOKEN, request_id=request_id or internal_id, output=output)
+        request = await exchange.work(_parse, Fields(merged), target, TokenPrompt(ids), form, request_id)
+        await incoming.answer(request, internal_id)
 
 
 async def generate(exchange: Exchange, services: Services, state: MindieState) -> None:
@@ -88,32 +85,35 @@ async def stop(exchange: Exchange, services: Services, state: MindieState) -> No
 
 
 async def _text(exchange: Exchange, services: Services, state: MindieState, stream: bool) -> None:
-    with counted(exchange, services, state):
-        target, body = await _begin(exchange, services, state)
+    with counted(exchange, services, state) as incoming:
+        target, body = await _begin(incoming)
         request_id = _request_id(body)
         given = body.get("text_input")
         internal_id = state.new_id(exchange)
         strange = f"The type of text_input is abnormal. The requestId is {internal_id}"
         wrong = TextErrors(NO_TEXT, "Parameter text_input arr is empty", strange, WRONG_LENGTH)
         prompt = await exchange.work(text_of, given, state.settings, wrong)
-        cumulative = state.settings.full_text_enabled
-
-        def reply_of(details: bool) -> Callable[[Generation, Clock], Reply]:
-            return lambda generation, clock: TextReply(
-                clock, request_id or internal_id, target.entry.name, details, cumulative
-            )
-
-        request = await exchange.work(
-            _parse, Fields(body).object("parameters"), target, TextPrompt(prompt), reply_of, stream, request_id
-        )
-        await answer(exchange, services, state, request, internal_id)
+        shown_id = request_id or internal_id
+        form = Form(kind=MessageType.TRITON, stream=stream, request_id=shown_id, model=target.entry.name)
+        parameters = Fields(body).object("parameters")
+        request = await exchange.work(_parse, parameters, target, TextPrompt(prompt), form, request_id)
+        await incoming.answer(request, internal_id)
 
 
-async def _begin(exchange: Exchange, services: Services, state: MindieState) -> tuple[Target, dict[str, Any]]:
+def make_reply(form: Form, settings: MindieSettings, generation: Generation, clock: Clock) -> Reply:
+    """The reply of this form."""
+    if form.kind is MessageType.TRITON_TOKEN:
+        return TokenReply(form.request_id, form.output)
+    return TextReply(
+        clock, form.request_id, form.model, form.details, form.statistics, settings.full_text_enabled
+    )  # fmt: skip
+
+
+async def _begin(incoming: Incoming) -> tuple[Target, dict[str, Any]]:
     """Check the model, then the body, then whether the service still accepts requests."""
-    target = _target(exchange, state)
-    body = await body_of(exchange, state)
-    state.check_accepting(services)
+    target = _target(incoming.exchange, incoming.state)
+    body = await incoming.body()
+    incoming.state.check_accepting(incoming.services)
     return target, body
 
 
@@ -179,20 +179,15 @@ def _output_name(body: dict[str, Any]) -> str:
     return name or "output0"
 
 
-def _parse(
-    given: Fields,
-    target: Target,
-    prompt: Prompt,
-    reply_of: Callable[[bool], Callable[[Generation, Clock], Reply]],
-    stream: bool,
-    request_id: str | None,
-    typical: bool = True,
-) -> InferenceRequest:
-    """Parse the parameters in MindIE's order, which decides which error is reported; `reply_of` takes `details`."""
+def _parse(given: Fields, target: Target, prompt: Prompt, form: Form, request_id: str | None) -> InferenceRequest:
+    """Parse the parameters in MindIE's order, which decides which error is reported; `form` lacks `details` and `statistics`.
+    Only a request with a text has `typical_p` and `perf_stat`, and then `timeout` is read last.
+    """
+    text = form.kind is MessageType.TRITON
     sampling = Sampling(temperature=given.positive_temperature())
     sampling.top_k = given.top_k(0)
     sampling.top_p = given.top_p(open_high=False)
-    if typical:
+    if text:
         given.typical_p()
     sampling.do_sample = given.boolean("do_sample")
     sampling.seed = given.seed()
@@ -200,32 +195,32 @@ def _parse(
     given.boolean("watermark")
     priority = given.priority()
     max_new_tokens = given.positive("max_new_tokens")
+    timeout_s, statistics = None, False
+    if not text:
+        timeout_s = given.timeout_s()
     details = bool(given.boolean("details"))
     given.positive("batch_size")
-    timeout_s = given.timeout_s()
+    if text:
+        timeout_s, statistics = given.timeout_s(), bool(given.boolean("perf_stat"))
     return InferenceRequest(
         target=target,
         prompt=prompt,
         sampling=sampling,
         max_tokens=DEFAULT_MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
-        reply=reply_of(details),
-        stream=stream,
+        form=replace(form, details=details, statistics=statistics),
+        make_reply=make_reply,
         names=set() if request_id is None else {request_id},
         timeout_s=timeout_s,
         priority=priority,
     )
 
 
-class TokenReply(Reply):
+class TokenReply(WholeReply):
     """The generated ids, including the end token, as one tensor."""
 
     def __init__(self, request_id: str, output: str) -> None:
         self._request_id, self._output = request_id, output
         self._ids: list[int] = []
-
-    def chunks(self, delta: Delta) -> list[bytes]:
-        """Not used: the endpoint does not stream."""
-        return []
 
     def add(self, delta: Delta) -> None:
         self._ids += delta.token_ids
@@ -239,11 +234,15 @@ class TokenReply(Reply):
 class TextReply(Reply):
     """One sequence as text, without the prompt."""
 
-    def __init__(self, clock: Clock, request_id: str, model: str, details: bool, cumulative: bool) -> None:
-        self._clock, self._details, self._cumulative = clock, details, cumulative
+    def __init__(
+        self, clock: Clock, request_id: str, model: str, details: bool, statistics: bool, cumulative: bool
+    ) -> None:
+        self._clock, self._details, self._statistics, self._cumulative = clock, details, statistics, cumulative
         self._head = {"id": request_id, "model_name": model, "model_version": None}
         self._texts: list[str] = []
         self._count = 0
+        self._costs: list[list[int]] = []
+        """The id of each token, and its milliseconds: those of its step, of which the first token has all."""
         self._finish: str | None = None
 
     def chunks(self, delta: Delta) -> list[bytes]:
@@ -260,6 +259,9 @@ class TextReply(Reply):
     def add(self, delta: Delta) -> None:
         self._texts.append(delta.text)
         self._count += len(delta.token_ids)
+        if self._statistics:
+            spent_ms = self._clock.step_ms
+            self._costs += [[token, spent_ms if i == 0 else 0] for i, token in enumerate(delta.token_ids)]
         if delta.finish_reason is not None:
             self._finish = finish_reason(delta)
 
@@ -277,6 +279,7 @@ class TextReply(Reply):
             "generated_tokens": self._count,
             "first_token_cost": None,
             "decode_cost": None,
+            **({"perf_stat": self._costs} if self._statistics else {}),
             "batch_size": batch_size,
             "queue_wait_time": wait_us,
         }

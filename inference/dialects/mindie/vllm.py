@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from inference.dialects.mindie import tgi
-from inference.dialects.mindie.answer import InferenceRequest, answer, body_of, counted
+from inference.dialects.mindie.answer import counted
 from inference.dialects.mindie.errors import MindieError, invalid
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.parameters import (
@@ -19,13 +19,16 @@ from inference.dialects.mindie.parameters import (
     text_of,
     utf16_length,
 )
+from inference.dialects.mindie.requests import Form, InferenceRequest, MessageType
 from inference.dialects.mindie.sequences import Combination, check_batch, parse_best_of, parse_n
 from inference.generation.answer import Reply
 from inference.generation.requests import TextPrompt
 from inference.http.exchange import Response, json_response
 
 if TYPE_CHECKING:
-    from inference.dialects.mindie.answer import Clock
+    from inference.dialects.mindie.answer import Incoming
+    from inference.dialects.mindie.clocks import Clock
+    from inference.dialects.mindie.settings import MindieSettings
     from inference.dialects.mindie.state import MindieState
     from inference.generation.deltas import Delta
     from inference.generation.generation import Generation
@@ -48,27 +51,28 @@ MAX_MODEL_LENGTH = 256
 
 async def generate(exchange: Exchange, services: Services, state: MindieState) -> None:
     """POST /generate: a body with `prompt` is vLLM's, else one with `inputs` is TGI's."""
-    with counted(exchange, services, state):
-        body = await body_of(exchange, state, NEITHER)
+    with counted(exchange, services, state) as incoming:
+        body = await incoming.body(NEITHER)
         if body.get("prompt") is not None:
-            await _run(exchange, services, state, body)
+            await _run(incoming, body)
         elif body.get("inputs") is not None:
-            await tgi.generate(exchange, services, state, body)
+            await tgi.generate(incoming, body)
         else:
             raise MindieError(422, NEITHER)
 
 
-async def _run(exchange: Exchange, services: Services, state: MindieState, body: dict[str, Any]) -> None:
-    state.check_accepting(services)
+async def _run(incoming: Incoming, body: dict[str, Any]) -> None:
+    exchange, state = incoming.exchange, incoming.state
+    state.check_accepting(incoming.services)
     prompt = await exchange.work(text_of, body["prompt"], state.settings, WRONG)
     request = await exchange.work(_parse, Fields(body), prompt, state)
-    await answer(exchange, services, state, request, state.new_id(exchange))
+    await incoming.answer(request, state.new_id(exchange))
 
 
 def _parse(body: Fields, prompt: str, state: MindieState) -> InferenceRequest:
     """Parse the parameters in MindIE's order, which decides which error is reported."""
     sampling = Sampling(ignore_eos=bool(body.boolean("ignore_eos")))
-    sampling.stop = stop_strings(body)
+    sampling.stop = stop_strings(body, limited=False)
     sampling.stop_token_ids = stop_token_ids(body)
     sampling.include_stop = include_stop(body)
     sampling.temperature = body.temperature()
@@ -90,18 +94,21 @@ def _parse(body: Fields, prompt: str, state: MindieState) -> InferenceRequest:
     combination.check_scheduling(state.settings)
     check_batch("best_of", combination.wanted, state.settings, capacity)
 
-    def reply(generation: Generation, clock: Clock) -> VllmReply:
-        return VllmReply(generation, _prefix(body.get("prompt")), state.settings.full_text_enabled)
-
+    form = Form(kind=MessageType.VLLM, stream=stream, text=_shown(body.get("prompt")))
     return InferenceRequest(
         target=state.lenient(model),
         prompt=TextPrompt(prompt),
         sampling=sampling,
         max_tokens=max_tokens,
-        reply=reply,
-        stream=stream,
+        form=form,
+        make_reply=make_reply,
         sequences=combination.wanted,
     )
+
+
+def make_reply(form: Form, settings: MindieSettings, generation: Generation, clock: Clock) -> Reply:
+    """The reply of this form."""
+    return VllmReply(generation, f"{form.text} ", settings.full_text_enabled)
 
 
 def _model(body: Fields) -> str | None:
@@ -114,11 +121,11 @@ def _model(body: Fields) -> str | None:
     return model
 
 
-def _prefix(prompt: Any) -> str:
-    """The text before every completion: the prompt, or the first text of a list, and one space."""
+def _shown(prompt: Any) -> str:
+    """The text before every completion: the prompt, or the first text of a list."""
     if isinstance(prompt, list):
         prompt = next((part["text"] for part in prompt if isinstance(part, dict) and part.get("type") == "text"), "")
-    return f"{prompt} "
+    return str(prompt)
 
 
 class VllmReply(Reply):

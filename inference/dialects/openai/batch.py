@@ -13,7 +13,7 @@ from inference.dialects.openai.request_ids import name_request
 from inference.dialects.openai.schema import BatchChatCompletionRequest, ChatCompletionRequest, ChatFields
 from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest, NotServed, TemplateError
-from inference.generation.answer import Job, Reply, answer
+from inference.generation.answer import Job, WholeReply, answer
 from inference.http.exchange import json_response
 from inference.http.validation import check_count, convert
 
@@ -32,7 +32,7 @@ FIELDS = [name for name in ChatFields.__struct_fields__ if name != "messages"]
 
 async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/chat/completions/batch."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         body = await exchange.work(convert, await exchange.json(), BatchChatCompletionRequest)
         name_request(exchange, body.request_id)
         bodies = await exchange.work(conversations, body, services.limits.max_prompts)
@@ -81,7 +81,7 @@ def _name_conversation(error: InvalidRequest | NotServed | TemplateError, number
         error.message = re.sub(r"^messages\b", name, error.message)
 
 
-class BatchReply(Reply):
+class BatchReply(WholeReply):
     """One choice for each conversation."""
 
     def __init__(
@@ -94,10 +94,6 @@ class BatchReply(Reply):
         pairs = zip(bodies, generations, strict=True)
         self._replies = [ChatReply(body, generation, exchange, services) for body, generation in pairs]
         self._exchange, self._shows_cached = exchange, services.shown.cached_tokens
-
-    def chunks(self, delta: Delta) -> Iterable[bytes]:
-        """A batch is never streamed."""
-        raise NotImplementedError
 
     def add(self, delta: Delta) -> None:
         self._replies[delta.prompt].add(delta)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inference.chat.conversation import parse_messages, template_arguments
 from inference.chat.tools import check_tools, may_call, tool_grammar
 from inference.dialects.openai import schema, tgi_clients
+from inference.dialects.openai.kv_transfer import answered
 from inference.dialects.openai.load import load_headers
 from inference.dialects.openai.message import Message
 from inference.dialects.openai.request_ids import name_request
@@ -16,7 +17,7 @@ from inference.dialects.openai.streams import STREAM
 from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest, NotServed
 from inference.generation.answer import Job, Reply, answer, preparing
-from inference.generation.deltas import joined
+from inference.generation.deltas import by_token, joined
 from inference.generation.requests import ChatPrompt
 from inference.http.exchange import json_response
 from inference.http.offload import encoded
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/chat/completions."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         body = await exchange.work(convert, await exchange.json(), ChatCompletionRequest)
         name_request(exchange, body.request_id)
         request = await parse(body, exchange, services)
@@ -106,6 +107,8 @@ def parse_prompt(body: ChatCompletionRequest) -> ChatPrompt:
         arguments["tools"] = body.tools
     if body.reasoning_effort is not None:
         arguments.setdefault("reasoning_effort", body.reasoning_effort)
+        # Templates that know only a switch, as vLLM gives it to them.
+        arguments.setdefault("enable_thinking", body.reasoning_effort != "none")
     if body.documents:
         arguments["documents"] = body.documents
     continued = bool(body.continue_final_message) or tgi_clients.continues(body, messages)
@@ -142,6 +145,10 @@ class ChatReply(Reply):
             self._begun = True
             for index in range(self.generation.request.n):
                 yield event(self._role_chunk(index))
+        for part in by_token(delta) if self._as_tgi else [delta]:
+            yield from self._content(part)
+
+    def _content(self, delta: Delta) -> Iterable[bytes]:
         message, ended = self.messages[delta.index], delta.finish_reason is not None
         keys = message.delta(delta.text, ended)
         if not keys and not ended and not self.body.logprobs and not self.body.return_token_ids:
@@ -191,7 +198,7 @@ class ChatReply(Reply):
             "usage": counted,
             "prompt_logprobs": self.texts.prompt(self.generation.prompt_logprobs) if asked else None,
             "prompt_token_ids": self.generation.prompt_token_ids if self.body.return_token_ids else None,
-            "kv_transfer_params": None,
+            "kv_transfer_params": answered(self.generation),
         }
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
@@ -209,6 +216,8 @@ class ChatReply(Reply):
     def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
         chunk = {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model,
                  "choices": choices, **extra}  # fmt: skip
+        if self._as_tgi:
+            chunk["system_fingerprint"] = self.fingerprint
         if self.body.continuous_usage:
             chunk.setdefault("usage", self._usage())
         return chunk

@@ -6,7 +6,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.openai import schema
+from inference.dialects.openai import schema, tgi_clients
+from inference.dialects.openai.kv_transfer import answered
 from inference.dialects.openai.load import load_headers
 from inference.dialects.openai.prompts import is_empty, parse_forms
 from inference.dialects.openai.request_ids import name_request
@@ -15,7 +16,7 @@ from inference.dialects.openai.streams import STREAM
 from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest
 from inference.generation.answer import Job, Reply, answer, preparing
-from inference.generation.deltas import joined
+from inference.generation.deltas import by_token, joined
 from inference.generation.requests import Prompt, TextPrompt
 from inference.http.exchange import json_response
 from inference.http.offload import encoded
@@ -38,7 +39,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/completions."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         body = await exchange.work(convert, await exchange.json(), CompletionRequest)
         name_request(exchange, body.request_id)
         requests = await parse(body, exchange, services)
@@ -156,6 +157,7 @@ class CompletionReply(Reply):
         self.fingerprint, self._shows_cached = services.fingerprint, services.shown.cached_tokens
         self.texts = LogprobTexts(generations[0].target.tokenizer, bool(body.return_tokens_as_token_ids))
         self.n = body.n or 1
+        self._as_tgi = tgi_clients.completes(body)
         self.head = {
             "id": f"cmpl-{exchange.request_id}",
             "object": "text_completion",
@@ -178,20 +180,24 @@ class CompletionReply(Reply):
 
     def chunks(self, delta: Delta) -> Iterable[bytes]:
         """One chunk for each delta; held until an echoed prompt's log-probabilities are known."""
-        self._held.append(delta)
+        self._held += by_token(delta) if self._as_tgi else [delta]
         if not self._echo_known():
             return
         ready, self._held = self._held, []
         for each in ready:
             chunk = {**self.head, "choices": [self._choices[each.prompt * self.n + each.index].part(each)]}
+            if self._as_tgi:
+                chunk["system_fingerprint"] = self.fingerprint
+                if each.finish_reason is not None:
+                    chunk["usage"] = self._usage([self.generations[each.prompt]])
             if self.body.continuous_usage:
-                chunk["usage"] = self._usage()
+                chunk["usage"] = self._usage(self.generations)
             yield event(chunk)
 
     def last_chunks(self) -> Iterable[bytes]:
         """Usage, if requested."""
         if self.body.include_usage:
-            yield event({**self.head, "choices": [], "usage": self._usage()})
+            yield event({**self.head, "choices": [], "usage": self._usage(self.generations)})
 
     def add(self, delta: Delta) -> None:
         """Keep the delta; choices are built from all deltas at once."""
@@ -200,8 +206,9 @@ class CompletionReply(Reply):
     def whole(self) -> Response:
         sequences = self._best({key: joined(self._deltas[key]) for key in sorted(self._deltas)})
         choices = encoded((self._choice(index, sequence) for index, sequence in enumerate(sequences)), 1)
-        nulls = {"service_tier": None, "system_fingerprint": self.fingerprint, "kv_transfer_params": None}
-        value = {**self.head, "choices": choices, "usage": self._usage(), **nulls}
+        nulls = {"service_tier": None, "system_fingerprint": self.fingerprint}
+        held = {"kv_transfer_params": answered(self.generations[0])}
+        value = {**self.head, "choices": choices, "usage": self._usage(self.generations), **nulls, **held}
         return json_response(value, headers=load_headers(self._exchange, self.generations[0].target))
 
     def _choice(self, index: int, sequence: Delta) -> dict[str, Any]:
@@ -228,10 +235,10 @@ class CompletionReply(Reply):
             return True
         return all(len(g.prompt_logprobs) >= len(g.prompt_token_ids) - 1 for g in self.generations)
 
-    def _usage(self) -> dict[str, Any]:
-        completion = 0 if self.body.max_tokens == 0 else sum(g.usage.completion_tokens for g in self.generations)
-        cached = sum(g.usage.cached_tokens for g in self.generations) if self._shows_cached else None
-        return usage(sum(g.usage.prompt_tokens for g in self.generations), completion, cached)
+    def _usage(self, generations: list[Generation]) -> dict[str, Any]:
+        completion = 0 if self.body.max_tokens == 0 else sum(g.usage.completion_tokens for g in generations)
+        cached = sum(g.usage.cached_tokens for g in generations) if self._shows_cached else None
+        return usage(sum(g.usage.prompt_tokens for g in generations), completion, cached)
 
 
 def _mean_logprob(sequence: Delta) -> float:

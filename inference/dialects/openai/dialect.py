@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inference.dialects.openai import batch, chat, completions, embeddings, models, render, responses
-from inference.dialects.openai.embeddings import EmbeddingsRequest
+from inference.dialects.openai.embeddings import EmbeddingsRequest, PoolingRequest
 from inference.dialects.openai.responses_schema import ResponsesRequest
 from inference.dialects.openai.schema import BatchChatCompletionRequest, ChatCompletionRequest, CompletionRequest
 from inference.errors import MalformedBody
@@ -46,6 +46,13 @@ def _invoke(key: str, handler: Handler, body: type) -> Route:
     )
 
 
+async def _converse(exchange: Exchange, services: Services) -> None:
+    """Answer a conversation, or embed it if the model does that."""
+    model = (await exchange.json()).get("model")
+    embeds = isinstance(model, str | None) and services.router.resolve(model).info.embedding is not None
+    await (embeddings.create if embeds else chat.create)(exchange, services)
+
+
 ROUTES = (
     Route("GET", "/v1/models", models.list_models, render_error, "List the models"),
     Route("GET", "/v1/models/{id:path}", models.retrieve, render_error, "Retrieve a model"),
@@ -80,7 +87,8 @@ ROUTES = (
         render_error,
         "Cancel a stored response (always not found: responses are not stored)",
     ),
-    _invoke("messages", chat.create, ChatCompletionRequest),
+    _post("/pooling", embeddings.pool, "Create embeddings of texts, as vLLM's pooling models do", PoolingRequest),
+    _invoke("messages", _converse, ChatCompletionRequest),
     _invoke("prompt", completions.create, CompletionRequest),
     _invoke("input", embeddings.create, EmbeddingsRequest),
 )

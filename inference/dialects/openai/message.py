@@ -29,6 +29,8 @@ class Message:
         self._show_reasoning = body.include_reasoning is not False
         self._most_calls = 1 if body.parallel_tool_calls is False else None
         self._style = tokenizer.tool_style
+        self.reasons = False
+        """Whether the last piece of text was reasoning, also if it is not shown."""
         self._thoughts: list[str] = []
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -41,6 +43,7 @@ class Message:
         part = self._parser.feed(text, ended)
         calls = [entry for call in part.calls if (entry := self._call(call)) is not None]
         delta: dict[str, Any] = {}
+        self.reasons = bool(part.reasoning)
         if part.reasoning and self._show_reasoning:
             self._thoughts.append(part.reasoning)
             delta["reasoning"] = delta["reasoning_content"] = part.reasoning

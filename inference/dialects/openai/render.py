@@ -33,7 +33,7 @@ SHOWN = (
 
 async def render_chat(exchange: Exchange, services: Services) -> None:
     """POST /v1/chat/completions/render."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         body = await exchange.work(convert, await exchange.json(), ChatCompletionRequest)
         _check(body)
         request = await chat.parse(body, exchange, services)
@@ -43,7 +43,7 @@ async def render_chat(exchange: Exchange, services: Services) -> None:
 
 async def render_completion(exchange: Exchange, services: Services) -> None:
     """POST /v1/completions/render: one object for each prompt."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         body = await exchange.work(convert, await exchange.json(), CompletionRequest)
         _check(body)
         requests = await completions.parse(body, exchange, services)

@@ -10,19 +10,22 @@ import msgspec
 from inference.dialects.openai import chat
 from inference.dialects.openai.message import Message
 from inference.dialects.openai.request_ids import name_request
+from inference.dialects.openai.response_items import OutputItems
 from inference.dialects.openai.responses_schema import ResponsesRequest, as_chat, name_field
+from inference.dialects.openai.responses_tools import ToolNames
 from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
 from inference.errors import InvalidRequest, NotServed, ResponseNotFound, TemplateError
 from inference.generation.answer import Job, Reply, StreamFormat, answer, preparing
 from inference.http.exchange import json_response
-from inference.http.validation import convert
+from inference.http.validation import check_range, convert
 from inference.vendors.openai_errors import body as error_body
 from inference.vendors.openai_errors import render_event
 from inference.vendors.openai_logprobs import LogprobTexts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from inference.dialects.openai.response_items import Event, Logprobs
     from inference.errors import ServingError
     from inference.generation.deltas import Delta
     from inference.generation.generation import Generation
@@ -34,9 +37,10 @@ STREAM = StreamFormat(HEADERS, render_event, keep_alive=KEEP_ALIVE)
 
 async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/responses."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         body = await exchange.work(convert, await exchange.json(), ResponsesRequest)
         name_request(exchange, body.request_id)
+        check_range("top_logprobs", body.top_logprobs, 0, services.limits.max_logprobs)
         chat_body = await exchange.work(as_chat, body)
 
         def reply(generations: list[Generation]) -> ResponseReply:
@@ -57,144 +61,95 @@ async def retrieve(exchange: Exchange, services: Services) -> None:
 
 
 class ResponseReply(Reply):
-    """Renders one response: reasoning, then text, then function calls, each an output item."""
+    """Renders one response. A whole one has reasoning, then text, then calls; a stream has them in the model's order."""
 
     def __init__(self, body: ResponsesRequest, message: Message, generation: Generation, request_id: str) -> None:
         self.body, self.message, self.generation = body, message, generation
-        self.id, self.message_id, self.reasoning_id = (f"{kind}_{request_id}" for kind in ("resp", "msg", "rs"))
+        self.id = request_id if request_id == body.request_id else f"resp_{request_id}"
         self.created = int(time.time())
         self.finish: str | None = None
-        self.text = ""
-        self.logprobs: list[dict[str, Any]] = []
         self.reasoning_tokens = 0
+        self._items = OutputItems(request_id, ToolNames(body.tools))
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: Logprobs = []
+        """Those of a whole answer, or those of a stream's tokens whose text is held back."""
         self._texts = LogprobTexts(generation.target.tokenizer, as_ids=False)
         self._sequence = 0
-        self._begun = self._reasoning = self._writing = False
+        self._begun = False
 
     def add(self, delta: Delta) -> None:
-        self._add(delta)
+        keys, logprobs = self._read(delta)
+        self._text.append(keys.get("content", ""))
+        self._logprobs += logprobs
 
     def chunks(self, delta: Delta) -> Iterable[bytes]:
-        """Events of reasoning and text, as they arrive."""
-        reasoning, text, logprobs = self._add(delta)
+        """The events of what the delta adds."""
+        keys, logprobs = self._read(delta)
         if not self._begun:  # not earlier: an error before the first token is still an ordinary response
             self._begun = True
-            yield self._event("response.created", response=self._response("in_progress", []))
-            yield self._event("response.in_progress", response=self._response("in_progress", []))
-        if reasoning:
-            if not self._reasoning:
-                self._reasoning = True
-                yield self._item_event("added", 0, self._reasoning_item("in_progress", ""))
-            position = {"item_id": self.reasoning_id, "output_index": 0, "content_index": 0}
-            yield self._event("response.reasoning_text.delta", **position, delta=reasoning)
-        if text:
-            if not self._writing:
-                self._writing = True
-                yield from self._begin_text()
-            yield self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)
+            yield self._event("created", response=self._response("in_progress", []))
+            yield self._event("in_progress", response=self._response("in_progress", []))
+        self._logprobs += logprobs
+        for kind, fields in self._written(keys):
+            yield self._event(kind, **fields)
 
     def last_chunks(self) -> Iterable[bytes]:
-        """The end of the text, then each function call as a whole."""
-        return self._end(self._writing)
-
-    def _begin_text(self) -> list[bytes]:
-        """The events before the text; they end the reasoning."""
-        events = []
-        if self.message.reasoning:
-            events.append(self._item_event("done", 0, self._reasoning_item("completed", self.message.reasoning)))
-        events.append(self._item_event("added", self._text_index, self._item("in_progress", [])))
-        events.append(self._text_event("response.content_part.added", part=_part("", [])))
-        return events
-
-    def _end(self, written: bool) -> list[bytes]:
-        """The events after the last token."""
-        calls, events = self._calls(), []
-        if not written and not calls:  # a response has at least an empty text
-            events += self._begin_text()
-        elif not written and self.message.reasoning:
-            events.append(self._item_event("done", 0, self._reasoning_item("completed", self.message.reasoning)))
-        if written or not calls:
-            events.append(self._text_event("response.output_text.done", text=self.text, logprobs=self.logprobs))
-            events.append(self._text_event("response.content_part.done", part=_part(self.text, self.logprobs)))
-            events.append(self._item_event("done", self._text_index, self._text_item()))
-        for index, item in enumerate(calls, self._text_index + (written or not calls)):
-            position = {"output_index": index, "item_id": item["id"]}
-            events.append(self._item_event("added", index, {**item, "arguments": "", "status": "in_progress"}))
-            events.append(self._event("response.function_call_arguments.delta", **position, delta=item["arguments"]))
-            events.append(self._event("response.function_call_arguments.done", **position, arguments=item["arguments"]))
-            events.append(self._item_event("done", index, item))
-        whole = self._whole()
-        return [*events, self._event(f"response.{whole['status']}", response=whole)]
+        """The end of the last item, and the whole response."""
+        for kind, fields in self._ended():
+            yield self._event(kind, **fields)
+        response = self._response(self._status, self._items.done)
+        yield self._event(response["status"], response=response)
 
     def whole(self) -> Response:
-        return json_response(self._whole())
-
-    def _whole(self) -> dict[str, Any]:
-        calls, reasoning = self._calls(), self.message.reasoning
-        items = [self._reasoning_item("completed", reasoning)] if reasoning else []
-        if self.text or not calls:
-            items.append(self._text_item())
-        return self._response("incomplete" if self.finish == "length" else "completed", [*items, *calls])
+        keys = {"reasoning": self.message.reasoning, "content": "".join(self._text)}
+        calls = [{"id": call["id"], "function": call["function"]} for call in self.message.calls]
+        for _ in self._written({**keys, "tool_calls": calls}):
+            pass
+        for _ in self._ended():
+            pass
+        return json_response(self._response(self._status, self._items.done))
 
     def error_chunk(self, error: ServingError) -> bytes:
         """An error as an event of this response."""
         details = error_body(error)[1]["error"]
-        response = {**self._response("failed", []), "error": details}
-        return self._event("response.failed", response=response)
+        return self._event("failed", response={**self._response("failed", []), "error": details})
+
+    def _read(self, delta: Delta) -> tuple[dict[str, Any], Logprobs]:
+        """The keys of a chat's message that the delta adds, and the log-probabilities of its text."""
+        self.finish = delta.finish_reason or self.finish
+        self._token_ids += delta.token_ids
+        keys = self.message.delta(delta.text, delta.finish_reason is not None)
+        if self.message.reasons:
+            self.reasoning_tokens += len(delta.token_ids)
+        if not self.body.shows_logprobs or not delta.logprobs or self.message.reasons:
+            return keys, []
+        logprobs: Logprobs = self._texts.chat(delta.logprobs, self.body.top_logprobs or 0, actual_first=True)["content"]
+        return keys, logprobs
+
+    def _written(self, keys: dict[str, Any]) -> Iterator[Event]:
+        if keys.get("reasoning"):
+            yield from self._items.reasoning(keys["reasoning"])
+        if keys.get("content"):
+            held, self._logprobs = self._logprobs, []
+            yield from self._items.text(keys["content"], held)
+        for call in keys.get("tool_calls", ()):
+            function = call["function"]
+            yield from self._items.call(call.get("id"), function.get("name"), function["arguments"])
+
+    def _ended(self) -> Iterator[Event]:
+        # A response has at least an empty text; to an open one belong the tokens without text.
+        if self._items.empty or self._items.writes_text:
+            yield from self._items.text("", self._logprobs)
+        yield from self._items.close(self._status)
 
     @property
-    def _text_index(self) -> int:
-        return 1 if self.message.reasoning else 0
-
-    def _add(self, delta: Delta) -> tuple[str, str, list[dict[str, Any]]]:
-        """Add a delta; returns its reasoning, its text and the text's log-probabilities."""
-        self.finish = delta.finish_reason or self.finish
-        keys = self.message.delta(delta.text, delta.finish_reason is not None)
-        reasoning, text = keys.get("reasoning", ""), keys.get("content", "")
-        if reasoning:
-            self.reasoning_tokens += len(delta.token_ids)
-        logprobs: list[dict[str, Any]] = []
-        if self.body.top_logprobs is not None and delta.logprobs and not reasoning:
-            logprobs = self._texts.chat(delta.logprobs, self.body.top_logprobs)["content"]
-        self.text += text
-        self.logprobs += logprobs
-        return reasoning, text, logprobs
-
-    def _text_item(self) -> dict[str, Any]:
-        status = "incomplete" if self.finish == "length" else "completed"
-        return self._item(status, [_part(self.text, self.logprobs)])
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.message_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-
-    def _calls(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "type": "function_call",
-                "id": f"fc_{call['id']}",
-                "call_id": call["id"],
-                "name": call["function"]["name"],
-                "arguments": call["function"]["arguments"],
-                "status": "completed",
-            }
-            for call in self.message.calls
-        ]
+    def _status(self) -> str:
+        return "incomplete" if self.finish == "length" else "completed"
 
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        body, counts = self.body, self.generation.usage
-        usage = {
-            "input_tokens": counts.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": counts.cached_tokens},
-            "output_tokens": counts.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
-            "total_tokens": counts.prompt_tokens + counts.completion_tokens,
-        }
+        body, params = self.body, self.generation.params
+        ended = status in ("completed", "incomplete")
         return {
             "id": self.id,
             "created_at": self.created,
@@ -207,40 +162,55 @@ class ResponseReply(Reply):
             "model": body.model or self.generation.target.entry.name,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "temperature": body.temperature,
-            "tool_choice": body.tool_choice or "auto",
+            "temperature": params.temperature,
+            "tool_choice": body.tool_choice or ("auto" if body.tools else "none"),
             "tools": body.tools or [],
-            "top_p": body.top_p,
+            "top_p": params.top_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
             "background": False,
-            "max_output_tokens": body.max_output_tokens,
+            "max_output_tokens": params.max_tokens,
             "max_tool_calls": body.max_tool_calls,
             "previous_response_id": None,
             "prompt": None,
+            "prompt_cache_key": body.prompt_cache_key,
+            "prompt_cache_options": body.prompt_cache_options,
+            "prompt_cache_retention": body.prompt_cache_retention,
             "reasoning": body.reasoning,
+            "safety_identifier": body.safety_identifier,
             "service_tier": body.service_tier or "auto",
             "text": body.text or {"format": {"type": "text"}},
-            "top_logprobs": body.top_logprobs,
+            "top_logprobs": params.logprobs,
             "truncation": body.truncation or "disabled",
-            "usage": usage if status not in ("in_progress", "failed") else None,
+            "usage": self._usage() if ended else None,
             "user": body.user,
+            **(self._messages() if ended and body.enable_response_messages else {}),
         }
 
-    def _reasoning_item(self, status: str, reasoning: str) -> dict[str, Any]:
-        content = [{"type": "reasoning_text", "text": reasoning}] if reasoning else []
-        return {"id": self.reasoning_id, "type": "reasoning", "summary": [], "content": content, "status": status}
+    def _usage(self) -> dict[str, Any]:
+        counts = self.generation.usage
+        return {
+            "input_tokens": counts.prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": counts.cached_tokens,
+                "cache_write_tokens": counts.prompt_tokens - counts.cached_tokens,
+            },
+            "output_tokens": counts.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "total_tokens": counts.prompt_tokens + counts.completion_tokens,
+        }
 
-    def _item_event(self, change: str, index: int, item: dict[str, Any]) -> bytes:
-        return self._event(f"response.output_item.{change}", output_index=index, item=item)
-
-    def _text_event(self, kind: str, **fields: Any) -> bytes:
-        position = {"item_id": self.message_id, "output_index": self._text_index, "content_index": 0}
-        return self._event(kind, **position, **fields)
+    def _messages(self) -> dict[str, Any]:
+        """What the model read and wrote, special tokens included."""
+        decode = self.generation.target.tokenizer.decode
+        read, written = (
+            [{"type": "raw_message_tokens", "message": decode(ids), "tokens": ids}]
+            for ids in (self.generation.prompt_token_ids, self._token_ids)
+        )
+        return {"input_messages": read, "output_messages": written}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        value = {"type": kind, "sequence_number": self._sequence, **fields}
+        name = f"response.{kind}"
+        value = {"type": name, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(value) + b"\n\n"
-
-
-def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        return f"event: {name}\ndata: ".encode() + msgspec.json.encode(value) + b"\n\n"

@@ -7,11 +7,19 @@ from typing import Annotated, Any
 
 import msgspec
 
+from inference.dialects.openai.responses_input import INPUT_FORMS, is_continued, messages_of
+from inference.dialects.openai.responses_tools import choice_of, functions_of
 from inference.dialects.openai.schema import ChatCompletionRequest
-from inference.errors import InvalidRequest, NotServed, TemplateError
+from inference.errors import InvalidRequest, NotServed, ResponseNotFound, TemplateError
 
-NOT_SERVED = ("previous_response_id", "background", "prompt", "conversation")
-INPUT_FORMS = [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]
+NOT_SERVED = ("background", "prompt", "conversation", "previous_input_messages")
+SAME = (
+    "model", "stream", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
+    "skip_special_tokens", "structured_outputs", "cache_salt", "session_id", "prompt_cache_key", "user",
+    "include_reasoning", "parallel_tool_calls", "chat_template_kwargs",
+)  # fmt: skip
+"""Fields that mean the same in a chat request."""
 CHAT_FIELDS = {
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
@@ -19,11 +27,12 @@ CHAT_FIELDS = {
     "reasoning_effort": "reasoning",
 }
 """What a field of a chat request is called here."""
-TEXT_PARTS = ("input_text", "output_text", "text")
+LOGPROBS = "message.output_text.logprobs"
 
 
 class ResponsesRequest(msgspec.Struct):
-    """POST /v1/responses. `store`, `metadata`, `user`, `service_tier` and `include` are accepted; responses are not
+    """POST /v1/responses. Of what these fields are about nothing is done: `store`, `metadata`, `service_tier`,
+    `safety_identifier`, `prompt_cache_retention`, `prompt_cache_options`, `max_tool_calls`, `priority`. Responses are not
     stored.
     """
 
@@ -33,54 +42,85 @@ class ResponsesRequest(msgspec.Struct):
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     top_logprobs: int | None = None
     seed: int | None = None
     stream: bool | None = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
     service_tier: str | None = None
     include: list[str] | None = None
+    include_reasoning: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     text: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     truncation: str | None = None
     previous_response_id: str | None = None
+    previous_input_messages: list[Any] | None = None
     background: bool | None = None
     prompt: dict[str, Any] | None = None
     conversation: Any = None
+    enable_response_messages: bool | None = None
     request_id: str | None = None
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Whether the text has log-probabilities; `top_logprobs` alone does not ask for them."""
+        return LOGPROBS in (self.include or [])
 
 
 def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
-    """The same request for the chat route; raises InvalidRequest or NotServed."""
+    """The same request for the chat route; raises InvalidRequest, NotServed, or ResponseNotFound for an earlier response,
+    since none is stored.
+    """
     for name in NOT_SERVED:
         if getattr(body, name):
             raise NotServed(f"{name} is not supported by this server.", name)
-    if body.truncation not in (None, "disabled"):
-        raise NotServed("truncation: only 'disabled' is supported by this server.", "truncation")
-    messages = _messages(body.input)
-    if body.instructions is not None:
+    if body.previous_response_id is not None:
+        raise ResponseNotFound(body.previous_response_id)
+    if body.truncation not in (None, "disabled", "auto"):
+        raise InvalidRequest("truncation must be 'auto' or 'disabled'.", "truncation")
+    messages = messages_of(body.input)
+    continued = is_continued(body.input, messages)
+    if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     effort = (body.reasoning or {}).get("effort")
     if effort is not None and not isinstance(effort, str):
         raise InvalidRequest("reasoning.effort must be a string.", "reasoning")
+    tools = functions_of(body.tools)
     return ChatCompletionRequest(
-        model=body.model,
+        **{name: getattr(body, name) for name in SAME},
         messages=messages,
+        continue_final_message=continued,
         max_completion_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        seed=body.seed,
-        stream=body.stream,
-        logprobs=None if body.top_logprobs is None else True,
-        top_logprobs=body.top_logprobs,
-        tools=None if not body.tools else [_tool(i, tool) for i, tool in enumerate(body.tools)],
-        tool_choice=_choice(body.tool_choice) if body.tools else None,
-        parallel_tool_calls=body.parallel_tool_calls,
+        truncate_prompt_tokens=-1 if body.truncation == "auto" else None,
+        logprobs=body.shows_logprobs,
+        top_logprobs=body.top_logprobs if body.shows_logprobs else None,
+        tools=tools,
+        tool_choice=choice_of(body.tool_choice, body.tools),
         response_format=_format(body.text),
         reasoning_effort=effort,
     )
@@ -93,65 +133,6 @@ def name_field(error: InvalidRequest | NotServed | TemplateError) -> None:
     if name is not None:
         error.field = CHAT_FIELDS[name]
         error.message = re.sub(rf"^{name}\b(\[\d+\])?", error.field, error.message)
-
-
-def _messages(given: Any) -> list[dict[str, Any]]:
-    if isinstance(given, str) and given:
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list) or not given or not all(isinstance(item, dict) for item in given):
-        raise InvalidRequest("input must be a non-empty string or list of items.", "input")
-    messages: list[dict[str, Any]] = []
-    for index, item in enumerate(given):
-        field, kind = f"input[{index}]", item.get("type", "message")
-        if kind == "message":
-            messages.append({"role": item.get("role"), "content": _content(item.get("content"), field)})
-        elif kind == "function_call":
-            _add_call(messages, item)
-        elif kind == "function_call_output":
-            output = item.get("output")
-            text = output if isinstance(output, str) else _content(output, field)
-            messages.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": text})
-        elif kind != "reasoning":  # templates do not take earlier reasoning
-            raise NotServed(f"{field}: items of type {str(kind)[:40]!r} are not supported.", field)
-    return messages
-
-
-def _content(content: Any, field: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidRequest(f"{field}.content must be a string or a list of parts.", f"{field}.content")
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise NotServed(f"{field}.content: parts of type {str(kind)[:40]!r} are not supported.", f"{field}.content")
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
-def _add_call(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
-    """Consecutive calls belong to one assistant message."""
-    function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-    call = {"id": item.get("call_id"), "type": "function", "function": function}
-    if messages and messages[-1]["role"] == "assistant" and "tool_calls" in messages[-1]:
-        messages[-1]["tool_calls"].append(call)
-    else:
-        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-
-
-def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool is flat here, nested in a chat request."""
-    if tool.get("type") != "function":
-        raise NotServed(f"tools[{index}]: only tools of type 'function' are supported.", "tools")
-    function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
-    return {"type": "function", "function": function}
-
-
-def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    if isinstance(choice, dict) and isinstance(choice.get("name"), str):
-        return {"type": "function", "function": {"name": choice["name"]}}
-    return choice
 
 
 def _format(text: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from inference.dialects.openai import kv_transfer
+from inference.dialects.openai.kv_transfer import KvTransferParams
 from inference.dialects.openai.prompts import PROMPT_FORMS
 from inference.dialects.openai.structured import grammar_of
 from inference.errors import InvalidRequest, NotServed
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from inference.workers.tokenizer import ModelTokenizer
 
 MAX_SESSION_CHARACTERS = 256
+URLS = ("http://", "https://")
 
 
 class StreamOptions(msgspec.Struct):
@@ -40,6 +43,7 @@ class CommonRequest(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    session_id: str | None = None
     prompt_cache_key: str | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
@@ -59,6 +63,12 @@ class CommonRequest(SamplingFields):
     length_penalty: float | None = None
     logprob_token_ids: list[int] | None = None
     request_id: str | None = None
+    kv_transfer_params: KvTransferParams | None = None
+
+    def __post_init__(self) -> None:
+        """huggingface.js names the server's URL as the model, which no deployment can be called: it is one of TGI's clients."""
+        if self.model is not None and self.model.startswith(URLS):
+            self.model = "tgi"
 
     @property
     def include_usage(self) -> bool:
@@ -207,11 +217,13 @@ def generation_request(
         truncate_left=None if right else keep,
         truncate_right=keep if right else None,
         cache_salt=body.cache_salt or "",
-        session=(session or body.prompt_cache_key or body.user or "")[:MAX_SESSION_CHARACTERS],
+        session=(body.session_id or session or body.prompt_cache_key or body.user or "")[:MAX_SESSION_CHARACTERS],
         beams=bool(body.use_beam_search),
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         number=number,
         prompt_field=prompt_field,
+        hold=kv_transfer.holds(body.kv_transfer_params, max_tokens),
+        blocks=kv_transfer.blocks(body.kv_transfer_params),
     )
     if request.beams:
         check_beams(request)

@@ -50,7 +50,7 @@ async def embed(exchange: Exchange, services: Services, value: dict[str, Any]) -
         raise invalid("`prompt_name` is not supported: the model's own default prompt is used", "prompt_name")
     longest = services.router.resolve(None).info.max_model_len if request.truncate else None
     left = (request.truncation_direction or "").lower() == "left"
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         asked = EmbeddingRequest(
             model=None,
             inputs=[TextPrompt(text) for text in texts],

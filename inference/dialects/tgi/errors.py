@@ -22,12 +22,15 @@ TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.BodyTooLarge, 413, "payload_too_large"),
     (errors.Unauthorized, 401, "unauthorized"),
     (errors.Forbidden, 403, "forbidden"),
+    (errors.DuplicateRequest, 409, "conflict"),
+    (errors.OtherRequest, 422, "validation"),
     (errors.Overloaded, 429, "overloaded"),
     (errors.Unavailable, 503, "unavailable"),
     (errors.DeadlineExceeded, 424, "generation"),
     (errors.GenerationFailed, 424, "generation"),
     (errors.ServingError, 500, "internal"),
 ]
+NOT_JSON = "Failed to parse the request body as JSON"
 WRONG_TYPE = "Failed to deserialize the JSON body into the target type"
 STATUSES = frozenset(status for _, status, _ in TABLE)
 
@@ -39,11 +42,13 @@ def body(error: ServingError) -> tuple[int, dict[str, str]]:
 
 
 def _text(error: ServingError) -> str:
-    """The error's text: JSON of another type is refused by the router's parser, and a grammar that could not be compiled is
-    named as one that the router refuses.
+    """The error's text: what is no JSON, or JSON of another type, is refused by the router's parser, and a grammar that could
+    not be compiled is named as one that the router refuses.
     """
     if isinstance(error, errors.NotAnObject):
         return f"{WRONG_TYPE}: {error.message}"
+    if isinstance(error, errors.MalformedBody):
+        return f"{NOT_JSON}: {error.message}"
     failure = error.failure if isinstance(error, errors.InvalidRequest) else None
     if failure is None or failure.code != FailureCode.GRAMMAR:
         return error.message

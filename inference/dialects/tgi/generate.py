@@ -16,6 +16,7 @@ from inference.dialects.tgi.schema import (
     CompatGenerateRequest,
     GenerateRequest,
     generation_request,
+    grammar_of,
     parse,
     validate,
     validate_length,
@@ -103,7 +104,7 @@ def _stream_format(request: GenerateRequest) -> StreamFormat:
 async def _prepare(exchange: Exchange, services: Services, request: GenerateRequest, streaming: bool) -> Generation:
     """Validate in the router's order and prepare the generation."""
     total = services.router.resolve(None).info.max_model_len
-    grammar = validate(request, services.limits, total, streaming)
+    validate(request, services.limits, total, streaming)
     p = request.parameters
     try:
         target = services.router.resolve(p.adapter_id)
@@ -113,6 +114,7 @@ async def _prepare(exchange: Exchange, services: Services, request: GenerateRequ
         ) from error
     ids = await target.tokenizer.encode(TextPrompt(request.inputs), p.truncate, limit=total)
     validate_length(len(ids), p, total)
+    grammar = grammar_of(p.grammar)
     with_tokens = streaming or p.details or p.decoder_input_details or bool(p.best_of)
     internal = generation_request(request, TokenPrompt(ids), grammar, with_tokens)
     return await services.generator.prepare(internal, exchange, "tgi")
@@ -280,7 +282,7 @@ def overloaded(services: Services) -> None:
 def counted_permit(exchange: Exchange, services: Services) -> Iterator[None]:
     """Acquire a permit, and count requests refused before they reach an engine."""
     try:
-        with services.admission.permit(exchange.tenant):
+        with services.admission.permit(exchange.permit_holder):
             yield
     except InvalidRequest:
         services.metrics.refused("validation")

@@ -21,7 +21,7 @@ CHUNK = 1024
 """The router validates at most this many new tokens against the context; more are truncated to what fits."""
 
 
-class Parameters(msgspec.Struct):
+class GenerateParameters(msgspec.Struct):
     """`parameters`. Fields without `None` in their type refuse null, as in the router."""
 
     best_of: int | None = None
@@ -60,7 +60,7 @@ class GenerateRequest(msgspec.Struct):
     """POST /generate and /generate_stream. Absent `parameters` imply sampling, present ones do not."""
 
     inputs: str
-    parameters: Parameters = msgspec.field(default_factory=lambda: Parameters(do_sample=True))
+    parameters: GenerateParameters = msgspec.field(default_factory=lambda: GenerateParameters(do_sample=True))
 
 
 class CompatGenerateRequest(GenerateRequest):
@@ -87,22 +87,19 @@ def parse(value: dict[str, Any], schema: type[GenerateRequest]) -> Any:
     return request
 
 
-def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, streaming: bool) -> GrammarRequest | None:
-    """The router's checks before tokenising, in its order.
-
-    Returns the grammar of the request.
-    """
+def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, streaming: bool) -> None:
+    """The router's checks before tokenising, in its order."""
     p = request.parameters
     best_of = 1 if p.best_of is None else p.best_of
-    if best_of > 1 and limits.max_best_of == 1:
-        raise invalid("`best_of` != 1 is not allowed for this endpoint", "best_of")
-    if best_of > limits.max_best_of:
-        raise invalid(f"`best_of` must be > 0 and <= {limits.max_best_of}. Given: {best_of}", "best_of")
     if streaming and best_of != 1:
         raise invalid("`best_of` != 1 is not supported when streaming tokens", "best_of")
     if streaming and p.decoder_input_details:
         text = "`decoder_input_details` == true is not supported when streaming tokens"
         raise invalid(text, "decoder_input_details")
+    if best_of > 1 and limits.max_best_of == 1:
+        raise invalid("`best_of` != 1 is not allowed for this endpoint", "best_of")
+    if best_of > limits.max_best_of:
+        raise invalid(f"`best_of` must be > 0 and <= {limits.max_best_of}. Given: {best_of}", "best_of")
     if best_of > 1 and not p.sampling:
         raise invalid("you must use sampling when `best_of` is > 1", "best_of")
     if p.temperature is not None and p.temperature <= 0:
@@ -133,10 +130,9 @@ def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, st
     if p.truncate is not None and not 0 < p.truncate <= longest:
         text = f"`truncate` must be strictly positive and less than {longest}. Given: {p.truncate}"
         raise invalid(text, "truncate")
-    return None if p.grammar is None else _grammar_of(p.grammar)
 
 
-def validate_length(input_length: int, p: Parameters, max_total_tokens: int) -> None:
+def validate_length(input_length: int, p: GenerateParameters, max_total_tokens: int) -> None:
     """The router's two length checks, total before input."""
     wanted = max_total_tokens - input_length if p.max_new_tokens is None else p.max_new_tokens
     new = min(wanted, CHUNK)
@@ -193,7 +189,10 @@ def chat_prompt(messages: list[dict[str, Any]], arguments: dict[str, Any] | None
     )
 
 
-def _grammar_of(given: dict[str, Any]) -> GrammarRequest:
+def grammar_of(given: dict[str, Any] | None) -> GrammarRequest | None:
+    """The grammar, which the router checks last."""
+    if given is None:
+        return None
     try:
         return tgi_grammar.grammar_of(given, "grammar")
     except InvalidRequest as error:

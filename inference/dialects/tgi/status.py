@@ -75,7 +75,7 @@ async def chat_tokenize(exchange: Exchange, services: Services) -> None:
         request = await exchange.work(convert, await exchange.json(), ChatRequest)
     except InvalidRequest as error:
         raise undeserialisable(error) from error
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         tokenizer = services.router.resolve(request.model).tokenizer
         arguments = {"tools": request.tools} if request.tools else {}
         messages = await exchange.work(parse_messages, request.messages)
@@ -92,7 +92,7 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
     """POST /tokenize: the tokens of `inputs` with the byte range of each."""
     request: GenerateRequest = await exchange.work(parse, await exchange.json(), GenerateRequest)
     tokenizer = services.router.resolve(None).tokenizer
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         encoding = await tokenizer.encoding(request.inputs, add_special_tokens=True)
         tokens = await in_thread(_tokens, request.inputs, encoding)
         del encoding

@@ -10,9 +10,9 @@ import msgspec
 from inference.chat.conversation import parse_messages
 from inference.dialects.tgi.errors import invalid, undeserialisable
 from inference.dialects.tgi.generate import counted_permit
-from inference.dialects.tgi.schema import GenerateRequest, Parameters, chat_prompt, parse
+from inference.dialects.tgi.schema import GenerateParameters, GenerateRequest, chat_prompt, parse
 from inference.errors import InvalidRequest
-from inference.generation.answer import Job, Reply, answer
+from inference.generation.answer import Job, WholeReply, answer
 from inference.generation.requests import GenerationRequest, SamplingOverrides, TextPrompt, TokenPrompt
 from inference.http.exchange import json_response
 from inference.http.validation import convert
@@ -51,15 +51,11 @@ async def predict(exchange: Exchange, services: Services) -> None:
     await answer(exchange, Job(prepare, lambda generations: PredictionReply(len(generations)), permit=permit))
 
 
-class PredictionReply(Reply):
-    """One text for each instance; never streamed."""
+class PredictionReply(WholeReply):
+    """One text for each instance."""
 
     def __init__(self, instances: int) -> None:
         self._texts = [""] * instances
-
-    def chunks(self, delta: Delta) -> list[bytes]:
-        """Not used: the route does not stream."""
-        return []
 
     def add(self, delta: Delta) -> None:
         self._texts[delta.prompt] += delta.text
@@ -75,9 +71,12 @@ async def _prepare(exchange: Exchange, services: Services, number: int, instance
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
             raise undeserialisable(InvalidRequest("instances.messages: expected a list of objects", "instances"))
         ids = await tokenizer.encode(chat_prompt(await exchange.work(parse_messages, messages)))
-        parameters = Parameters(max_new_tokens=_whole(instance.get("max_tokens")), seed=_whole(instance.get("seed")))
+        parameters = GenerateParameters(
+            max_new_tokens=_whole(instance.get("max_tokens")), seed=_whole(instance.get("seed"))
+        )
     else:
-        request: GenerateRequest = parse(instance, GenerateRequest)
+        given = {key: value for key, value in instance.items() if value is not None or key != "parameters"}
+        request: GenerateRequest = parse(given, GenerateRequest)
         if not request.inputs:
             raise invalid("`inputs` cannot be empty", "inputs")
         longest = services.router.resolve(None).info.max_model_len

@@ -31,7 +31,7 @@ async def chunks_of(
 
     headers = [(b"x-request-id", caller.request_id.encode())]
     exchange = Exchange({"method": "POST" if body else "GET", "path": path, "headers": headers}, receive, send)
-    exchange.tenant = caller.tenant
+    exchange.tenant, exchange.standing = caller.tenant, caller.standing
 
     async def run() -> None:
         try:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from inference.dialects.torchserve import grpc_inference, grpc_management
+from inference.dialects.torchserve import grpc_inference, grpc_management, grpc_open_inference
 from inference.dialects.torchserve.grpc_inference import InferenceService
 from inference.dialects.torchserve.grpc_management import ManagementService
+from inference.dialects.torchserve.grpc_open_inference import OpenInferenceService
 from inference.dialects.torchserve.key_file import KeyFile
 from inference.dialects.torchserve.routes import answer_headers, route_sets
 from inference.dialects.torchserve.settings import TorchServeSettings
@@ -49,7 +50,8 @@ def configure(settings: TorchServeSettings, server: ServerOptions) -> Setup:
             [state.metrics],
         )
 
-    return Setup(start=start)
+    ports = (*_ports(settings), settings.torchserve_metrics_port)
+    return Setup(start=start, addresses=[(server.host, port) for port in ports])
 
 
 def _ports(settings: TorchServeSettings) -> tuple[int, ...]:
@@ -110,6 +112,9 @@ def _grpc_listeners(state: State, host: str, timeouts: Timeouts) -> list[GrpcLis
     management = ManagementService(state, timeouts).handler()
     ports: dict[int, list[tuple[str, grpc.GenericRpcHandler]]] = {}
     ports.setdefault(settings.torchserve_grpc_inference_port, []).append((grpc_inference.SERVICE, inference))
+    if settings.torchserve_open_inference_protocol:
+        handler = OpenInferenceService(state, timeouts).handler()
+        ports[settings.torchserve_grpc_inference_port].append((grpc_open_inference.SERVICE, handler))
     ports.setdefault(settings.torchserve_grpc_management_port, []).append((grpc_management.SERVICE, management))
 
     def healthy() -> bool:

@@ -109,6 +109,9 @@ def translated(error: ServingError, strict: bool = False, managing: bool = False
         return TorchServeError(text, "NOT_FOUND" if exact else "INTERNAL", label, 404)
     if isinstance(error, errors.ShuttingDown):
         return TorchServeError(error.message, "UNAVAILABLE", OWN_LABEL, 503, "ServiceUnavailableException")
+    if isinstance(error, errors.OverShare):
+        kind = "ServiceUnavailableException"
+        return TorchServeError(error.message, "RESOURCE_EXHAUSTED", OWN_LABEL, 429, kind)
     if isinstance(error, errors.Overloaded | errors.Unavailable):
         busy = "RESOURCE_EXHAUSTED" if isinstance(error, errors.Overloaded) else "UNAVAILABLE"
         text = error.message if managing or isinstance(error, NoWorker) else f"Model {NO_WORKER}"
@@ -134,6 +137,8 @@ _TABLE: list[tuple[type[ServingError], str, int, str]] = [
     (errors.RouteNotFound, "UNIMPLEMENTED", 404, f"{HTTP}ResourceNotFoundException"),
     (errors.MethodNotAllowed, "UNIMPLEMENTED", 405, f"{HTTP}MethodNotAllowedException"),
     (errors.BodyTooLarge, "RESOURCE_EXHAUSTED", 413, ""),
+    (errors.DuplicateRequest, "ABORTED", 409, ""),
+    (errors.OtherRequest, "INVALID_ARGUMENT", 422, ""),
     (errors.Unauthorized, "UNAUTHENTICATED", 401, f"{HTTP}InvalidKeyException"),
     (errors.Forbidden, "PERMISSION_DENIED", 403, f"{HTTP}InvalidKeyException"),
     (ServingError, "INTERNAL", 500, INTERNAL_EXCEPTION),

@@ -11,7 +11,7 @@ from inference.dialects.torchserve.errors import grpc_renderer, indented
 from inference.dialects.torchserve.predictions import chosen, openai, predict, read_input
 from inference.dialects.torchserve.protocol import inference_pb2 as pb
 from inference.dialects.torchserve.sequences import Sequences
-from inference.dialects.torchserve.tokens import tenant_of
+from inference.dialects.torchserve.tokens import key_of
 from inference.server.grpc_calls import Calls, Method
 from inference.workers.scope import within
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from inference.dialects.torchserve.versions import Served
     from inference.generation.caller import RpcCaller
     from inference.server.grpc_calls import Timeouts
+    from management.snapshot import ApiKeyEntry
 
 SERVICE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 
@@ -45,8 +46,8 @@ class InferenceService:
         }
         services, strict = self._state.services, self._state.settings.torchserve_strict_statuses
 
-        def authenticate(metadata: dict[str, Any], scope: str) -> str:
-            return tenant_of(self._state.authenticator, metadata, scope, services.holder.current)
+        def authenticate(metadata: dict[str, Any], scope: str) -> ApiKeyEntry | None:
+            return key_of(self._state.authenticator, metadata, scope, services.holder.current)
 
         return Calls(SERVICE, methods, services, self._timeouts, grpc_renderer(strict=strict), authenticate)
 
@@ -65,6 +66,7 @@ class InferenceService:
         state = self._state
 
         async def answer(request: Any) -> bytes:
+            state.services.rates.admit_again(caller.tenant)
             with state.services.admission.permit(caller.permit_holder):
                 return await state.services.router.when_known(caller.tenant, lambda: whole(state, request, caller))
 

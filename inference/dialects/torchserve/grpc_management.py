@@ -9,7 +9,7 @@ from inference.dialects.torchserve.description import describe
 from inference.dialects.torchserve.errors import grpc_renderer, indented, translated
 from inference.dialects.torchserve.management import Registration, positive
 from inference.dialects.torchserve.protocol import management_pb2 as pb
-from inference.dialects.torchserve.tokens import tenant_of
+from inference.dialects.torchserve.tokens import key_of
 from inference.errors import ModelNotFound
 from inference.server.grpc_calls import Calls, Method
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from inference.dialects.torchserve.state import State
     from inference.generation.caller import RpcCaller
     from inference.server.grpc_calls import Timeouts
+    from management.snapshot import ApiKeyEntry
 
 SERVICE = "org.pytorch.serve.grpc.management.ManagementAPIsService"
 
@@ -41,8 +42,8 @@ class ManagementService:
         }
         services = self._state.services
 
-        def authenticate(metadata: dict[str, Any], scope: str) -> str:
-            return tenant_of(self._state.authenticator, metadata, scope, services.holder.current)
+        def authenticate(metadata: dict[str, Any], scope: str) -> ApiKeyEntry | None:
+            return key_of(self._state.authenticator, metadata, scope, services.holder.current)
 
         return Calls(SERVICE, methods, services, self._timeouts, grpc_renderer(managing=True), authenticate)
 

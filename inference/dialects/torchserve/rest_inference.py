@@ -17,6 +17,7 @@ from inference.http.exchange import Response, json_response
 from inference.http.refusals import log_refusal
 from inference.vendors import openai_errors
 from inference.vendors.model_server import pretty
+from inference.workers.scope import scoped
 
 if TYPE_CHECKING:
     from inference.dialects.torchserve.inputs import Input
@@ -49,7 +50,7 @@ async def invocations(exchange: Exchange, services: Services, state: State) -> N
     values = await values_of(exchange)
     model = exchange.parameters.get("model") or values.pop("model_name", b"").decode("utf-8", "replace")
     if not model:
-        resolved = services.holder.current.resolve(None)
+        resolved = scoped(services.holder.current).resolve(None)
         if resolved is None:
             raise missing_name()
         model = resolved.deployment.served_name or resolved.deployment.name
@@ -58,7 +59,7 @@ async def invocations(exchange: Exchange, services: Services, state: State) -> N
 
 async def kserve_predict(exchange: Exchange, services: Services, state: State) -> None:
     """/v1/models/{model}:predict: KServe's `instances` for `predictions`."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         instances = (await exchange.json()).get("instances")
         if not isinstance(instances, list) or not 0 < len(instances) <= services.limits.max_prompts:
             raise InvalidRequest(f"instances must be a list of 1 to {services.limits.max_prompts} inputs", "instances")
@@ -89,7 +90,7 @@ async def workflows(exchange: Exchange, services: Services, state: State) -> Non
 
 async def _answer(exchange: Exchange, state: State, model: str, version: str, values: dict[str, bytes]) -> None:
     services = state.services
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         given = await read_input(values)
         prediction = await predict(state, given, model, version, exchange)
         if given.fields.get("stream") is True:

@@ -44,6 +44,10 @@ class TorchServeSettings(DialectSettings):
     torchserve_strict_statuses: bool = Field(
         False, description="Whether statuses say what happened where TorchServe's say INTERNAL."
     )
+    torchserve_open_inference_protocol: bool = Field(
+        False,
+        description="Whether its copy of KServe's Open Inference Protocol is served beside the inference service.",
+    )
     torchserve_max_tokens: int = Field(
         256, ge=1, description="Tokens of an answer whose request gives no limit, unless it is OpenAI's."
     )

@@ -36,8 +36,9 @@ class TokenAuthenticator(Authenticator):
             raise TokenRefused from error
 
 
-def tenant_of(authenticator: Authenticator, metadata: dict[str, Any], scope: str, snapshot: Snapshot) -> str:
-    """The tenant of a gRPC call; raises a ServingError."""
+def key_of(
+    authenticator: Authenticator, metadata: dict[str, Any], scope: str, snapshot: Snapshot
+) -> ApiKeyEntry | None:
+    """The API key of a gRPC call, None without one; raises a ServingError."""
     given = metadata.get("authorization")
-    key = authenticator.check(None if given is None else str(given), scope, snapshot)
-    return key.prefix if key else ""
+    return authenticator.check(None if given is None else str(given), scope, snapshot)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from inference.dialects.torchserve.errors import NoWorker, PredictionRefused, missing_name
 from inference.errors import ModelNotFound
+from inference.workers.scope import scope_id, scoped
 from inference.workers.versions import find_version
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ async def find_served(services: Services, model: str, version: str) -> Served:
     """
     if not model:
         raise missing_name()
-    snapshot = services.holder.current
+    snapshot = scoped(services.holder.current)
     for entry in snapshot.deployments:
         if (entry.served_name or entry.name) == model and (
             entry.label == version if version else entry.is_default_version
@@ -49,6 +50,8 @@ async def find_served(services: Services, model: str, version: str) -> Served:
     resolved = snapshot.resolve(model)
     if resolved is not None and version in ("", resolved.deployment.label):
         return Served(resolved.deployment, "" if resolved.adapter is None else resolved.adapter.name)
+    if scope_id():  # others than the one that the request is limited to do not exist for it
+        raise ModelNotFound(model)
     find_version(await services.registry.deployments(), model, version)  # says which of the two is unknown
     raise NoWorker(model, version)
 

@@ -1,14 +1,15 @@
-"""The declaration of Triton's dialect (KServe v2), with its gRPC service."""
+"""The declaration of Triton's dialect (KServe v2), with its gRPC service and its metrics plane."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from inference.dialects.triton.grpc_service import GrpcInferenceService
+from inference.dialects.triton.metrics import ROUTES
 from inference.dialects.triton.routes import FRONT
 from inference.dialects.triton.settings import TritonSettings
 from inference.dialects.triton.statistics import TritonStatistics
-from inference.planes.declaration import Dialect, GrpcListener, Parts, Setup
+from inference.planes.declaration import Dialect, GrpcListener, Parts, PlaneListener, Setup
 from inference.server.grpc_calls import Timeouts
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def configure(settings: TritonSettings, server: ServerOptions) -> Setup:
-    """Configure the gRPC service, which listens on the server's address."""
+    """Configure the gRPC service and the metrics plane, which listen on the server's address."""
 
     def start(services: Services, terminate: Terminate) -> Parts:
         timeouts = Timeouts(server.body_timeout_s, server.slow_client_timeout_s)
@@ -28,9 +29,13 @@ def configure(settings: TritonSettings, server: ServerOptions) -> Setup:
             settings.grpc_max_message_bytes,
             settings.grpc_max_connections,
         )
-        return Parts(grpc=[service], observers=[TritonStatistics(settings.triton_server_name)])
+        metrics = PlaneListener(
+            "triton-metrics", server.host, settings.triton_metrics_port, ROUTES, server.max_body_bytes
+        )
+        return Parts([metrics], [service], [TritonStatistics(settings)])
 
-    return Setup(start=start)
+    ports = (settings.grpc_port, settings.triton_metrics_port)
+    return Setup(start=start, addresses=[(server.host, port) for port in ports])
 
 
 DIALECT = Dialect("triton", "Triton", front=FRONT, settings=TritonSettings, configure=configure)

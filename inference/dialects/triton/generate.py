@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from inference.dialects.triton import errors
 from inference.dialects.triton.infer import Inference, Prepared, prepare
-from inference.dialects.triton.parameters import flag_of
 from inference.dialects.triton.tensors import Tensor
 from inference.errors import InvalidRequest
 from inference.generation.answer import Job, Reply, StreamFormat, answer
@@ -15,6 +14,7 @@ from inference.http.exchange import json_response
 from inference.http.sse import event
 
 if TYPE_CHECKING:
+    from engine.messages import TokenLogprob
     from inference.generation.deltas import Delta
     from inference.http.exchange import Exchange, Headers, Response
     from inference.services import Services
@@ -29,7 +29,7 @@ ONE_ANSWER = (
 
 async def generate(exchange: Exchange, services: Services) -> None:
     """POST .../generate: one response."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         prepared = await _prepare(exchange, services)
         if prepared.streams:
             raise InvalidRequest(ONE_ANSWER, "stream")
@@ -38,7 +38,7 @@ async def generate(exchange: Exchange, services: Services) -> None:
 
 async def generate_stream(exchange: Exchange, services: Services) -> None:
     """POST .../generate_stream: one frame per step, or one in all if `stream` is false; without a final [DONE]."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         await answer(exchange, _job(await _prepare(exchange, services, stepwise=True), STREAM))
 
 
@@ -56,24 +56,51 @@ class GenerateReply(Reply):
         if not self._prepared.parameters.flag("stream", True):
             self.add(delta)
             return []
-        return [event(self._value(self._prepared.step(delta)))]
+        return [event(self._value(self._prepared.outputs.step(delta), delta))]
 
     def last_chunks(self) -> list[bytes]:
-        return [] if self._prepared.parameters.flag("stream", True) else [event(self._value(self._prepared.whole()))]
+        return (
+            []
+            if self._prepared.parameters.flag("stream", True)
+            else [event(self._value(self._prepared.outputs.whole()))]
+        )
 
     def add(self, delta: Delta) -> None:
-        self._prepared.add(delta)
+        self._prepared.outputs.add(delta)
 
     def whole(self) -> Response:
-        return json_response(self._value(self._prepared.whole()))
+        return json_response(self._value(self._prepared.outputs.whole()))
 
-    def _value(self, tensors: list[Tensor]) -> dict[str, Any]:
+    def _value(self, tensors: list[Tensor], step: Delta | None = None) -> dict[str, Any]:
         inference = self._prepared.inference
         value: dict[str, Any] = {"id": inference.request_id} if inference.request_id else {}
         value["model_name"], value["model_version"] = inference.model, self._prepared.version
         for tensor in tensors:
             value[tensor.name] = tensor.values[0] if len(tensor.values) == 1 else tensor.values
+        if self._prepared.parameters.flag("details"):
+            value["details"] = self._details(step)
         return value
+
+    def _details(self, step: Delta | None) -> dict[str, Any]:
+        """KServe's details of the first sequence, or of the sequence of a step: the reason, once known, and the tokens."""
+        piece = self._prepared.outputs.pieces[0 if step is None else step.index]
+        details: dict[str, Any] = {}
+        if piece.finish is not None:
+            stopped = "eos_token" if piece.ended_by_eos else "stop_sequence"
+            details["finish_reason"] = "length" if piece.finish == "length" else stopped
+        tokens = [self._token(token) for token in piece.logprobs]
+        if step is not None and tokens:
+            details["token"] = tokens[-1]
+        return {**details, "logprobs": tokens}
+
+    def _token(self, token: TokenLogprob) -> dict[str, Any]:
+        tokenizer = self._prepared.generation.target.tokenizer
+        return {
+            "id": token.token_id,
+            "text": tokenizer.token_text(token.token_id),
+            "logprob": token.logprob,
+            "special": token.token_id in tokenizer.special_ids,
+        }
 
 
 async def _prepare(exchange: Exchange, services: Services, *, stepwise: bool = False) -> Prepared:
@@ -88,17 +115,14 @@ async def _prepare(exchange: Exchange, services: Services, *, stepwise: bool = F
         raise InvalidRequest("text_input must be a string", "text_input")
     parameters = body.pop("parameters", None) or {}
     if not isinstance(parameters, dict):
-        raise InvalidRequest("parameters must be an object", "parameters")
+        raise InvalidRequest("Expected JSON object for keyword: 'parameters'", "parameters")
     flat = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in body.items()}
     path = exchange.parameters
-    given = {**flat, **parameters}
-    if given.get("details") is not None and flag_of("details", given["details"]):
-        given = {"return_finish_reason": True, "return_logprobs": True, **given}
     inference = Inference(
         model=path["model"],
         version=path.get("version", ""),
         request_id=request_id,
-        parameters=given,
+        parameters={**flat, **parameters},
         inputs=[Tensor("text_input", "BYTES", [1], [text])],
     )
     return await prepare(inference, services, exchange, stepwise=stepwise)

@@ -10,6 +10,8 @@ from inference.dialects.triton.shared_memory import check_tensor
 from inference.dialects.triton.tensors import Tensor, from_bytes, from_json, to_bytes
 from inference.errors import InvalidRequest, NotServed
 
+EMPTY_FINAL = "triton_enable_empty_final_response"
+"""What clients of streams send; it asks for nothing, since the last response is marked in any case."""
 CONTENTS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
@@ -41,7 +43,7 @@ def inference_of(request: Any) -> Inference:
         model=request.model_name,
         version=request.model_version,
         request_id=request.id,
-        parameters=_values(request.parameters),
+        parameters={name: value for name, value in _values(request.parameters).items() if name != EMPTY_FINAL},
         inputs=tensors,
         outputs=[output.name for output in request.outputs],
     )
@@ -63,7 +65,7 @@ def response_of(inference: Inference, version: str, tensors: list[Tensor], final
     return response
 
 
-def settings_of(request: Any) -> dict[str, Any]:
+def trace_settings_of(request: Any) -> dict[str, Any]:
     """The settings of a TraceSettingRequest as over HTTP: the level is a list, any other a text, null without a value."""
     found: dict[str, Any] = {}
     for name, setting in request.settings.items():

@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from inference.dialects.triton import repository, server_settings, shared_memory
+from inference.dialects.triton.embed import embed, embeds
 from inference.dialects.triton.errors import error_parts, grpc_parts
 from inference.dialects.triton.grpc_messages import (
     inference_of,
     log_response,
     log_settings_of,
     response_of,
-    settings_of,
     trace_response,
+    trace_settings_of,
 )
-from inference.dialects.triton.infer import embed, embeds, prepare
+from inference.dialects.triton.infer import prepare
 from inference.dialects.triton.model import EXTENSIONS, configuration, find, metadata
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from inference.dialects.triton.queries import model_ready, server_ready
-from inference.dialects.triton.statistics import statistics_of
+from inference.dialects.triton.statistics import settings_of, statistics_of
 from inference.errors import InternalError, InvalidRequest, ModelNotFound, ServingError
 from inference.http.offload import INLINE_BYTES, in_thread_if
 from inference.http.refusals import log_refusal
@@ -93,7 +94,7 @@ class GrpcInferenceService:
         return pb.ModelReadyResponse(ready=ready)
 
     async def _server(self, request: Any, caller: RpcCaller) -> Any:
-        name = statistics_of(self._services).server_name
+        name = settings_of(self._services).triton_server_name
         return pb.ServerMetadataResponse(name=name, version=self._services.version, extensions=EXTENSIONS)
 
     async def _metadata(self, request: Any, caller: RpcCaller) -> Any:
@@ -161,7 +162,7 @@ class GrpcInferenceService:
 
     async def _trace(self, request: Any, caller: RpcCaller) -> Any:
         server_settings.check_model(self._services, request.model_name)
-        server_settings.update_trace(settings_of(request))
+        server_settings.update_trace(trace_settings_of(request))
         return trace_response(server_settings.TRACE)
 
     async def _log(self, request: Any, caller: RpcCaller) -> Any:
@@ -230,6 +231,7 @@ class GrpcInferenceService:
     async def _responses(self, request: Any, caller: RpcCaller) -> AsyncGenerator[Any, None]:
         """One response for each step if the request asks for a stream, else one; the last is marked as final."""
         services = self._services
+        services.rates.admit_again(caller.tenant)
         with services.admission.permit(caller.permit_holder):
             inference = await in_thread_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
             if (target := embeds(inference, services)) is not None:

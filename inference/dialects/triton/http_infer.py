@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.dialects.triton.infer import Inference, embed, embeds, prepare
+from inference.dialects.triton.embed import embed, embeds
+from inference.dialects.triton.infer import Inference, prepare
 from inference.dialects.triton.shared_memory import check_tensor
 from inference.dialects.triton.tensors import Tensor, from_bytes, from_json, to_bytes
 from inference.errors import InvalidRequest, MalformedBody, NotServed
@@ -24,7 +25,7 @@ WBITS = {"gzip": 31, "deflate": 47}
 
 async def infer(exchange: Exchange, services: Services) -> None:
     """Handle POST .../infer."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         request, raw = await _split(exchange, services.limits.max_body_bytes)
         inference, binary = await exchange.work(_parse, request, raw, exchange.parameters)
         if (target := embeds(inference, services)) is not None:

@@ -13,9 +13,18 @@ if TYPE_CHECKING:
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "model_repository", "statistics", "generate"]
 PLATFORM = "dragoman"
 
+FLAGS = ("return_finish_reason", "return_cumulative_logprob", "return_logprobs", "return_num_input_tokens",
+         "return_num_output_tokens")  # fmt: skip
+SAMPLING = (("max_tokens", "INT32", [1]), ("temperature", "FP32", [1]), ("top_k", "INT32", [1]), ("top_p", "FP32", [1]),
+            ("stop_words", "BYTES", [-1]), ("bad_words", "BYTES", [-1]))  # fmt: skip
+"""Parameters that clients of TensorRT-LLM's backend, genai-perf for one, look for among the inputs."""
 TEXT_INPUTS = (("text_input", "BYTES", [1]), ("input0", "UINT32", [-1]), ("stream", "BOOL", [1]),
-               ("sampling_parameters", "BYTES", [1]), ("exclude_input_in_output", "BOOL", [1]))  # fmt: skip
-TEXT_OUTPUTS = (("text_output", "BYTES", [-1]), ("output0", "UINT32", [-1]))
+               ("sampling_parameters", "BYTES", [1]), ("exclude_input_in_output", "BOOL", [1]),
+               *((name, "BOOL", [1]) for name in FLAGS), *SAMPLING)  # fmt: skip
+TEXT_OUTPUTS = (("text_output", "BYTES", [-1]), ("output0", "UINT32", [-1]), ("finish_reason", "BYTES", [-1]),
+                ("cumulative_logprob", "FP32", [-1]), ("logprobs", "BYTES", [-1]), ("num_input_tokens", "UINT32", [1]),
+                ("num_output_tokens", "UINT32", [-1]))  # fmt: skip
+"""The tensors of Triton's vLLM backend, MindIE's token ids, and some of TensorRT-LLM's; its others are taken too, and not listed."""
 EMBEDDING_INPUTS = (("input_text", "BYTES", [-1]),)
 EMBEDDING_OUTPUTS = (("embeddings", "FP32", [-1, -1]),)
 
@@ -74,11 +83,6 @@ def configuration(target: Target, name: str) -> dict[str, Any]:
             }
         ],
     }
-
-
-def output_names(target: Target) -> list[str]:
-    """The outputs that a request may ask for."""
-    return [name for name, _, _ in _tensors(target)[1]]
 
 
 def _tensors(target: Target) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inference.dialects.triton.model import EXTENSIONS, configuration, find, metadata
-from inference.dialects.triton.statistics import statistics_of
+from inference.dialects.triton.statistics import settings_of, statistics_of
 from inference.errors import ModelNotFound, Unavailable
 from inference.http.exchange import json_response
 
@@ -54,7 +54,7 @@ async def ready_model(exchange: Exchange, services: Services) -> None:
 
 async def server(exchange: Exchange, services: Services) -> None:
     """GET /v2."""
-    name = statistics_of(services).server_name
+    name = settings_of(services).triton_server_name
     await exchange.respond(json_response({"name": name, "version": services.version, "extensions": EXTENSIONS}))
 
 

@@ -23,7 +23,7 @@ async def http_index(exchange: Exchange, services: Services) -> None:
     body = await _body(exchange)
     ready = body.get("ready", False)
     if not isinstance(ready, bool):
-        raise InvalidRequest("ready must be a boolean", "ready")
+        raise InvalidRequest("Invalid value for 'ready': expected a boolean", "ready")
     await exchange.respond(json_response(await index(services, ready)))
 
 
@@ -51,8 +51,13 @@ async def load(services: Services, name: str, parameters: Any, actor: str) -> No
     """Start a deployment and wait until it is ready; raises InvalidRequest with the reason if it fails."""
     if parameters:
         raise NotServed("load parameters are not supported by this server: a deployment has its own options")
+    if not name.strip():
+        raise InvalidRequest("Model name cannot be empty. Please enter a valid name to deploy.", "model")
+    if any(part.strip() in ("", "..") for part in name.split("/")):
+        raise InvalidRequest("model name must not contain path traversal characters", "model")
     if not await services.registry.start_deployment(name, actor or "triton"):
-        raise InvalidRequest(f"failed to load '{name[:200]}', no deployment has this name", "model")
+        reason = "failed to poll from model repository: no deployment has this name"
+        raise InvalidRequest(f"failed to load '{name[:200]}', {reason}", "model")
     for _ in range(int(LOAD_TIMEOUT_S / POLL_S)):
         states = {state.name: state for state in await services.registry.deployments()}
         connected = any(t.entry.name == name and t.clients for t in services.router.targets)

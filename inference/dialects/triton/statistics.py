@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.triton.settings import SERVER
+from inference.dialects.triton.settings import TritonSettings
 from inference.generation.generation import Observer
 
 if TYPE_CHECKING:
@@ -38,11 +38,16 @@ def statistics_of(services: Services) -> TritonStatistics:
     return next(each for each in services.generator.observers if isinstance(each, TritonStatistics))
 
 
-class TritonStatistics(Observer):
-    """An observer of generations. `server_name` is the name that the server's metadata have."""
+def settings_of(services: Services) -> TritonSettings:
+    """The dialect's settings, which come with its observer."""
+    return statistics_of(services).settings
 
-    def __init__(self, server_name: str = SERVER) -> None:
-        self.server_name = server_name
+
+class TritonStatistics(Observer):
+    """An observer of generations."""
+
+    def __init__(self, settings: TritonSettings | None = None) -> None:
+        self.settings = settings or TritonSettings()
         self._models: dict[str, ModelStatistics] = defaultdict(ModelStatistics)
 
     def started(self, generation: Generation) -> None:
@@ -66,9 +71,13 @@ class TritonStatistics(Observer):
         hit = "cache_hit" if generation.usage.cached_tokens else "cache_miss"
         model.add(hit, 0.0)
 
+    def model(self, deployment: str) -> ModelStatistics:
+        """The statistics of a deployment; zeros where nothing was asked of it."""
+        return self._models.get(deployment) or ModelStatistics()
+
     def of(self, deployment: str, name: str, version: str) -> dict[str, Any]:
         """One entry of `model_stats`."""
-        model = self._models[deployment]
+        model = self.model(deployment)
         kinds = {kind: {"count": count, "ns": ns} for kind, (count, ns) in model.kinds.items()}
         return {
             "name": name,

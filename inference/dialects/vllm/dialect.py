@@ -30,7 +30,11 @@ ROUTES = (
         "POST", "/v1/unload_lora_adapter", lora.unload, render, "Unload an adapter", scope="manage",
         body=UnloadRequest,
     ),
-    *(Route("POST", path, operations.refuse, render, "Refuse the request (not served)") for path in operations.REFUSED),
+    *(
+        Route(method, path, operations.refuse, render, "Refuse the request (not served)")
+        for method, paths in operations.REFUSED.items()
+        for path in paths
+    ),
 )  # fmt: skip
 
 DIALECT = Dialect("vllm", "vLLM", front=RouteSet(ROUTES, render, STATUSES))

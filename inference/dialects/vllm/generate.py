@@ -51,7 +51,7 @@ class DemoRequest(SamplingFields):
 
 async def generate(exchange: Exchange, services: Services) -> None:
     """POST /generate with `prompt`."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         value = await exchange.json()
         unknown = min(value.keys() - set(DemoRequest.__struct_fields__), default=None)
         if unknown is not None:

@@ -11,10 +11,18 @@ if TYPE_CHECKING:
     from inference.http.exchange import Exchange
     from inference.services import Services
 
-REFUSED = (
-    "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/pooling", "/classify", "/v1/messages",
-    "/v1/audio/transcriptions", "/v1/audio/translations",
-)  # fmt: skip
+REFUSED = {
+    "POST": (
+        "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/classify", "/generative_scoring", "/v2/embed",
+        "/v1/messages", "/v1/messages/count_tokens", "/v1/audio/transcriptions", "/v1/audio/translations",
+        "/v1/responses/render", "/inference/v1/generate", "/pause", "/resume", "/abort_requests", "/sleep", "/wake_up",
+        "/reset_prefix_cache",
+    ),
+    "GET": ("/is_paused", "/is_sleeping", "/server_info"),
+}  # fmt: skip
+"""vLLM's routes that are not served, by method. Those from /pause on are in vLLM's development mode alone; here
+deployments are stopped and started (`manage.py stop`), and sleep by themselves.
+"""
 
 
 async def version(exchange: Exchange, services: Services) -> None:
@@ -35,5 +43,5 @@ async def ping(exchange: Exchange, services: Services) -> None:
 
 
 async def refuse(exchange: Exchange, services: Services) -> None:
-    """Refuse a route for unsupported model types."""
+    """Refuse a route by its name."""
     raise NotServed(f"The route {exchange.path} is not supported by this server.")

@@ -45,7 +45,7 @@ class DetokenizeRequest(msgspec.Struct):
 
 async def tokenize(exchange: Exchange, services: Services) -> None:
     """POST /tokenize: token ids, and their texts if requested."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         body = await exchange.work(convert, await exchange.json(), TokenizeRequest)
         prompt = await exchange.work(_prompt, body)
         target = services.router.resolve(body.model)
@@ -59,7 +59,7 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
 
 async def detokenize(exchange: Exchange, services: Services) -> None:
     """POST /detokenize: the text of token ids, including special tokens."""
-    with services.admission.permit(exchange.tenant):
+    with services.admission.permit(exchange.permit_holder):
         body = await exchange.work(convert, await exchange.json(), DetokenizeRequest)
         target = services.router.resolve(body.model)
         vocab_size = target.info.vocab_size

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.failures import FailureCode
 from inference.workers.routing.load import outstanding
+from management.snapshot import WorkerRole
 
 if TYPE_CHECKING:
     from engine.client import EngineClient
@@ -40,11 +41,14 @@ class Assignment:
         uncached: int,
         expected: int,
         kind: tuple[int, str] = (0, ""),
+        role: WorkerRole = WorkerRole.BOTH,
     ) -> None:
-        """`kind`: of the worker (`WorkerEntry`); `uncached`: the prompt tokens that the worker must prefill; `expected`: the
+        """`kind` and `role`: of the worker (`WorkerEntry`); `uncached`: the prompt tokens that the worker must prefill; `expected`: the
         expected length of the output.
         """
-        self.client, self.kind = client, kind
+        self.client, self.kind, self.role = client, kind, role
+        self.splits = False
+        """Whether another worker should go on with the sequence when this one has computed its prompt."""
         self._observer, self._record, self._demand = observer, record, demand
         self._uncached, self._expected, self._produced = uncached, expected, 0
         self._load = outstanding(uncached, expected, 0, demand.max_tokens)
@@ -68,8 +72,8 @@ class Assignment:
         load = outstanding(0, self._expected, self._produced, self._demand.max_tokens)
         self._record.load += load - self._load
         self._load = load
-        if output.finish_reason is not None:
-            self.end() if output.error is None else self.leave()
+        if output.finish_reason is not None:  # what another worker goes on with says nothing of an output's length
+            self.end() if output.error is None and output.source is None else self.leave()
 
     def end(self) -> None:
         """The request ended well."""

@@ -72,7 +72,7 @@ class Balancer:
         worker = workers[chosen.name]
         client, record = clients[worker], self._records[worker]
         record.prefixes(client.model.num_blocks).record(hashes)
-        uncached = max(1, demand.num_tokens - chosen.matched_tokens)
+        uncached = 1 if demand.fetched else max(1, demand.num_tokens - chosen.matched_tokens)
         expected = self._lengths.expect(demand.tenant, demand.max_tokens)
         assignment = Assignment(
             self,
@@ -82,6 +82,7 @@ class Balancer:
             uncached=uncached,
             expected=expected,
             kind=worker.kind,
+            role=worker.role,
         )
         self._mean_request += LEARNING * (uncached + DECODE_COST * expected - self._mean_request)
         return assignment

@@ -29,6 +29,8 @@ class Demand:
     adapter: str = ""
     session: str = ""
     reads_cache: bool = True
+    fetched: bool = False
+    """Whether the prompt's blocks come from the worker that computed them."""
     _hashes: list[bytes] = field(default_factory=list)
 
     @property
@@ -50,6 +52,10 @@ class Demand:
         key = cache_key(self.adapter, self.cache_salt)
         extend_hashes(self._hashes, key, self.token_ids, self.num_hashed_tokens, block_size)
         return self._hashes
+
+    def after_prefill(self) -> Demand:
+        """The demand of the same sequence when another worker has computed its prompt."""
+        return replace(self, fetched=True)
 
     def longer(self, token_ids: Sequence[int], max_tokens: int) -> Demand:
         """The demand of a prompt that begins with this one; the hashes so far are kept."""

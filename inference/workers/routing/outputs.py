@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from engine.messages import RequestOutput
     from inference.workers.routing.assignment import Assignment
 
-NOT_TAKEN = (FailureCode.DRAINING, FailureCode.OVERLOADED)
+NOT_TAKEN = (FailureCode.DRAINING, FailureCode.OVERLOADED, FailureCode.OVER_SHARE)
 """Answers of a worker that has not begun the request, while another may take it."""
 MAX_RETRIES = 2
 """Other workers that a request is sent to before its first output."""

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key")
 
-WEIGHT = 0.2
-"""The weight of the last step in the recent pace."""
+RECENT_S, RECENT_STEPS = 1.0, 5.0
+"""The recent pace is a decaying mean over this time or number of steps, whichever is longer: so one late step among short
+ones changes little, as when another process had the core.
+"""
 MIN_STEPS = 5
 """Steps after which a pace counts as known."""
 HISTORY_STEPS = 200
@@ -33,10 +35,13 @@ HALVE_AT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds per decode step: recently, and the 99th percentile of the long term; None if not known yet."""
+    """Seconds per decode step: recently, and the 90th percentile of the long term; None if not known yet.
+
+    A higher percentile would be that of a slow time as soon as it has begun: of 2,000 steps, 20 are the last hundredth.
+    """
 
     recent_s: float | None = None
-    p99_s: float | None = None
+    p90_s: float | None = None
 
 
 class PaceMeter:
@@ -46,7 +51,9 @@ class PaceMeter:
         self._steps = self._prefill_steps = 0
         self._at: float | None = None
         """When the last step was reported, if the worker had work left then."""
-        self._recent_s, self._known = 0.0, 0
+        self._time_s = self._weight = 0.0
+        """Of the recent steps, both decaying."""
+        self._known = 0
         self._history: dict[int, int] = {}
         self._total = 0
 
@@ -56,22 +63,25 @@ class PaceMeter:
         if not steps:
             return
         if self._at is not None and steps > 0 and not prefill_steps:
-            self._note((now - self._at) / steps)
+            self._note((now - self._at) / steps, steps)
         self._steps, self._prefill_steps = stats.steps, stats.prefill_steps
         self._at = now if stats.running else None
 
     def reset(self) -> None:
         """Forget the recent pace; the next step only begins the measurement."""
+        self._time_s = self._weight = 0.0
         self._known, self._at = 0, None
 
     @property
     def pace(self) -> Pace:
         """The pace as far as it is known."""
-        recent = self._recent_s if self._known >= MIN_STEPS else None
-        return Pace(recent, self._p99() if self._total >= HISTORY_STEPS else None)
+        recent = self._time_s / self._weight if self._known >= MIN_STEPS else None
+        return Pace(recent, self._p90() if self._total >= HISTORY_STEPS else None)
 
-    def _note(self, gap_s: float) -> None:
-        self._recent_s = gap_s if not self._known else self._recent_s + WEIGHT * (gap_s - self._recent_s)
+    def _note(self, gap_s: float, steps: int) -> None:
+        kept = math.exp(-min(gap_s * steps / RECENT_S, steps / RECENT_STEPS))
+        self._time_s = self._time_s * kept + gap_s * steps
+        self._weight = self._weight * kept + steps
         self._known += 1
         bucket = math.ceil(math.log(max(gap_s, 1e-6), BUCKET_RATIO))
         self._history[bucket] = self._history.get(bucket, 0) + 1
@@ -80,9 +90,9 @@ class PaceMeter:
             self._history = {b: count // 2 for b, count in self._history.items() if count > 1}
             self._total = sum(self._history.values())
 
-    def _p99(self) -> float:
-        """The upper bound of the bucket in which the 99th percentile lies."""
-        left = self._total * 0.01
+    def _p90(self) -> float:
+        """The upper bound of the bucket in which the 90th percentile lies."""
+        left = self._total * 0.1
         for bucket in sorted(self._history, reverse=True):
             left -= self._history[bucket]
             if left < 0:
@@ -103,7 +113,7 @@ def outliers(paces: Mapping[Key, Pace], ejected: int) -> list[Key]:
         others = [p.recent_s for other, p in paces.items() if other != key and p.recent_s is not None]
         if not others or recent < SLOW_FACTOR * statistics.median(others):
             continue
-        own = paces[key].p99_s
+        own = paces[key].p90_s
         if len(others) > 1 or (own is not None and recent >= SLOW_FACTOR * own):
             found.append(key)
     allowed = (len(paces) + ejected) // 2 - ejected

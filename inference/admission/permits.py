@@ -6,7 +6,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from inference.errors import Overloaded, ShuttingDown
+from inference.errors import Overloaded, OverShare, ShuttingDown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,17 +31,19 @@ class Admission:
         return self.draining or self.in_flight >= min(self.max_requests_per_tenant, self.max_concurrent_requests)
 
     def check(self, tenant: str = "") -> None:
-        """Raise Overloaded or ShuttingDown if `permit` would; acquires nothing."""
+        """Raise Overloaded, OverShare or ShuttingDown if `permit` would; acquires nothing."""
         if self.draining:
             raise ShuttingDown("The server is shutting down.")
-        full = bool(tenant) and self._by_tenant[tenant] >= self.max_requests_per_tenant
-        if full or self.in_flight >= self.max_concurrent_requests:
+        if self.in_flight >= self.max_concurrent_requests:
             self.on_refused()
             raise Overloaded("Model is overloaded")
+        if tenant and self._by_tenant[tenant] >= self.max_requests_per_tenant:
+            self.on_refused()
+            raise OverShare("Too many requests of this caller are running; others are served.")
 
     @contextmanager
     def permit(self, tenant: str = "") -> Iterator[None]:
-        """Acquire a permit for the duration of a request; raises Overloaded or ShuttingDown.
+        """Acquire a permit for the duration of a request; raises as `check` does.
 
         The anonymous tenant "" has no limit of its own.
         """

@@ -1,0 +1,142 @@
+"""Rates and quotas of API keys: requests and tokens a minute, tokens a day. They are counted in this process alone.
+
+The buckets of a minute refill steadily. Tokens are charged when a request ends, for only then are they known: no stream is cut, the
+balance may go below zero, and later requests are refused until it is above. A day is one of UTC. The answers tell the balances in
+OpenAI's headers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from inference.errors import QuotaExhausted, RateLimited
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from management.snapshot import ApiKeyEntry, KeyLimits
+
+    Headers = list[tuple[bytes, bytes]]
+
+MINUTE_S, DAY_S = 60.0, 86400.0
+
+
+@dataclass(slots=True)
+class _Account:
+    """One key: what is left of the minute, and what was spent on a day."""
+
+    limits: KeyLimits
+    requests: float
+    tokens: float
+    at: float
+    day: int = 0
+    spent: int = 0
+
+
+class RateMeter:
+    """The accounts of the keys that have limits. Without limits a key has no account."""
+
+    def __init__(
+        self, monotonic: Callable[[], float] = time.monotonic, unix_time: Callable[[], float] = time.time
+    ) -> None:
+        self._monotonic, self._unix_time = monotonic, unix_time
+        self._accounts: dict[str, _Account] = {}
+
+    def check(self, key: ApiKeyEntry | None) -> None:
+        """Raise RateLimited or QuotaExhausted if `admit` would; charges nothing."""
+        if key is not None and (account := self._account(key)) is not None:
+            self._check(account)
+
+    def admit(self, key: ApiKeyEntry | None) -> None:
+        """Charge a request; raises RateLimited or QuotaExhausted."""
+        if key is not None and self._account(key) is not None:
+            self.admit_again(key.prefix)
+
+    def admit_again(self, tenant: str) -> None:
+        """Charge a further request of a call that was admitted before, as on a stream of requests; raises as `admit` does."""
+        account = self._accounts.get(tenant)
+        if account is not None:
+            self._refill(account)
+            self._check(account)
+            account.requests -= 1
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """A request of this tenant ended, with so many tokens of prompts and outputs."""
+        account = self._accounts.get(tenant)
+        if account is not None:
+            self._refill(account)
+            account.tokens -= tokens
+            account.spent += tokens
+
+    def headers(self, key: ApiKeyEntry | None) -> Headers:
+        """The key's limits and balances, as OpenAI's clients read them; none for a key without limits a minute."""
+        account = None if key is None else self._account(key)
+        if account is None:
+            return []
+        limits = account.limits
+        return [
+            *_balance(b"requests", limits.requests_per_minute, account.requests),
+            *_balance(b"tokens", limits.tokens_per_minute, account.tokens),
+        ]
+
+    def _account(self, key: ApiKeyEntry) -> _Account | None:
+        limits = key.limits
+        if not limits.limited:
+            self._accounts.pop(key.prefix, None)
+            return None
+        account = self._accounts.get(key.prefix)
+        if account is None:
+            now = self._monotonic()
+            account = _Account(limits, limits.requests_per_minute, limits.tokens_per_minute, now)
+            self._accounts[key.prefix] = account
+        account.limits = limits
+        self._refill(account)
+        return account
+
+    def _refill(self, account: _Account) -> None:
+        now, day, limits = self._monotonic(), int(self._unix_time() // DAY_S), account.limits
+        minutes, account.at = (now - account.at) / MINUTE_S, now
+        most_requests, most_tokens = limits.requests_per_minute, limits.tokens_per_minute
+        account.requests = min(most_requests, account.requests + minutes * most_requests)
+        account.tokens = min(most_tokens, account.tokens + minutes * most_tokens)
+        if day != account.day:
+            account.day, account.spent = day, 0
+
+    def _check(self, account: _Account) -> None:
+        limits = account.limits
+        if limits.tokens_per_day and account.spent >= limits.tokens_per_day:
+            error = QuotaExhausted(f"This API key has used its {limits.tokens_per_day} tokens of today (UTC).")
+            error.retry_after_s = DAY_S - self._unix_time() % DAY_S
+            raise error
+        if limits.requests_per_minute and account.requests < 1:
+            raise _limited("requests", limits.requests_per_minute, 1 - account.requests)
+        if limits.tokens_per_minute and account.tokens <= 0:
+            raise _limited("tokens", limits.tokens_per_minute, 1 - account.tokens)
+
+
+def _limited(what: str, per_minute: int, missing: float) -> RateLimited:
+    error = RateLimited(f"Rate limit reached for this API key: {per_minute} {what} a minute.")
+    error.retry_after_s = missing / per_minute * MINUTE_S
+    return error
+
+
+def _balance(what: bytes, per_minute: int, left: float) -> Headers:
+    if not per_minute:
+        return []
+    full_s = (per_minute - left) / per_minute * MINUTE_S
+    return [
+        (b"x-ratelimit-limit-" + what, b"%d" % per_minute),
+        (b"x-ratelimit-remaining-" + what, b"%d" % max(0, math.floor(left))),
+        (b"x-ratelimit-reset-" + what, span(full_s).encode()),
+    ]
+
+
+def span(seconds: float) -> str:
+    """A duration as OpenAI writes it: 17ms, 8s, 6m0s."""
+    if seconds < 1:
+        return f"{math.ceil(max(seconds, 0.0) * 1e3)}ms"
+    whole = math.ceil(seconds)
+    return f"{whole}s" if whole < 60 else f"{whole // 60}m{whole % 60}s"

@@ -1,0 +1,1 @@
+"""Generated messages of MindIE's calls between prefill and decode instances (`make protocol`)."""

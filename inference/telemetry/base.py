@@ -1,0 +1,54 @@
+"""What follows calls and embeddings from outside. This module does nothing with them; `inference.telemetry.spans` exports them.
+
+Generations are followed by an `Observer` (`inference.generation.generation`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inference.telemetry.trace_context import TraceContext
+
+
+class Call:
+    """A call that nobody follows."""
+
+    trace: TraceContext | None = None
+    """The context of the call's own span; None: it has none."""
+
+    def end(self, status: int | str) -> None:
+        """The call has ended with this HTTP or gRPC status; 0: without one, because the client left."""
+
+
+class Telemetry:
+    """Follows inference calls. This one follows nothing, and costs a method call for each."""
+
+    def http(self, method: str, route: str, path: str, request_id: str) -> Call:
+        """An HTTP call begins, within the task's trace context. `route` is the path with its parameters' names."""
+        return UNFOLLOWED
+
+    def rpc(self, method: str, request_id: str) -> Call:
+        """A gRPC call of `/package.Service/Method` begins, likewise."""
+        return UNFOLLOWED
+
+
+UNFOLLOWED = Call()
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRun:
+    """A request for embeddings that has ended. Times are monotonic seconds; `error` is its low-cardinality name, None for
+    success.
+    """
+
+    trace: TraceContext | None
+    request_id: str
+    dialect: str
+    deployment: str
+    inputs: int
+    prompt_tokens: int
+    arrived: float
+    finished: float
+    error: str | None
