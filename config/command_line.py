@@ -5,8 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from importlib import import_module
 
 from config.installation import version
+
+WITHOUT_DJANGO = {
+    "cluster-certificates": "config.cluster_certificates",
+    "conformance": "config.conformance.run",
+    "doctor": "config.doctor.run",
+    "health": "config.health",
+    "makesecret": "config.make_secret",
+}
+"""Commands that need no Django, or must run before it reads settings that may be what is wrong: `main(program, arguments)`
+returns the exit status.
+"""
 
 
 def main(arguments: list[str]) -> None:
@@ -16,6 +28,9 @@ def main(arguments: list[str]) -> None:
     if arguments[1:] in (["--version"], ["version"]):  # Django would print its own version
         print(version())
         return
+    if arguments[1:] and arguments[1] in WITHOUT_DJANGO:
+        command = import_module(WITHOUT_DJANGO[arguments[1]])
+        sys.exit(command.main(arguments[0], arguments[2:]))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     if arguments[1:2] == ["serve"]:
         _take_settings(arguments[2:])

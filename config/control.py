@@ -73,8 +73,8 @@ class EmbeddedControl:
     def __init__(self, options: Options) -> None:
         self.holder = SnapshotHolder()
         self.process = new_holder()
-        self._launcher = LAUNCHERS[options.launcher](None)
-        self._reconciler = Reconciler(self._launcher, self.holder, str(options.data_dir))
+        self._launcher = LAUNCHERS[options.launcher](None, options.network)
+        self._reconciler = Reconciler(self._launcher, self.holder, str(options.data_dir), log_format=options.log_format)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self.refresh = self._reconciler.refresh

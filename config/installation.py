@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 """
 PROJECT = ROOT / "pyproject.toml"
 """Exists only in a source tree."""
+DATABASE = "dragoman.sqlite3"
+"""The name of the SQLite file in the data folder."""
 DEMO_MODEL = ROOT / "models" / "demo"
 DEMO_ADAPTERS = ROOT / "models" / "demo-adapters"
 

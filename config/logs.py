@@ -10,9 +10,9 @@ import logging
 import sys
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor, WrappedLogger
 
-from engine.process.log_writer import LogHandler, LogWriter
+from engine.process.log_writer import LogHandler, LogWriter, printable
 
 
 def dropped_lines() -> int:
@@ -55,8 +55,13 @@ def configure(log_format: str, level: int = logging.INFO) -> None:
         renderer,
     ]
     if log_format == "console":
-        del last[1]  # the console renderer formats exceptions itself
+        last[1] = _printable  # the console renderer formats exceptions itself
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=last))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for noisy in ("daphne", "twisted", "asyncio", "django.db"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """A processor: no text of a line has control characters."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}

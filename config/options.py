@@ -9,18 +9,24 @@ import re
 import socket
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, create_model, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from config import installation
-from config.installation import DEMO_MODEL, default_data_dir
+from config.cluster_options import ClusterOptions
+from config.installation import DEMO_MODEL, PROJECT, default_data_dir
+from config.secret_files import read_secret, with_files
+from engine import faults
 from engine.config import OPTIONS
 from management.launchers import LAUNCHERS
 
+MOST_PRIORITY = 1000
 WILDCARDS = ("0.0.0.0", "::")
 """Addresses that mean every address of this machine."""
+MIN_SESSION_KEY = 32
+"""Characters of a key that signs sessions."""
 
 EngineSettings: Any = create_model(
     "EngineSettings",
@@ -39,10 +45,12 @@ EngineSettings: Any = create_model(
 """One setting for each option of `engine.config` that has one."""
 
 
-class Options(EngineSettings):
+class Options(EngineSettings, ClusterOptions):
     """The server's settings. Times are seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="DRAGOMAN_", extra="forbid", frozen=True, populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="DRAGOMAN_", extra="forbid", frozen=True, populate_by_name=True, hide_input_in_errors=True
+    )
 
     host: str = Field("127.0.0.1", description="Address that every plane binds.")
     front_port: int = Field(8000, ge=1, le=65535, description="Port of the front plane, which most dialects share.")
@@ -54,9 +62,14 @@ class Options(EngineSettings):
         None, description="Folder of sockets that `web` and `reconcile` share; unset is one per user and data_dir."
     )
     database_url: str = Field("", description="postgresql://user:password@host/name; empty is SQLite in data_dir.")
+    database_url_file: Path | None = Field(None, description="File with database_url, instead of it.")
     secrets_key: SecretStr = Field(
         SecretStr(""),
         description="Key that encrypts stored secrets, 32 bytes as url-safe base64; empty is a generated file in data_dir.",
+    )
+    secrets_key_file: Path | None = Field(None, description="File with secrets_key, instead of it.")
+    session_key_file: Path | None = Field(
+        None, description="File with the key that signs the admin's sessions; unset is a generated file in data_dir."
     )
     model: str = Field(str(DEMO_MODEL), description="Directory or hub id that `serve` deploys.")
     launcher: str = Field("local", description="Launcher of engine workers: " + ", ".join(LAUNCHERS) + ".")
@@ -64,6 +77,7 @@ class Options(EngineSettings):
     api_keys: list[SecretStr] = Field(
         [], description="Keys that open inference routes and metrics, besides those of `createkey`."
     )
+    api_keys_file: Path | None = Field(None, description="File with api_keys, one a line, instead of them.")
     allowed_hosts: list[str] = Field([], description="Further host names of the server; * is any.")
     allowed_origins: list[str] = Field(
         [], description="Foreign origins whose pages may call the inference planes; * is any."
@@ -81,6 +95,18 @@ class Options(EngineSettings):
     )
     behind_tls: bool = Field(
         False, description="A proxy terminates TLS: cookies are Secure, X-Forwarded-Proto and -For are trusted."
+    )
+    tls_certificate: Path | None = Field(
+        None, description="PEM file of the certificate chain of every plane and gRPC service; unset is plain text."
+    )
+    tls_key: Path | None = Field(None, description="PEM file of its key, which only its owner may read.")
+    tls_key_password_file: Path | None = Field(None, description="File with the password of an encrypted key.")
+    tls_client_authorities: list[Path] = Field(
+        [], description="PEM files of authorities; with one, every client needs a certificate."
+    )
+    tls_revocation_lists: list[Path] = Field([], description="PEM files of these authorities' revocation lists.")
+    allow_plain_text: bool = Field(
+        False, description="Whether planes may be served beyond loopback without TLS, on a trusted network."
     )
     adapter_roots: list[Path] | None = Field(
         None, description="Folders from which clients may load adapters; unset is any folder if bound to loopback."
@@ -113,7 +139,19 @@ class Options(EngineSettings):
     parse_special_tokens: bool = Field(
         True, description="Whether names of special tokens (<|im_end|>) in a client's text become these tokens."
     )
-    request_timeout_s: float = Field(600, gt=0, description="Seconds that a request may take.")
+    request_timeout_s: float = Field(
+        600, gt=0, description="Seconds that a request may take; clients can only ask for less."
+    )
+    token_timeout_s: float = Field(
+        300, ge=0, description="Seconds between two tokens after which a request is ended; 0 never ends one."
+    )
+    inference_objectives: dict[str, int] = Field(
+        {},
+        description="Priority of each name in x-gateway-inference-objective; greater ones are served first, others are 0.",
+    )
+    max_idempotency_bytes: int = Field(
+        64 << 20, ge=0, le=1 << 40, description="Memory for responses kept by Idempotency-Key; 0 ignores the header."
+    )
     replay_wait_s: float = Field(
         30, ge=0, description="Seconds that a running request waits for another worker after its own has ended."
     )
@@ -131,7 +169,32 @@ class Options(EngineSettings):
         30, ge=5, le=3600, description="Seconds that workers of `reconcile` run on while no reconciler leads."
     )
     drain_s: float = Field(30, ge=0, description="Seconds that running requests may continue after SIGTERM.")
-    log_format: str = Field("console", pattern="^(console|json)$", description="How log lines are written.")
+    otlp_traces_endpoint: str = Field(
+        "", description="URL to which traces are exported (OTLP over HTTP); empty leaves it to OTEL_EXPORTER_OTLP_*."
+    )
+    log_format: Literal["console", "json"] = Field("console", description="How log lines are written.")
+    faults: str = Field("", description="Fault points of tests, which act only with enable_faults.")
+    enable_faults: bool = Field(
+        False, description="Whether fault points act; refused beyond loopback and in an installed package."
+    )
+
+    @field_validator("faults")
+    @classmethod
+    def _are_faults(cls, value: str) -> str:
+        faults.parse(value)
+        return value
+
+    @model_validator(mode="after")
+    def _releases_have_no_faults(self) -> Options:
+        if self.enable_faults and not PROJECT.is_file():
+            raise ValueError("enable_faults is for tests in a source tree, and refused in an installed package")
+        self.check_faults([self.host])
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_files(cls, values: Any) -> Any:
+        return with_files(values) if isinstance(values, dict) else values
 
     @field_validator("allowed_hosts", "allowed_origins")
     @classmethod
@@ -143,6 +206,13 @@ class Options(EngineSettings):
     def _are_keys(cls, values: list[SecretStr]) -> list[SecretStr]:
         if not all(re.fullmatch(r"[!-~]+", value.get_secret_value()) for value in values):
             raise ValueError("a key must have at least one character, all of them visible ASCII")
+        return values
+
+    @field_validator("inference_objectives")
+    @classmethod
+    def _are_priorities(cls, values: dict[str, int]) -> dict[str, int]:
+        if not all(abs(value) <= MOST_PRIORITY for value in values.values()):
+            raise ValueError(f"a priority must be between -{MOST_PRIORITY} and {MOST_PRIORITY}")
         return values
 
     @field_validator("launcher")
@@ -174,6 +244,30 @@ class Options(EngineSettings):
             raise ValueError("allow_credentials needs named origins: allowed_origins must not be *")
         return self
 
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Options:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key need each other")
+        others = (self.tls_key_password_file, self.tls_client_authorities, self.tls_revocation_lists)
+        if self.tls_certificate is None and any(others):
+            raise ValueError("the other settings of TLS need tls_certificate and tls_key")
+        if self.tls_revocation_lists and not self.tls_client_authorities:
+            raise ValueError("tls_revocation_lists needs tls_client_authorities")
+        return self
+
+    @model_validator(mode="after")
+    def _session_key_is_long(self) -> Options:
+        if self.session_key is not None and len(self.session_key) < MIN_SESSION_KEY:
+            raise ValueError(f"DRAGOMAN_SESSION_KEY_FILE: a key has at least {MIN_SESSION_KEY} characters")
+        return self
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        if value and not re.fullmatch(r"https?://[^/?#\s]+(/\S*)?", value):
+            raise ValueError(f"{value!r} is no address: http(s)://host:port/v1/traces is expected; gRPC is not spoken")
+        return value
+
     @field_validator("public_url")
     @classmethod
     def _is_base_url(cls, value: str) -> str:
@@ -187,7 +281,19 @@ class Options(EngineSettings):
         if self.public_url:
             return self.public_url
         host = socket.gethostname() if self.host in WILDCARDS else self.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.front_port}"
+        return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.front_port}"
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the planes' own addresses."""
+        return "http" if self.tls_certificate is None else "https"
+
+    @property
+    def session_key(self) -> str | None:
+        """The key of `session_key_file`. Raises ValueError if it cannot be read."""
+        if self.session_key_file is None:
+            return None
+        return read_secret(self.session_key_file, "DRAGOMAN_SESSION_KEY_FILE")
 
     @property
     def own_keys(self) -> list[str]:
@@ -208,6 +314,12 @@ class Options(EngineSettings):
     def api_key_required(self) -> bool:
         """Whether inference routes require an API key."""
         return self.api_key_required_on(self.host)
+
+    def check_faults(self, hosts: list[str]) -> None:
+        """Raise ValueError if fault points act and one of these addresses can be reached by others."""
+        exposed = [host for host in hosts if not is_loopback(host)]
+        if self.enable_faults and exposed:
+            raise ValueError(f"enable_faults is refused: {exposed[0]} can be reached from other machines")
 
     def shared_dir(self) -> Path:
         """The folder of sockets that all processes of this server share. Raises OSError."""

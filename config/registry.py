@@ -11,7 +11,8 @@ import structlog
 from django.db import Error, IntegrityError, close_old_connections
 from django.db.models import Prefetch
 
-from engine.adapters.failures import AdapterCode
+from engine.adapters.failures import AdapterCode, AdapterFailure
+from engine.adapters.files import CONFIG
 from inference.errors import (
     AdapterExists,
     AdapterNotFound,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 
-NOT_THERE = frozenset({AdapterCode.MISSING, AdapterCode.LINK})
-"""A client is not told where a link leads, nor that there is one."""
 MAX_SHOWN = 1000
 """Characters of a client's path that an error repeats."""
 STATES = {
@@ -62,6 +61,12 @@ _threads = ThreadPoolExecutor(4, "registry")
 """A pool of its own, so that other work does not wait for the database."""
 _creations = ThreadPoolExecutor(2, "creation")
 """Another for what may take minutes, so that the short calls do not wait for it."""
+
+
+def _is_not_there(failure: AdapterFailure) -> bool:
+    """Whether there is no adapter at all. A client is not told where a link leads, nor that there is one."""
+    missing = failure.code is AdapterCode.MISSING and failure.facts["file"] == CONFIG
+    return missing or failure.code is AdapterCode.LINK
 
 
 async def _with_database(
@@ -127,7 +132,7 @@ class DjangoRegistry:
         return await _with_database(self._act, name, deployments.set_workers, actor, minimum, maximum)
 
     async def remove_deployment(self, name: str, actor: str) -> bool:
-        return await _with_database(self._act, name, deployments.delete_deployment, actor)
+        return await _with_database(self._act, name, remove, actor)
 
     async def leftover_workers(self, name: str) -> int:
         return await _with_database(count_leftovers, name)
@@ -145,7 +150,7 @@ class DjangoRegistry:
         try:
             stored = adapters.read_adapter(source, self._roots)
         except errors.RegistryError as error:
-            if error.failure is not None and error.failure.code in NOT_THERE:
+            if error.failure is not None and _is_not_there(error.failure):
                 raise AdapterNotFound(source[:MAX_SHOWN]) from error
             raise AdapterRefused(str(error), error.failure) from error
         return AdapterEntry(
@@ -259,6 +264,12 @@ class DjangoRegistry:
             deployments.start_deployment(row, actor)
         self._control.refresh()
         return True
+
+
+def remove(deployment: Deployment, actor: str) -> None:
+    """Delete a deployment; raises RegistryConflict if someone else has done so since it was read."""
+    if not deployments.delete_deployment(deployment, actor):
+        raise errors.RegistryConflict(f"{deployment.name} has been deleted")
 
 
 def count_leftovers(name: str) -> int:

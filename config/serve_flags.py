@@ -87,14 +87,17 @@ def adapter(text: str) -> tuple[str, str, str]:
     return name, path, base
 
 
-MODEL, NETWORK, CORS, ENGINE, ADAPTERS, ANSWERS = (
-    "model", "network and keys", "pages of other sites", "engine", "adapters", "answers",
+MODEL, NETWORK, CORS, ENGINE, ADAPTERS, ANSWERS, TRACES = (
+    "model", "network and keys", "pages of other sites", "engine", "adapters", "answers", "traces",
 )  # fmt: skip
 FLAGS = (
     Flag(MODEL, ("--served-model-name",), "Name by which clients ask for the model.", nargs="+"),
     Flag(NETWORK, ("--host",), "Address that every plane binds.", "host"),
     Flag(NETWORK, ("--port",), "Port of the front plane.", "front_port", type=int),
     Flag(NETWORK, ("--api-key",), "Keys that open the inference routes.", "api_keys", nargs="+"),
+    Flag(NETWORK, ("--ssl-certfile",), "File of the certificate chain of every plane.", "tls_certificate"),
+    Flag(NETWORK, ("--ssl-keyfile",), "File of its key.", "tls_key"),
+    Flag(NETWORK, ("--enable-ssl-refresh",), "Reload changed files; this server always does.", constant=True),
     Flag(CORS, ("--allowed-origins",), "JSON list of origins.", "allowed_origins", type=names),
     Flag(CORS, ("--allowed-methods",), "JSON list of methods.", "allowed_methods", type=names),
     Flag(CORS, ("--allowed-headers",), "JSON list of headers.", "allowed_headers", type=names),
@@ -122,6 +125,8 @@ FLAGS = (
     Flag(ANSWERS, ("--enable-prompt-tokens-details",), "Count cached tokens in usage.", "show_cached_tokens",
          constant=True),
     Flag(ANSWERS, ("--enable-auto-tool-choice",), "Let the model call tools; it always may.", constant=True),
+    Flag(TRACES, ("--otlp-traces-endpoint",), "URL to which traces are exported, by OTLP over HTTP.",
+         "otlp_traces_endpoint"),
 )  # fmt: skip
 REFUSED = {
     "--root-path": "let the proxy remove the prefix, and set DRAGOMAN_PUBLIC_URL",
@@ -135,8 +140,9 @@ REFUSED = {
     "--swap-space": "requests are recomputed, never swapped",
     "--pipeline-parallel-size": "use --tensor-parallel-size",
     "--data-parallel-size": "scale the deployment: `manage.py scale NAME`",
-    "--ssl-keyfile": "let a proxy terminate TLS, and set DRAGOMAN_BEHIND_TLS",
-    "--ssl-certfile": "let a proxy terminate TLS, and set DRAGOMAN_BEHIND_TLS",
+    "--ssl-ca-certs": "set DRAGOMAN_TLS_CLIENT_AUTHORITIES; then every client needs a certificate",
+    "--ssl-cert-reqs": "set DRAGOMAN_TLS_CLIENT_AUTHORITIES; then every client needs a certificate",
+    "--ssl-ciphers": "only ciphers with forward secrecy and authenticated encryption are used",
     "--max-logprobs": "the limit is 20",
     "--seed": "requests have seeds",
     "--generation-config": "the model's own generation_config.json is used",

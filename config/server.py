@@ -23,10 +23,17 @@ from config.asgi import PlaneRouter
 from config.installation import version
 from config.listeners import build_listeners
 from config.registry import DjangoRegistry
+from config.telemetry import telemetry_of
+from engine import faults
+from engine.process.precautions import write_no_core
 from inference import errors
+from inference.admission.charges import Charges
+from inference.admission.idempotency import IdempotencyStore
+from inference.admission.permits import Admission
+from inference.admission.rates import RateMeter
+from inference.admission.standing import Standings
 from inference.generation.embeddings import Embedder
 from inference.generation.prepare import Generator
-from inference.http.admission import Admission
 from inference.http.auth import Authenticator
 from inference.http.offload import prepare_process
 from inference.http.sites import Sites
@@ -34,7 +41,9 @@ from inference.metrics.load import LoadRecorder
 from inference.metrics.requests import Metrics
 from inference.planes.plane import Plane
 from inference.server.listening import SharedSockets
+from inference.server.rotation import keep_fresh
 from inference.services import Limits, Services, Shown
+from inference.telemetry.base import Telemetry
 from inference.workers.adapters import AdapterControl
 from inference.workers.holding import HoldQueue
 from inference.workers.router import EngineRouter
@@ -47,6 +56,7 @@ if TYPE_CHECKING:
     from config.control import Control
     from config.options import Options
     from engine.messages import Stats
+    from inference.generation.generation import Observer
     from inference.http.exchange import Response
     from inference.planes.declaration import Dialect, Setup
     from inference.server.listener import Listener
@@ -64,23 +74,48 @@ class Server:
     def __init__(
         self, options: Options, dialects: Sequence[Dialect], setups: Sequence[Setup], control: Control
     ) -> None:
-        """`setups` are the configured dialects. Raises SetupError, TlsError or ValueError, and binds nothing."""
+        """`setups` are the configured dialects. Raises SetupError, TlsError, TelemetryError or another ValueError, and binds nothing."""
         self.options, self.dialects, self.control = options, dialects, control
         self.holder = control.holder
         self.holding = HoldQueue(options.max_held_requests_per_deployment, options.max_held_requests)
-        self.router = EngineRouter(self.holder, self.holding, options.parse_special_tokens, hold_s=options.hold_s)
+        self.router = EngineRouter(
+            self.holder,
+            self.holding,
+            options.parse_special_tokens,
+            hold_s=options.hold_s,
+            credentials=options.network.credentials,
+        )
         self.load = LoadRecorder(control.process, self.router, self.holding)
         self.holding.on_refused = self.load.rejected
         self.holding.on_first = self._report_now
         metrics = Metrics(self.router, logs.dropped_lines)
         hosts = [options.host, *(host for setup in setups for host in setup.hosts)]
+        options.check_faults(hosts)
         registry = DjangoRegistry(control, options.allowed_adapter_roots(hosts))
+        self.telemetry = telemetry_of(options.otlp_traces_endpoint)
+        rates = RateMeter()
+        observers: list[Observer] = [
+            metrics,
+            self.load,
+            Charges(rates),
+            *([] if self.telemetry is None else [self.telemetry]),
+        ]
         limit = max([options.max_concurrent_requests, *(setup.max_concurrent_requests for setup in setups)])
         self.services = Services(
             holder=self.holder,
             router=self.router,
-            generator=Generator(self.router, [metrics, self.load], options.request_timeout_s, options.replay_wait_s),
-            embedder=Embedder(self.router, options.request_timeout_s, options.replay_wait_s, self.load.tracked),
+            generator=Generator(
+                self.router, observers, options.request_timeout_s, options.replay_wait_s, options.token_timeout_s
+            ),
+            embedder=Embedder(
+                self.router,
+                options.request_timeout_s,
+                options.replay_wait_s,
+                self.load.tracked,
+                metrics.rejected,
+                (lambda run: None) if self.telemetry is None else self.telemetry.embedded,
+                rates.charge,
+            ),
             adapters=AdapterControl(registry, self.router, self.holder),
             registry=registry,
             admission=Admission(limit, options.max_requests_per_tenant),
@@ -96,8 +131,13 @@ class Server:
             ),
             version=version(),
             shown=Shown(options.show_cached_tokens, options.show_adapter_paths),
+            telemetry=self.telemetry or Telemetry(),
+            rates=rates,
+            standings=Standings(options.inference_objectives),
+            idempotency=IdempotencyStore(options.max_idempotency_bytes),
         )
         self.services.admission.on_refused = metrics.rejected
+        self.services.idempotency.replayed = metrics.replayed
         self.listeners = build_listeners(options, dialects, setups, self.services, self._terminate)
         self.planes = PlaneRouter(self.listeners.shared)
         self.grpc = self.listeners.grpc_servers(options.headers_timeout_s, control.shares_ports)
@@ -110,6 +150,7 @@ class Server:
         """Startup → main loop → shutdown; returns the exit status."""
         options = self.options
         _allow_open_files()
+        write_no_core()
         live.set_source(self._stats)
         server = PlaneServer(
             self.planes,
@@ -135,6 +176,8 @@ class Server:
             if self.sockets is not None:
                 self.sockets.close()
             self.control.stop()
+            if self.telemetry is not None:
+                self.telemetry.close()
         failed = server.failed or self.failed
         if failed:
             print(f"error: {failed}", file=sys.stderr)
@@ -163,12 +206,14 @@ class Server:
             return
         prepare_process()
         self.router.start()
-        reporting = asyncio.get_running_loop().create_task(self._report_load())
+        loop = asyncio.get_running_loop()
+        lasting = [loop.create_task(self._report_load()), loop.create_task(keep_fresh(self.listeners.opened.values()))]
         try:
             await self._announce()
-            await reporting
+            await asyncio.gather(*lasting)
         finally:
-            reporting.cancel()
+            for task in lasting:
+                task.cancel()
 
     def _report_now(self) -> None:
         """A request waits for a deployment: whoever wakes it need not wait for the next report."""
@@ -179,6 +224,8 @@ class Server:
         """Make the reports from which deployments are scaled."""
         while True:
             self.load.refresh()
+            if faults.armed:
+                faults.hit("loop")
             await asyncio.sleep(REPORT_EVERY_S)
 
     def _drain(self) -> list[asyncio.Task[None]]:
@@ -199,7 +246,7 @@ class Server:
         return max(self.listeners.limits[address] for address in self.listeners.limits if address[1] == port)
 
     def _refuse(
-        self, host: str, port: int, method: str, path: str, status: int
+        self, host: str, port: int, method: str, path: str, headers: dict[bytes, bytes], status: int
     ) -> tuple[list[tuple[bytes, bytes]], bytes, bytes]:
         """The response to a request that the server refuses itself."""
         plane = self.planes.planes_of(host, port).plane_of(method, path)
@@ -213,7 +260,7 @@ class Server:
             )
         if not isinstance(plane, Plane):
             return [(b"content-type", b"text/plain; charset=utf-8")], error.message.encode(), b""
-        response = plane.refuse(method, path, error)
+        response = plane.refuse(method, path, error, headers)
         return [(b"content-type", response.content_type), *response.headers], response.body, response.reason
 
     def _preview(
@@ -293,7 +340,7 @@ def _welcome(options: Options, dialects: Sequence[Dialect], model: str) -> str:
 
 def _url(options: Options, port: int) -> str:
     host = f"[{options.host}]" if ":" in options.host else options.host
-    return f"http://{host}:{port}"
+    return f"{options.scheme}://{host}:{port}"
 
 
 def _shown(path: os.PathLike[str]) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.urls import reverse_lazy
 
+from config.installation import DATABASE
 from config.options import get_options
+from engine.process.flight import FOLDER
+from management.generated import generated
 
 options = get_options()
 
@@ -18,21 +20,12 @@ STATEMENT_TIMEOUT_S = 5
 """The registries are small: a longer statement waits for a database that is away, paused or locked."""
 
 
-def _secret_key(path: Path) -> str:
-    """The signing key of sessions: created once, readable only by the owner."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_urlsafe(48))
-    return path.read_text()
-
-
 def _database(url: str) -> dict[str, Any]:
     if not url:
         pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
         return {
             "ENGINE": "django.db.backends.sqlite3",
-            "NAME": options.data_dir / "dragoman.sqlite3",
+            "NAME": options.data_dir / DATABASE,
             "OPTIONS": {"init_command": pragmas, "transaction_mode": "IMMEDIATE", "timeout": STATEMENT_TIMEOUT_S},
         }
     parts = urlsplit(url)
@@ -54,7 +47,8 @@ def _database(url: str) -> dict[str, Any]:
     }
 
 
-SECRET_KEY = _secret_key(options.data_dir / "secret-key")
+options.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+SECRET_KEY = options.session_key or generated(options.data_dir / "secret-key", lambda: secrets.token_urlsafe(48))
 DEBUG = False
 ALLOWED_HOSTS = ["*"]  # config.asgi checks Host before Django runs, by one rule for all planes
 INSTALLED_APPS = [
@@ -101,10 +95,13 @@ TEMPLATES = [
 ]
 MAX_ADAPTER_BYTES = options.max_adapter_bytes
 ADAPTER_STORE = options.data_dir / "adapters"
+KV_OFFLOAD = options.data_dir / "kv-offload"
+FLIGHT_RECORDINGS = options.data_dir / FOLDER
 ADAPTER_ROOTS = options.allowed_adapter_roots([options.host])
 MODEL_ROOTS = options.allowed_model_roots
 API_KEY_REQUIRED = options.api_key_required
 FRONT_URL = options.front_url
+MODEL = options.model
 ENGINE_OPTIONS = options.engine_options
 DATA_UPLOAD_MAX_MEMORY_SIZE = options.max_body_bytes
 SECRETS_KEY = options.secrets_key.get_secret_value()
@@ -122,7 +119,8 @@ TIME_ZONE = "UTC"
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "OPTIONS": {"MAX_ENTRIES": 100_000}}}
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Strict"
 SESSION_COOKIE_HTTPONLY = True
-BEHIND_TLS = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = options.behind_tls
+BEHIND_TLS = options.behind_tls
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = BEHIND_TLS or options.scheme == "https"
 if BEHIND_TLS:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 X_FRAME_OPTIONS = "DENY"

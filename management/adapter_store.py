@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import structlog
 from django.conf import settings
 
+from engine import faults
 from engine.adapters.failures import AdapterCode, AdapterError
 from engine.adapters.files import (
     CONFIG,
@@ -120,6 +121,8 @@ def _rank(config: bytes) -> int:
     rank, kind = value.get("r"), value.get("peft_type")
     if kind is None or rank is None:
         raise AdapterError(AdapterCode.NO_PEFT, file=CONFIG)
+    if kind == "LORA" and type(rank) is int and not is_rank(rank):
+        raise AdapterError(AdapterCode.RANK, tensor=CONFIG, limit=MAX_RANK, rank=rank)
     if kind != "LORA" or not is_rank(rank):
         raise AdapterError(AdapterCode.NO_LORA, limit=MAX_RANK)
     return int(rank)
@@ -154,6 +157,8 @@ def _copied(target: Path, content: Iterator[bytes]) -> Iterator[bytes]:
     """The same parts, written to a new file that is on the disk when they end."""
     with target.open("xb") as out:
         for part in content:
+            if faults.armed:
+                faults.hit("adapter.copy")
             out.write(part)
             yield part
         out.flush()

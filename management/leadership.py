@@ -37,6 +37,16 @@ def new_holder() -> str:
     return f"{socket.gethostname()[:80]}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
+def current_leader(name: str = "reconciler") -> str | None:
+    """The holder of the lease at the moment, or None. Raises `django.db.Error`."""
+    table = connection.ops.quote_name(LeaderLease._meta.db_table)
+    with connection.cursor() as cursor:
+        now = CLOCKS[connection.vendor]
+        cursor.execute(f"select holder from {table} where name = %s and expires_at > {now}", [name])
+        row = cursor.fetchone()
+    return None if row is None else str(row[0])
+
+
 @dataclass(slots=True)
 class Leadership:
     """The part of one process in the election. Methods that reach the database raise `django.db.Error`."""

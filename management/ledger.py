@@ -27,6 +27,7 @@ from management import changes
 from management.adapter_store import sweep_store
 from management.leadership import LeadershipLost
 from management.models import AdapterVersion, Deployment, Node, WebProcess, Worker
+from management.offload_folders import sweep_offload_folders
 from management.services import audit
 from management.services.snapshots import Registries, read_registries
 
@@ -249,7 +250,7 @@ class Ledger:
 
     def keep_house(self) -> None:
         """Record this machine; remove the records of deployments that were deleted a day ago, of web processes that are gone,
-        and the files of removed adapters.
+        the files of removed adapters, and the KV blocks of deleted deployments.
         """
         if time.monotonic() - self._kept_at < HOUSEKEEPING_S:
             return
@@ -261,7 +262,9 @@ class Ledger:
             ).delete()
             WebProcess.objects.filter(seen_at__lt=Now() - SILENT_FOR).delete()
             digests = set(AdapterVersion.objects.values_list("digest", flat=True))
+            kept = set(Deployment.objects.exclude(state=Deployment.State.DELETED).values_list("pk", flat=True))
         sweep_store(digests)
+        sweep_offload_folders(kept)
 
     def follow(self, stop: threading.Event, publish: Callable[[], None]) -> None:
         """Read, publish and write in a loop until `stop` is set; retries with pauses while the database is unreachable."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from management.leadership import current_leader
 from management.models import AuditEvent, Deployment, Worker
 from management.stored_loads import StoredLoads
 
@@ -27,8 +28,22 @@ def overview() -> dict[str, Any]:
     rows = Deployment.objects.exclude(state=Deployment.State.DELETED).select_related("version__model")
     return {
         "deployments": [_deployment(row, loads.get(row.public_id, [])) for row in rows],
+        "leader": current_leader(),
         "web_processes": sorted(report.process for report in stored.reports()),
     }
+
+
+def shortcomings(found: dict[str, Any]) -> list[str]:
+    """What of an overview is not as it was asked for: no leader, no web process, a deployment without enough workers."""
+    wrong = [] if found["leader"] else ["no reconciler leads"]
+    wrong += [] if found["web_processes"] else ["no web process reports"]
+    for row in found["deployments"]:
+        ready = sum(worker["state"] == str(Worker.State.READY) for worker in row["workers"])
+        if row["state"] == str(Deployment.State.FAILED):
+            wrong.append(f"{row['name']} failed: {row['reason']}")
+        elif ready < row["workers_wanted"]:
+            wrong.append(f"{row['name']}: {ready} of {row['workers_wanted']} workers are ready")
+    return wrong
 
 
 def decision_of(event: AuditEvent) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import structlog
@@ -14,9 +15,11 @@ from django.utils import timezone
 
 from engine.config import EngineConfig
 from engine.process.cpus import usable_cpus
+from engine.process.flight import FOLDER
 from management.launchers.cpus import threads_of
 from management.leadership import LeadershipLost
 from management.models import Model, Worker
+from management.offload_folders import offload_folder
 from management.services.errors import RegistryError
 from management.services.secrets import HUB_TOKEN, decrypt
 from management.watched import Watched
@@ -43,6 +46,7 @@ class Placement:
     ledger: Ledger
     cache_dir: str
     lease_s: float
+    log_format: Literal["console", "json"] = "console"
 
     def launch(
         self, deployment: Deployment, index: int, crashes: Crashes, price_per_hour: float | None, workers_on_host: int
@@ -58,21 +62,23 @@ class Placement:
             price_per_hour=price_per_hour or 0.0,
             started_at=timezone.now(),
         )
-        worker.address = self.launcher.address(f"{deployment.pk}-{index}-{worker.epoch}")
         options = {
             "task": TASKS[Model.Kind(deployment.inference_kind)],
             **deployment.engine_options,
             "model": deployment.version.source,
             "worker_id": worker.worker_id,
             "epoch": worker.epoch,
-            "address": worker.address,
             "lease_s": self.lease_s,
             "cache_dir": self.cache_dir,
+            "flight_dir": str(Path(self.cache_dir) / FOLDER) if self.cache_dir else "",
+            "kv_offload_dir": offload_folder(deployment.pk) if self.cache_dir else "",
+            "log_format": self.log_format,
         }
         if not options.get("threads"):
             options["threads"] = threads_of(workers_on_host, usable_cpus())
         try:
-            config = msgspec.convert(options, EngineConfig)
+            worker.address = self.launcher.address(f"{deployment.pk}-{index}-{worker.epoch}")
+            config = msgspec.convert({**options, "address": worker.address}, EngineConfig)
             secrets = self._secrets(deployment)
             self.ledger.claim(worker)
             handle = self.launcher.launch(config, secrets)

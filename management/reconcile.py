@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 from django.utils import timezone
@@ -72,6 +72,8 @@ class Reconciler:
     """None: no web process reports; the load stays unknown and only people's words and limits act."""
     lease_s: float = 0.0
     """The lease of launched workers; 0: they end with this process."""
+    log_format: Literal["console", "json"] = "console"
+    """How launched workers write their log."""
     ledger: Ledger = field(default_factory=Ledger)
     watched: dict[Key, Watched] = field(default_factory=dict)
     """By (deployment id, index, epoch), in launch order."""
@@ -86,7 +88,7 @@ class Reconciler:
     @property
     def placement(self) -> Placement:
         """How workers are launched and adopted."""
-        return Placement(self.launcher, self.ledger, self.cache_dir, self.lease_s)
+        return Placement(self.launcher, self.ledger, self.cache_dir, self.lease_s, self.log_format)
 
     def forget_earlier_workers(self) -> None:
         """Mark workers of an earlier server process as exited. Raises `django.db.Error`."""

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+class WorkerRole(StrEnum):
+    """Which part of a sequence a worker is meant for."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    """It computes prompts and hands their blocks to workers that decode."""
+    DECODE = "decode"
+
+
 class WorkerEntry(msgspec.Struct, frozen=True):
     """A ready worker and the socket on which it listens. `model_version` is the registry's key of the version that it
     serves: versions of different models have different keys. `numerics` names the engine options that change outputs.
@@ -25,6 +34,7 @@ class WorkerEntry(msgspec.Struct, frozen=True):
     address: str
     model_version: int = 0
     numerics: str = ""
+    role: WorkerRole = WorkerRole.BOTH
 
     @property
     def kind(self) -> tuple[int, str]:
@@ -110,6 +120,20 @@ class Resolved(msgspec.Struct, frozen=True):
     adapter: AdapterEntry | None = None
 
 
+class KeyLimits(msgspec.Struct, frozen=True):
+    """A key's weight among others, above 0, and how much it may ask for; 0 is no limit."""
+
+    weight: float = 1.0
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    tokens_per_day: int = 0
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is any limit."""
+        return bool(self.requests_per_minute or self.tokens_per_minute or self.tokens_per_day)
+
+
 class ApiKeyEntry(msgspec.Struct, frozen=True):
     """A valid API key: its public prefix, the hash of the whole key, and its scopes. `expires` is in Unix seconds."""
 
@@ -120,6 +144,7 @@ class ApiKeyEntry(msgspec.Struct, frozen=True):
     expires: float | None
     deployment: str = ""
     """The public id of the only deployment that the key opens; empty: all."""
+    limits: KeyLimits = KeyLimits()
 
 
 class Snapshot(msgspec.Struct, frozen=True):

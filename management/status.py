@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncJsonWebsocketConsumer
+from django.contrib.auth import get_user_model
 from django.db import Error
 
 from management import live
@@ -33,6 +34,9 @@ class StatusConsumer(AsyncJsonWebsocketConsumer):
         await self.accept()
         self.sending = asyncio.create_task(self._send_forever())
 
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None, **kwargs: Any) -> None:
+        """Leave unread what a page sends: it has nothing to say."""
+
     async def disconnect(self, code: int) -> None:
         """Stop sending."""
         if self.sending is not None:
@@ -42,10 +46,20 @@ class StatusConsumer(AsyncJsonWebsocketConsumer):
     async def _send_forever(self) -> None:
         while True:
             try:
+                if not await database_sync_to_async(self._may_see)():
+                    await self.close(NOT_STAFF)
+                    return
                 await self.send_json(await database_sync_to_async(status)())
             except Error as error:
                 logger.warning("live status not readable", error=str(error))
             await asyncio.sleep(INTERVAL_S)
+
+    def _may_see(self) -> bool:
+        """Whether the user is still staff and logged in: a page may stay open for days."""
+        session = self.scope.get("session")
+        if session is not None and session.session_key and not session.exists(session.session_key):
+            return False
+        return bool(get_user_model().objects.filter(pk=self.scope["user"].pk, is_active=True, is_staff=True).exists())
 
 
 def status() -> dict[str, Any]:

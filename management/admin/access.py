@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from django import forms
 from django.contrib import admin, messages
 from django.shortcuts import get_object_or_404
 from unfold.decorators import action
 
 from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor
-from management.models import ApiKey, AuditEvent
+from management.models import ApiKey, AuditEvent, Deployment
 from management.models.access import SCOPES
 from management.services import keys
+from management.snapshot import KeyLimits
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -25,9 +27,25 @@ class ApiKeyForm(forms.ModelForm):
         choices=[(scope, scope) for scope in SCOPES], initial=["infer"], widget=forms.CheckboxSelectMultiple
     )
 
+    deployment = forms.ModelChoiceField(
+        Deployment.objects.filter(deleted=False),
+        required=False,
+        help_text="The only deployment whose inference the key opens, with the scope infer alone; empty: all.",
+    )
+
     class Meta:
         model = ApiKey
-        fields = ["name", "scopes", "expiry_date"]
+        fields = ["name", "scopes", "deployment", "expiry_date", *KeyLimits.__struct_fields__]
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse other scopes for a key of one deployment; an empty limit is none."""
+        found: dict[str, Any] = super().clean() or self.cleaned_data
+        for name, default in msgspec.structs.asdict(KeyLimits()).items():
+            if name in found and found[name] is None:
+                found[name] = default
+        if found.get("deployment") is not None and found.get("scopes") != ["infer"]:
+            self.add_error("scopes", "A key of one deployment has the scope infer alone.")
+        return found
 
 
 @admin.register(ApiKey)
@@ -35,7 +53,7 @@ class ApiKeyAdmin(ServiceAdmin):
     """API keys. A key is shown once, when it is created."""
 
     form = ApiKeyForm
-    list_display = ["name", "prefix", "scopes", "created", "expiry_date", "revoked"]
+    list_display = ["name", "prefix", "scopes", "deployment", "weight", "created", "expiry_date", "revoked"]
     actions_row = ["revoke"]
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -52,7 +70,11 @@ class ApiKeyAdmin(ServiceAdmin):
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Create the key and show its text."""
-        key, text = keys.create_key(obj.name, form.cleaned_data["scopes"], actor(request), obj.expiry_date)
+        chosen = form.cleaned_data
+        limits = keys.limits_of(obj)
+        key, text = keys.create_key(
+            obj.name, chosen["scopes"], actor(request), obj.expiry_date, chosen.get("deployment"), limits
+        )
         obj.pk, obj._state.adding = key.pk, False
         messages.warning(request, f"The key, shown only now: {text}")
 

@@ -33,7 +33,7 @@ LABELS = {
     "Failed": "danger",
 }
 SCALING = [
-    "min_workers", "max_workers", "strategy", "upper_threshold", "lower_threshold", "up_window_s", "down_window_s",
+    "min_workers", "max_workers", "prefill_workers", "strategy", "upper_threshold", "lower_threshold", "up_window_s", "down_window_s",
     "scale_to_zero", "idle_timeout_s", "start_timeout_s", "drain_timeout_s", "fast_autoscaling",
     "share_while_starting", "immediate_scale_down", "max_price_per_hour", "min_throughput_rate",
 ]  # fmt: skip

@@ -1,6 +1,10 @@
-"""Admin pages of users and groups, in the theme of the admin."""
+"""Admin pages of users and groups, in the theme of the admin. Only superusers give rights: whoever may merely change users could
+otherwise make a superuser, themselves included.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
@@ -9,6 +13,14 @@ from django.contrib.auth.models import Group, User
 from rest_framework_api_key.models import APIKey
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from django.db.models import Model
+    from django.http import HttpRequest
+
+RIGHTS = ("is_staff", "is_superuser", "groups", "user_permissions")
 
 admin.site.unregister(User)
 admin.site.unregister(Group)
@@ -24,7 +36,38 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
 
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[str]:
+        """Rights are shown to others and not changed by them."""
+        fields = tuple(super().get_readonly_fields(request, obj))
+        return fields if request.user.is_superuser else (*fields, *RIGHTS)
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Others do not see superusers, whom an action on many rows could otherwise touch."""
+        users = super().get_queryset(request)
+        return users if request.user.is_superuser else users.filter(is_superuser=False)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Superusers, their passwords included, are changed by superusers alone."""
+        return bool(super().has_change_permission(request, obj)) and _may_touch(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """They are deleted by superusers alone."""
+        return bool(super().has_delete_permission(request, obj)) and _may_touch(request, obj)
+
 
 @admin.register(Group)
 class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
-    """Groups of permissions."""
+    """Groups of permissions, which superusers alone make and change."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.is_superuser)
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return bool(request.user.is_superuser)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return bool(request.user.is_superuser)
+
+
+def _may_touch(request: HttpRequest, user: Any) -> bool:
+    return bool(request.user.is_superuser) or user is None or not user.is_superuser

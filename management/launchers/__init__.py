@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from management.launchers.base import Launcher
+    from management.launchers.network import Network
 
 
-def _local(shared: Path | None) -> Launcher:
+def _local(shared: Path | None, network: Network) -> Launcher:
     from management.launchers.leased import LeasedLauncher
     from management.launchers.local import LocalLauncher
 
-    return LocalLauncher() if shared is None else LeasedLauncher(shared)
+    return LocalLauncher(network) if shared is None else LeasedLauncher(shared, network)
 
 
-LAUNCHERS: dict[str, Callable[[Path | None], Launcher]] = {"local": _local}
+LAUNCHERS: dict[str, Callable[[Path | None, Network], Launcher]] = {"local": _local}
 """Launchers by name. Each function imports its module, so that only the chosen launcher is imported.
 
 `shared` is None for workers that end with this process. Otherwise they have leases, and it is the folder that all launchers
-of the registry on this machine share.
+of the registry on this machine share. `network`: whether workers listen on ports, and which.
 """

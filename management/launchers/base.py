@@ -68,7 +68,9 @@ class WorkerHandle(Protocol):
         """
 
     def kill(self) -> None:
-        """Kill the worker; `exit_code` is not None when this returns."""
+        """Kill the worker; `exit_code` is not None when this returns. One on another host may not hear of it, and runs on until its
+        lease ends; nobody asks it for anything, as its epoch is over.
+        """
 
     def release(self) -> None:
         """Free what this process holds of the worker: it has ended, or another process has taken it over."""
@@ -84,8 +86,8 @@ class Launcher(Protocol):
         """Take over the worker at this address, which an earlier process launched with a lease; None if none is there."""
 
     def address(self, name: str) -> str:
-        """An address on which the worker of this name should listen (`engine.address`). This process can reach it, other
-        users cannot. `name` is unique among all workers of this server, ended ones included.
+        """An address on which the worker of this name should listen (`engine.address`). This process can reach it, others without
+        the user's or the cluster's rights cannot. Raises OSError if there is none at the moment. `name` is unique among all workers of this server, ended ones included.
         """
 
     def close(self) -> None:

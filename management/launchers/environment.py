@@ -10,6 +10,8 @@ import os
 import tempfile
 from typing import TYPE_CHECKING
 
+from engine import faults
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -21,6 +23,8 @@ NAMES = frozenset(
         "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
         "CURL_CA_BUNDLE",
         "GLIBC_TUNABLES",
+        # fault points (engine.faults), which no release configuration has
+        faults.VARIABLE, faults.SWITCH,
     }
 )  # fmt: skip
 PREFIXES = (

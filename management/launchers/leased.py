@@ -1,7 +1,8 @@
 """The leased local launcher: workers are processes of this machine that outlive the launcher until their leases end.
 
-Another process of the same user takes them over by their control sockets (`engine.process.control`). A worker is known by
-its socket's peer, never by a number that another process may have meanwhile: signals go through a pidfd.
+Another process of the same user takes them over by their control sockets (`engine.process.control`), over TCP also one on another
+host (`remote`). On a Unix socket a worker is known by its socket's peer, never by a number that another process may have meanwhile:
+signals go through a pidfd.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine.address import Channel, UnixAddress, parse
 from engine.failures import ExitStatus
-from engine.process.control import CONTROL_SUFFIX, Renew, control_path
+from engine.process.control import Renew
 from management.launchers.base import WorkerStatus
 from management.launchers.environment import worker_environment
 from management.launchers.local import COMMAND, ROOT
+from management.launchers.remote import RemoteWorker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from engine.config import EngineConfig
+    from management.launchers.base import WorkerHandle
+    from management.launchers.network import Network
 
 READ_BYTES = 1 << 16
 PEER = struct.Struct("3i")
@@ -37,9 +42,9 @@ PEER = struct.Struct("3i")
 class LeasedWorker:
     """A worker with a lease, as its launcher or the one that took it over sees it."""
 
-    def __init__(self, address: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(self, address: UnixAddress, process: subprocess.Popen[bytes] | None = None) -> None:
         """`process` is set by the launcher that started it. Raises OSError if a worker to take over is not there."""
-        self._path, self._process = control_path(address), process
+        self._address, self._process = address, process
         self._connection: socket.socket | None = None
         self._unread = b""
         self._last: WorkerStatus | None = None
@@ -113,9 +118,8 @@ class LeasedWorker:
     def release(self) -> None:
         """Disconnect; a running worker is left to its lease. What an ended one left behind is removed."""
         if self.exit_code() is not None:
-            for path in (self._path, self._path.removesuffix(CONTROL_SUFFIX)):
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
+            for purpose in Channel:
+                self._address.release(purpose)
         self._disconnect()
         os.close(self._pidfd)
 
@@ -126,7 +130,7 @@ class LeasedWorker:
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.connect(self._path)
+            connection.connect(self._address.path_of(Channel.CONTROL))
         except OSError:
             connection.close()
             raise
@@ -143,12 +147,12 @@ class LeasedWorker:
 class LeasedLauncher:
     """Launches processes with leases, and takes over those of an earlier launcher."""
 
-    def __init__(self, directory: Path) -> None:
-        """`directory` holds the sockets; it must be the same for all launchers of one registry."""
+    def __init__(self, directory: Path, network: Network) -> None:
+        """`directory` holds the sockets; it must be the same for all launchers of one registry on this host."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._directory = directory
+        self._directory, self._network = directory, network
 
-    def launch(self, config: EngineConfig, secrets: Mapping[str, str] | None = None) -> LeasedWorker:
+    def launch(self, config: EngineConfig, secrets: Mapping[str, str] | None = None) -> WorkerHandle:
         """Start a process in a session of its own; raises OSError."""
         process = subprocess.Popen(
             COMMAND,
@@ -161,19 +165,25 @@ class LeasedLauncher:
         if process.stdin is None:
             raise RuntimeError("the worker's pipe was not made")
         with suppress(OSError), process.stdin as stdin:  # if it ended at once, its exit status will say so
-            stdin.write(msgspec.json.encode(config) + b"\n")
-        return LeasedWorker(config.address, process)
+            stdin.write(msgspec.json.encode(self._network.completed(config)) + b"\n")
+        return self._handle(config.address, process)
 
-    def adopt(self, address: str) -> LeasedWorker | None:
-        """Connect to the worker's control socket."""
+    def adopt(self, address: str) -> WorkerHandle | None:
+        """Connect to the worker's control channel."""
         try:
-            return LeasedWorker(address)
+            return self._handle(address)
         except OSError:
             return None
 
     def address(self, name: str) -> str:
-        """A Unix socket in the directory."""
-        return f"unix:{self._directory / name}.sock"
+        """A Unix socket in the directory, or a port."""
+        return self._network.address() or f"unix:{self._directory / name}.sock"
 
     def close(self) -> None:
         """Nothing: the workers run on until their leases end, or another launcher takes them over."""
+
+    def _handle(self, address: str, process: subprocess.Popen[bytes] | None = None) -> WorkerHandle:
+        place = parse(address)
+        if isinstance(place, UnixAddress):
+            return LeasedWorker(place, process)
+        return RemoteWorker(place, self._network.credentials, process)

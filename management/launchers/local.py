@@ -15,11 +15,13 @@ import msgspec
 
 from management.launchers.base import WorkerStatus
 from management.launchers.environment import worker_environment
+from management.launchers.network import THIS_HOST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from engine.config import EngineConfig
+    from management.launchers.network import Network
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 """Where `python -m engine` finds the engine: beside this package, in a source tree and in a wheel."""
@@ -107,25 +109,26 @@ class LocalWorker:
 
 
 class LocalLauncher:
-    """Launches workers as child processes, with sockets in a private folder."""
+    """Launches workers as child processes, with sockets in a private folder or on ports."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: Network = THIS_HOST) -> None:
         # The path of a Unix socket has at most 107 bytes, so the folder is not below the data folder.
         self._directory = Path(tempfile.mkdtemp(prefix="dragoman-"))
+        self._network = network
         self._workers: list[LocalWorker] = []
 
     def launch(self, config: EngineConfig, secrets: Mapping[str, str] | None = None) -> LocalWorker:
         """Start a child process; raises OSError."""
         self._workers = [worker for worker in self._workers if not worker.closed]
-        self._workers.append(LocalWorker(config, secrets))
+        self._workers.append(LocalWorker(self._network.completed(config), secrets))
         return self._workers[-1]
 
     def adopt(self, address: str) -> None:
         """None: its workers never outlive it."""
 
     def address(self, name: str) -> str:
-        """A Unix socket in the private folder."""
-        return f"unix:{self._directory / name}.sock"
+        """A Unix socket in the private folder, or a port."""
+        return self._network.address() or f"unix:{self._directory / name}.sock"
 
     def close(self) -> None:
         """End all children and remove the folder."""

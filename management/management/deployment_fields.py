@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 FIELDS = {
     "min_workers": int,
     "max_workers": int,
+    "prefill_workers": int,
     "upper_threshold": float,
     "lower_threshold": float,
     "up_window_s": int,

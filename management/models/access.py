@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from rest_framework_api_key.models import AbstractAPIKey
 
 SCOPES = ("infer", "metrics", "manage")
+
+
+LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0
+MOST_PER_MINUTE, MOST_PER_DAY = (1 << 31) - 1, (1 << 63) - 1
+"""What the columns hold."""
 
 
 def default_scopes() -> list[str]:
@@ -26,6 +32,31 @@ class ApiKey(AbstractAPIKey):
         blank=True,
         related_name="keys",
         help_text="The only deployment that the key opens; empty: all.",
+    )
+
+    weight = models.FloatField(
+        default=1.0,
+        blank=True,
+        validators=[MinValueValidator(LEAST_WEIGHT), MaxValueValidator(MOST_WEIGHT)],
+        help_text="Its share of a busy server among other keys: one of weight 2 is served twice as many tokens as one of 1.",
+    )
+    requests_per_minute = models.PositiveIntegerField(
+        default=0,
+        blank=True,
+        validators=[MaxValueValidator(MOST_PER_MINUTE)],
+        help_text="Requests a minute, counted by each web process; 0: any number.",
+    )
+    tokens_per_minute = models.PositiveIntegerField(
+        default=0,
+        blank=True,
+        validators=[MaxValueValidator(MOST_PER_MINUTE)],
+        help_text="Prompt and output tokens a minute, counted by each web process; 0: any number.",
+    )
+    tokens_per_day = models.PositiveBigIntegerField(
+        default=0,
+        blank=True,
+        validators=[MaxValueValidator(MOST_PER_DAY)],
+        help_text="The same for a day of UTC; a restart of the process begins anew. 0: any number.",
     )
 
     class Meta(AbstractAPIKey.Meta):

@@ -93,6 +93,11 @@ class Deployment(models.Model):
     max_workers = models.PositiveIntegerField(
         default=1, validators=[MinValueValidator(1), MaxValueValidator(MAX_WORKERS)]
     )
+    prefill_workers = models.PositiveIntegerField(
+        default=0,
+        validators=[MaxValueValidator(MAX_WORKERS)],
+        help_text="Workers that only compute prompts and hand the blocks to the others; 0: each does both.",
+    )
     strategy = models.CharField(
         max_length=32,
         choices=[(each.value, each.value) for each in Strategy],
@@ -192,6 +197,12 @@ class Deployment(models.Model):
         found: dict[str, Any] = {}
         if self.max_workers < self.min_workers:
             found["max_workers"] = f"must be at least min_workers, which is {self.min_workers}, got {self.max_workers}"
+        if self.prefill_workers >= self.max_workers:
+            found["prefill_workers"] = (
+                f"must be below max_workers, which is {self.max_workers}, got {self.prefill_workers}"
+            )
+        elif self.prefill_workers and self.inference_kind != Model.Kind.LLM:
+            found["prefill_workers"] = f"must be 0 for {self.inference_kind}, got {self.prefill_workers}"
         if self.lower_threshold >= self.upper_threshold:
             found["lower_threshold"] = (
                 f"must be below upper_threshold, which is {self.upper_threshold:g}, got {self.lower_threshold:g}"

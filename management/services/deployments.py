@@ -28,7 +28,7 @@ MAX_REPLICAS = 64
 
 CHANGEABLE = frozenset(
     {
-        "version", "engine_options", "chat_template", "min_workers", "max_workers", "strategy", "upper_threshold",
+        "version", "engine_options", "chat_template", "min_workers", "max_workers", "prefill_workers", "strategy", "upper_threshold",
         "lower_threshold", "up_window_s", "down_window_s", "start_timeout_s", "drain_timeout_s", "scale_to_zero",
         "idle_timeout_s", "fast_autoscaling", "share_while_starting", "immediate_scale_down", "max_price_per_hour",
         "min_throughput_rate", "gpu_type", "gpus_per_worker", "use_other_gpus", "expand_gpu_types", "spot",

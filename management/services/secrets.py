@@ -6,18 +6,16 @@ several keys, the newest first: all decrypt, the first encrypts.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from django.conf import settings
 
+from management.generated import generated
 from management.models import Secret
 from management.services.errors import RegistryError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from management.models import Deployment
 
 HUB_TOKEN = "hf_token"
@@ -47,19 +45,8 @@ def decrypt(name: str, ciphertext: bytes) -> str:
         raise RegistryError(f"{name}: cannot be decrypted; DRAGOMAN_SECRETS_KEY has changed") from error
 
 
-def generate_key(path: Path) -> str:
-    """The key in this file; the first call creates it. Of two processes at once, one creates it and both read it."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path.read_text()
-    with os.fdopen(descriptor, "w") as file:
-        file.write(Fernet.generate_key().decode())
-    return path.read_text()
-
-
 def _cipher() -> MultiFernet:
-    text = settings.SECRETS_KEY or generate_key(settings.SECRETS_KEY_FILE)
+    text = settings.SECRETS_KEY or generated(settings.SECRETS_KEY_FILE, lambda: Fernet.generate_key().decode())
     try:
         return MultiFernet([Fernet(key.strip()) for key in text.split(",")])
     except ValueError as error:

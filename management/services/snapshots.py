@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING
 
 from engine.config import OPTIONS
 from management.models import AdapterVersion, ApiKey, Deployment, Node, Price, Secret, Worker
+from management.services.keys import limits_of
 from management.services.secrets import HUB_TOKEN
-from management.snapshot import AdapterEntry, ApiKeyEntry, Availability, DeploymentEntry, Snapshot, WorkerEntry
+from management.snapshot import (
+    AdapterEntry,
+    ApiKeyEntry,
+    Availability,
+    DeploymentEntry,
+    Snapshot,
+    WorkerEntry,
+    WorkerRole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -60,6 +69,13 @@ def read_ready_workers() -> tuple[Worker, ...]:
     return tuple(rows.order_by("started_at", "pk"))
 
 
+def _role(deployment: Deployment, worker: Worker) -> WorkerRole:
+    """A worker's role follows from its place, so that its successor has the same."""
+    if not deployment.prefill_workers:
+        return WorkerRole.BOTH
+    return WorkerRole.PREFILL if worker.index < deployment.prefill_workers else WorkerRole.DECODE
+
+
 def build_snapshot(
     registries: Registries,
     ready: Iterable[Worker] = (),
@@ -107,7 +123,10 @@ def build_snapshot(
                 version=version.number,
                 created=int(row.created_at.timestamp()),
                 is_default=row.is_default,
-                workers=tuple(WorkerEntry(w.worker_id, w.epoch, w.address, version.pk, _numerics(w)) for w in current),
+                workers=tuple(
+                    WorkerEntry(w.worker_id, w.epoch, w.address, version.pk, _numerics(w), _role(row, w))
+                    for w in current
+                ),
                 adapters=tuple(own or adapters.get(version.model_id, ())),
                 public_id=row.public_id,
                 title=row.title,
@@ -129,6 +148,7 @@ def build_snapshot(
             scopes=frozenset(key.scopes),
             expires=key.expiry_date.timestamp() if key.expiry_date else None,
             deployment="" if key.deployment is None else key.deployment.public_id,
+            limits=limits_of(key),
         )
         for key in registries.keys
     }

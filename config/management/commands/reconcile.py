@@ -17,9 +17,11 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections
 from pydantic import ValidationError
 
-from config import logs
+from config import faults, logs
 from config.first_admin import ensure_admin
 from config.options import Options, get_options
+from engine.network.credentials import CredentialsError
+from engine.process.precautions import write_no_core
 from management.launchers import LAUNCHERS
 from management.leadership import Leadership
 from management.ledger import Ledger
@@ -38,12 +40,14 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         settings = get_options()
         logs.configure(settings.log_format)
+        faults.arm()
+        write_no_core()
         os.umask(0o077)
         try:
             call_command("migrate", verbosity=0, interactive=False)
             ensure_admin(settings.data_dir / "admin-password")
             reconciler = make_reconciler(settings)
-        except (DatabaseError, ValidationError, OSError) as error:
+        except (DatabaseError, ValidationError, CredentialsError, OSError) as error:
             raise CommandError(str(error)) from error
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -62,10 +66,11 @@ def make_reconciler(settings: Options) -> Reconciler:
     """A reconciler that acts while it leads, and whose workers outlive it. Raises OSError."""
     loads = StoredLoads()
     return Reconciler(
-        LAUNCHERS[settings.launcher](settings.shared_dir()),
+        LAUNCHERS[settings.launcher](settings.shared_dir(), settings.network),
         SnapshotHolder(),
         str(settings.data_dir),
         load=loads,
         lease_s=settings.worker_lease_s,
+        log_format=settings.log_format,
         ledger=Ledger(leadership=Leadership(), loads=loads),
     )

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error as DatabaseError
 from pydantic import ValidationError
 
-from config import logs
+from config import faults, logs
 from config.first_admin import ensure_admin
 from config.installation import DEMO_ADAPTERS, DEMO_MODEL
 from config.options import Options, get_options
@@ -60,6 +60,7 @@ class Command(BaseCommand):
             raise CommandError(f"{name} must be in the environment: settings are read before this command begins")
         settings = get_options()
         logs.configure(settings.log_format)
+        faults.arm()
         # Files of this server hold secrets; only the owner may read them.
         os.umask(0o077)
         self.stdout.write("Preparing the database ...")

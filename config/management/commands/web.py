@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 from pydantic import ValidationError
 
-from config import logs
+from config import faults, logs
 from config.options import get_options
 from inference import dialects
 from inference.planes.declaration import SetupError
@@ -28,6 +28,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         settings = get_options()
         logs.configure(settings.log_format)
+        faults.arm()
         os.umask(0o077)
         from config.control import FollowingControl
         from config.server import Server

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.core.management.base import CommandParser
 from django.db import transaction
 
 from management.autoscale.config import Strategy
 from management.management.deployment_command import ACTOR, DeploymentCommand, is_active
 from management.management.deployment_fields import add_fields, fields_of, option, pair
-from management.models import Model, ModelVersion
+from management.models import Deployment, Model, ModelVersion
 from management.services.adapters import read_adapter, register_adapter
 from management.services.deployments import create_deployment, start_deployment
 from management.services.discovery import register_beside
@@ -19,8 +20,6 @@ from management.services.models import register_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from management.models import Deployment
 
 
 class Command(DeploymentCommand):
@@ -31,9 +30,17 @@ class Command(DeploymentCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the model and the deployment's fields."""
         super().add_arguments(parser)
-        parser.add_argument("model", help="A registered model's name, a directory or a hub id.")
+        parser.add_argument(
+            "model", nargs="?", help="A registered model's name, a directory or a hub id. Default: DRAGOMAN_MODEL."
+        )
         parser.add_argument("--name", help="The deployment's name; the default is the model's.")
         parser.add_argument("--embedding", action="store_true", help="The model makes embeddings.")
+        parser.add_argument(
+            "--keep", action="store_true", help="If there is a deployment of this name, leave it as it is."
+        )
+        parser.add_argument(
+            "--from-settings", action="store_true", help="Take the engine options of the settings, as `serve` does."
+        )
         add_fields(parser)
         parser.add_argument(
             "--adapter", action="append", default=[], metavar="NAME=DIRECTORY", help="An adapter; may be repeated."
@@ -41,6 +48,12 @@ class Command(DeploymentCommand):
 
     def change(self, options: dict[str, Any]) -> tuple[Deployment, Callable[[Deployment], bool]]:
         """Register, create and start; nothing stays if anything is refused."""
+        source = options["model"] or settings.MODEL
+        if options["keep"]:
+            name = options["name"] or _model_name(source)
+            kept = Deployment.objects.filter(name=name, deleted=False).first()
+            if kept is not None:
+                return kept, is_active
         kind = str(Model.Kind.EMBEDDING if options["embedding"] else Model.Kind.LLM)
         fields = fields_of(options)
         if options["embedding"]:
@@ -51,7 +64,7 @@ class Command(DeploymentCommand):
         # Files are copied before the transaction, so that no lock is held meanwhile.
         stored = {name: read_adapter(str(Path(directory).expanduser().resolve()), None) for name, directory in adapters}
         with transaction.atomic():
-            version = _version(options["model"], kind)
+            version = _version(source, kind)
             registered = [
                 register_adapter(name, version.model, directory, ACTOR, stored[name]) for name, directory in adapters
             ]
@@ -59,7 +72,8 @@ class Command(DeploymentCommand):
                 options["name"] or version.model.name,
                 version,
                 ACTOR,
-                engine_options=dict(option(text) for text in options["option"]),
+                engine_options=(settings.ENGINE_OPTIONS if options["from_settings"] else {})
+                | dict(option(text) for text in options["option"]),
                 adapters=registered,
                 inference_kind=kind,
                 **fields,
@@ -75,6 +89,10 @@ def _version(source: str, kind: str) -> ModelVersion:
     if known is not None:
         return known
     path = Path(source).expanduser()
-    if path.is_dir():
-        return register_model(path.resolve().name, str(path.resolve()), ACTOR, kind)
-    return register_model(source, source, ACTOR, kind)
+    return register_model(_model_name(source), str(path.resolve()) if path.is_dir() else source, ACTOR, kind)
+
+
+def _model_name(source: str) -> str:
+    """The name of a model from this source: the directory's, or the hub id."""
+    path = Path(source).expanduser()
+    return path.resolve().name if path.is_dir() else source

@@ -13,17 +13,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from management.overview import overview
+from management.overview import overview, shortcomings
 
 INTERVAL_S = 1.0
+UNREADABLE = 2
+"""The exit status if the registry cannot be read."""
 COLOURS = {
     "active": "green", "ready": "green", "provisioning": "cyan", "starting": "cyan", "loading": "cyan",
-    "failed": "red", "draining": "yellow", "deleting": "yellow",
+    "failed": "red", "none leads": "red", "draining": "yellow", "deleting": "yellow",
 }  # fmt: skip
 
 
 class Command(BaseCommand):
-    """`manage.py status [--once] [--json]`."""
+    """`manage.py status [--once] [--json] [--check]`: the exit status is 0, 2 if the registry cannot be read."""
 
     help = __doc__
 
@@ -31,12 +33,18 @@ class Command(BaseCommand):
         """Add the switches."""
         parser.add_argument("--once", action="store_true", help="Print the present state and end.")
         parser.add_argument("--json", action="store_true", help="The same as JSON, once.")
+        parser.add_argument(
+            "--check", action="store_true", help="Once; the exit status is 1 if something is not as it was asked for."
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print once, or until Ctrl-C; raises CommandError."""
         try:
-            if options["json"]:
-                self.stdout.write(json.dumps(overview(), indent=2))
+            if options["json"] or options["check"]:
+                found = overview()
+                self._print_once(found, as_json=options["json"])
+                if options["check"] and (wrong := shortcomings(found)):
+                    raise CommandError("; ".join(wrong))
                 return
             console = Console(file=None if self.stdout.isatty() else self.stdout)
             if options["once"] or not console.is_terminal:
@@ -49,7 +57,13 @@ class Command(BaseCommand):
         except KeyboardInterrupt:
             return
         except Error as error:
-            raise CommandError(f"the registry cannot be read: {error}") from error
+            raise CommandError(f"the registry cannot be read: {error}", returncode=UNREADABLE) from error
+
+    def _print_once(self, found: dict[str, Any], *, as_json: bool) -> None:
+        if as_json:
+            self.stdout.write(json.dumps(found, indent=2))
+        else:
+            Console(file=self.stdout).print(render(found))
 
 
 def render(found: dict[str, Any]) -> Group:
@@ -57,6 +71,7 @@ def render(found: dict[str, Any]) -> Group:
     deployments = Table("deployment", "model", "state", "workers", "running", "waiting", "held", "USD/h", "", box=None)
     workers = Table("worker", "epoch", "state", "requests", "process", "doing", box=None)
     decisions = Table("at", "deployment", "rule", "workers", "seen", box=None)
+    processes = Table("what", "host, process and name", box=None)
     for row in found["deployments"]:
         limits = f"{row['min_workers']}…{row['max_workers']}" + (", sleeps" if row["scale_to_zero"] else "")
         ready = sum(worker["state"] == "ready" for worker in row["workers"])
@@ -75,8 +90,11 @@ def render(found: dict[str, Any]) -> Group:
             seen = "" if metric is None else f"{metric:.3g} of {decision['lower']:g}…{decision['upper']:g}"
             counts = f"{decision['live']} → {decision['wanted']}"
             decisions.add_row(decision["at"][11:19], row["name"], decision["rule"], counts, seen)
+    processes.add_row("reconcile", found["leader"] or _coloured("none leads"))
+    for name in found["web_processes"]:
+        processes.add_row("web", name)
     parts: list[Any] = [deployments]
-    for title, table in (("Workers", workers), ("Last scaling decisions", decisions)):
+    for title, table in (("Workers", workers), ("Processes", processes), ("Last scaling decisions", decisions)):
         if table.row_count:
             parts += [Text(), Text(title, style="bold"), table]
     return Group(*parts)

@@ -1,0 +1,87 @@
+"""The settings of a cluster of hosts: where workers listen, and by which certificate this host is known to the others.
+
+Without them workers listen on Unix sockets of this host. With an address beyond that, TLS with certificates is not optional.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings
+
+from engine.network.credentials import Credentials
+from management.launchers.network import Network
+
+EVERYWHERE = ("0.0.0.0", "::")
+
+
+class ClusterOptions(BaseSettings):
+    """Part of the server's settings."""
+
+    worker_host: str = Field(
+        "", description="Name or address by which other hosts reach workers of this one; empty is Unix sockets."
+    )
+    worker_ports: str = Field("21000-21999", description="Ports of these workers, first-last; each takes one.")
+    cluster_authority: Path | None = Field(
+        None, description="PEM file of the authority that signs the certificates of the cluster, and nothing else."
+    )
+    cluster_certificate: Path | None = Field(None, description="PEM file of this host's certificate of it.")
+    cluster_key: Path | None = Field(None, description="PEM file of its key, which only its owner may read.")
+    cluster_key_password_file: Path | None = Field(None, description="File with the password of an encrypted key.")
+
+    @field_validator("worker_host")
+    @classmethod
+    def _is_host(cls, value: str) -> str:
+        if value and not re.fullmatch(r"[A-Za-z0-9._:-]+", value):
+            raise ValueError(f"{value!r} is no host name or IP address")
+        if value in EVERYWHERE:
+            raise ValueError(
+                f"{value} means every address of this host; other hosts need the one by which they reach it"
+            )
+        return value
+
+    @field_validator("worker_ports")
+    @classmethod
+    def _are_ports(cls, value: str) -> str:
+        matched = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", value)
+        if matched is None or not 1 <= int(matched[1]) <= int(matched[2]) <= 65535:
+            raise ValueError(f"{value!r} is no range of ports: first-last is expected, both from 1 to 65535")
+        return value
+
+    @model_validator(mode="after")
+    def _cluster_is_whole(self) -> ClusterOptions:
+        files = (self.cluster_authority, self.cluster_certificate, self.cluster_key)
+        if any(files) and not all(files):
+            raise ValueError("cluster_authority, cluster_certificate and cluster_key need each other")
+        if self.cluster_key_password_file and not self.cluster_key:
+            raise ValueError("cluster_key_password_file needs cluster_key")
+        if self.worker_host and not self.cluster_key:
+            raise ValueError(
+                "worker_host needs cluster_authority, cluster_certificate and cluster_key: workers never speak plain text over "
+                "TCP; `cluster-certificates` makes these files"
+            )
+        return self
+
+    @property
+    def network(self) -> Network:
+        """Where workers listen. Raises CredentialsError if the files cannot be used."""
+        first, _, last = self.worker_ports.partition("-")
+        ports = range(int(first), int(last) + 1)
+        if self.cluster_key is None:
+            return Network()
+        password = self.cluster_key_password_file
+        credentials = Credentials(
+            authority=_path(self.cluster_authority),
+            certificate=_path(self.cluster_certificate),
+            key=_path(self.cluster_key),
+            password=_path(password),
+        )
+        credentials.check()
+        return Network(self.worker_host, ports, credentials)
+
+
+def _path(path: Path | None) -> str:
+    """As workers need it, whose working folder is another; links are left, for what they lead to may be replaced."""
+    return "" if path is None else str(path.absolute())

@@ -1,0 +1,98 @@
+"""The checks of the network: ports and certificates."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psutil
+from cryptography import x509
+
+from config.doctor.finding import Finding, error, ok, warning
+from inference.server.rotation import ServerTls
+from inference.server.tls import TlsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from config.options import Options
+    from inference.planes.declaration import Setup
+    from inference.server.tls import TlsFiles
+
+SOON = datetime.timedelta(days=30)
+
+
+def addresses(options: Options, setups: Iterable[Setup]) -> list[tuple[str, int]]:
+    """Every address on which the server would listen, each once."""
+    own = [(options.host, options.front_port), (options.host, options.control_port)]
+    return list(dict.fromkeys([*own, *((host, port) for setup in setups for host, port in setup.addresses if port)]))
+
+
+def check_ports(listening: Iterable[tuple[str, int]]) -> list[Finding]:
+    """Whether each address can be bound. They are bound and released one after the other."""
+    findings, free = [], []
+    for host, port in listening:
+        reason = refusal(host, port)
+        if reason is None:
+            free.append(str(port))
+        elif (owner := owner_of(port)) is not None:
+            findings.append(warning("ports", f"a server of this user serves port {port} already (process {owner})"))
+        else:
+            findings.append(error("ports", f"port {port} of {host} cannot be bound: {reason}"))
+    return [*findings, ok("ports", f"free: {', '.join(free)}")] if free else findings
+
+
+def refusal(host: str, port: int) -> str | None:
+    """Why an address cannot be bound; None if it can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as problem:
+        return problem.strerror or str(problem)
+    return None
+
+
+def owner_of(port: int) -> int | None:
+    """The process of this user that runs a command of ours and listens on the port; None: no such one is known."""
+    with suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                process = psutil.Process(connection.pid)
+                words = process.cmdline()
+                if process.uids().real == os.getuid() and {"serve", "web"} & set(words):
+                    return process.pid
+    return None
+
+
+def check_certificates(files: Iterable[TlsFiles]) -> list[Finding]:
+    """Whether TLS files can be used, now and in a month."""
+    findings = []
+    for each in files:
+        try:
+            ServerTls(each)
+        except TlsError as problem:
+            findings.append(error("certificates", str(problem)))
+            continue
+        for path in (each.certificate, *each.authorities):
+            findings.append(check_dates(path))
+    return findings or [ok("certificates", "none are used")]
+
+
+def check_dates(path: Path) -> Finding:
+    """Whether the certificates of a PEM file are valid, by the one that ends first."""
+    now = datetime.datetime.now(datetime.UTC)
+    chain = x509.load_pem_x509_certificates(path.read_bytes())
+    ends = min(certificate.not_valid_after_utc for certificate in chain)
+    if ends <= now:
+        return error("certificates", f"{path} expired on {ends:%Y-%m-%d}", "renew it")
+    if any(certificate.not_valid_before_utc > now for certificate in chain):
+        return error("certificates", f"{path} is not valid yet", "check the machine's clock")
+    if ends - now < SOON:
+        return warning("certificates", f"{path} expires on {ends:%Y-%m-%d}", "renew it")
+    return ok("certificates", f"{path} is valid until {ends:%Y-%m-%d}")

@@ -1,0 +1,84 @@
+"""The checks of settings: values, names, what dialects' own files say, and telemetry."""
+
+from __future__ import annotations
+
+import importlib
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from config.doctor.finding import Finding, error, ok, warning
+from config.options import Options
+from config.telemetry import TelemetryError, exports
+from inference.dialects import declared_dialects
+from inference.planes.declaration import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from inference.planes.declaration import Setup
+
+CHECK = "settings"
+PREFIX = "DRAGOMAN_"
+
+
+def check_values() -> tuple[Options | None, list[Finding]]:
+    """The settings, or None if the server would refuse them."""
+    try:
+        options = Options()
+    except ValidationError as problem:
+        return None, refusals(problem)
+    return options, [ok(CHECK, "all values are valid")]
+
+
+def refusals(problem: ValidationError) -> list[Finding]:
+    """A finding for each refused setting, without its value, which may be a secret."""
+    return [
+        error(CHECK, f"{PREFIX}{str(each['loc'][0]).upper()}: {each['msg']}" if each["loc"] else each["msg"])
+        for each in problem.errors(include_input=False, include_url=False)
+    ]
+
+
+def check_names(environment: Mapping[str, str]) -> list[Finding]:
+    """Variables that look like settings and are none."""
+    known = {f"{PREFIX}{name.upper()}" for name in Options.model_fields}
+    for dialect in declared_dialects():
+        if dialect.settings is not None:
+            known |= {f"{PREFIX}{name.upper()}" for name in dialect.settings.model_fields}
+    findings = []
+    for name in sorted(set(environment) - known):
+        if name.startswith(PREFIX):
+            close = get_close_matches(name, known, 1)
+            findings.append(warning(CHECK, f"{name} is no setting", f"did you mean {close[0]}?" if close else ""))
+    return findings
+
+
+def check_dialects(options: Options) -> tuple[list[Setup], list[Finding]]:
+    """The configured dialects, and what is wrong with the others."""
+    setups, findings = [], []
+    for dialect in declared_dialects():
+        try:
+            setups.append(dialect.set_up(options))
+        except ValidationError as problem:
+            findings += refusals(problem)
+        except SetupError as problem:
+            findings.append(error(CHECK, f"{dialect.title}: {problem}"))
+    return setups, findings
+
+
+def check_telemetry(options: Options, environment: Mapping[str, str]) -> list[Finding]:
+    """Whether traces and metrics can be exported, if the variables ask for it."""
+    try:
+        signals = [
+            signal.lower()
+            for signal, endpoint in (("TRACES", options.otlp_traces_endpoint), ("METRICS", ""))
+            if exports(signal, environment, endpoint)
+        ]
+        if signals:
+            importlib.import_module("opentelemetry.exporter.otlp.proto.http")
+    except TelemetryError as problem:
+        return [error("telemetry", str(problem))]
+    except ImportError as problem:
+        return [error("telemetry", f"{problem.name} is not installed", "install dragoman[otel]")]
+    return [ok("telemetry", f"{' and '.join(signals)} are exported" if signals else "off")]
