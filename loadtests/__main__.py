@@ -1,6 +1,7 @@
-"""`python -m loadtests`: run the suite against a running server.
+"""`python -m loadtests`: run shapes of load against a server, compare what they measure with targets, and write a report.
 
-Without --host it starts a server with the demo model on free ports, and stops it afterwards.
+Without --host it starts a server with the demo model on free ports for each shape, and stops it afterwards. The exit status is
+0 if all targets are met, 1 if one is missed, and 2 if the run cannot be made.
 """
 
 from __future__ import annotations
@@ -10,37 +11,153 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadtests.server import running_server
+import msgspec
 
-ROOT = Path(__file__).resolve().parent.parent
+from loadtests.html import write_report
+from loadtests.machine import ROOT, commit
+from loadtests.plan import PROFILES
+from loadtests.records import Record, read_record
+from loadtests.server import RunningServer, served
+from loadtests.settings import LocalServer, RunSettings
+from loadtests.shapes import SHAPES, SUITE
+from loadtests.sizes import sized
+from loadtests.targets import TargetsError, load_targets
+
+PLANES = {
+    "GRPC_PORT": "LOAD_TRITON_GRPC",
+    "TORCHSERVE_GRPC_INFERENCE_PORT": "LOAD_TORCHSERVE_GRPC",
+    "MINDIE_PORT": "LOAD_MINDIE",
+    "DJL_PORT": "LOAD_DJL",
+}
+STOP_TIMEOUT_S = 130
 
 
 def main() -> int:
-    """Run Locust; returns its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--host", help="A running server, e.g. http://127.0.0.1:8000.")
-    parser.add_argument("--users", type=int, default=8)
-    parser.add_argument("--seconds", type=int, default=30)
-    parser.add_argument("--targets", default=str(ROOT / "loadtests" / "targets.toml"))
+    """Run the shapes one after another; returns the exit status."""
+    options = _options()
+    try:
+        load_targets(options.targets, options.profile, options.shapes)
+    except TargetsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    local = [name for name in options.shapes if SHAPES[name].local]
+    if options.host and local and not options.pid:
+        print(f"{', '.join(local)}: needs --pid with --host, to watch the server", file=sys.stderr)
+        return 2
+    folder: Path = options.out or ROOT / "var" / "loadtests" / f"{time.strftime('%Y%m%d-%H%M%S')}-{commit()}"
+    records, statuses = [], []
+    for name in options.shapes:
+        run = RunSettings(
+            shape=name,
+            profile=options.profile,
+            targets=str(options.targets.resolve()),
+            out=str((folder / f"{name}.json").resolve()),
+            seconds=options.seconds,
+            users=options.users,
+        )
+        statuses.append(_run(run, options))
+        if Path(run.out).exists():
+            records.append(read_record(Path(run.out)))
+    if not records or any(status not in (0, 1) for status in statuses):
+        print("a run was not made", file=sys.stderr)
+        return 2
+    report = folder / "report.html"
+    write_report(records, report)
+    print(f"\n{report}")
+    return _summary(records)
+
+
+def _summary(records: list[Record]) -> int:
+    missed = [
+        f"{record.shape}: {verdict.text()}" for record in records for verdict in record.verdicts if not verdict.met
+    ]
+    for line in missed:
+        print(line)
+    print(f"{len(missed)} of {sum(len(record.verdicts) for record in records)} targets missed")
+    return 1 if missed else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SUITE), metavar="SHAPE",
+                        help=f"Of {', '.join(SHAPES)}; all but soak without it.")  # fmt: skip
+    parser.add_argument(
+        "--profile", choices=list(PROFILES), default="cpu-small", help="How much load, and which targets."
+    )
+    parser.add_argument("--host", help="The front plane of a running server, e.g. http://127.0.0.1:8000.")
+    parser.add_argument("--pid", type=int, default=0, help="Its process id, if it runs on this machine.")
+    parser.add_argument(
+        "--data-dir", default=os.environ.get("DRAGOMAN_DATA_DIR", ""), help="Its data folder, for burst."
+    )
+    parser.add_argument("--users", type=_positive, default=0, help="At most so many users, instead of the profile's.")
+    parser.add_argument("--seconds", type=_seconds, default=0.0, help="Of a stage, and of a whole soak.")
+    parser.add_argument(
+        "--processes", type=_positive, default=0, help="Locust processes: a master and so many workers."
+    )
+    parser.add_argument("--targets", type=Path, default=ROOT / "loadtests" / "targets.toml")
+    parser.add_argument(
+        "--out", type=Path, help="A folder for the report and the JSON files; below var/loadtests without it."
+    )
+    parser.add_argument("locust", nargs="*", help="After --: further options of Locust, such as --master.")
     options = parser.parse_args()
-    with _host(options.host) as host:
-        command = [sys.executable, "-m", "locust", "-f", "loadtests/locustfile.py", "--headless", "--only-summary",
-                   "-H", host, "-u", str(options.users), "-r", str(options.users), "-t", f"{options.seconds}s",
-                   "--stop-timeout", "30"]  # fmt: skip
-        environment = {**os.environ, "LOAD_TARGETS": options.targets, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    if not options.shapes:
+        parser.error("argument --shapes: name at least one")
+    return options
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 100_000:
+        raise argparse.ArgumentTypeError("must be from 1 to 100000")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 1 <= value <= 86_400:
+        raise argparse.ArgumentTypeError("must be from 1 to 86400")
+    return value
+
+
+def _run(run: RunSettings, options: argparse.Namespace) -> int:
+    """One shape; Locust's exit status."""
+    settings = SHAPES[run.shape].plan(sized(PROFILES[run.profile], run)).settings
+    with _server(options, settings) as server:
+        if server is not None:
+            host = server.url
+            local: LocalServer | None = LocalServer(server.pid, str(server.data_dir), server.start_s)
+            addresses = {
+                variable: f"{'http://' if name in ('MINDIE_PORT', 'DJL_PORT') else ''}127.0.0.1:{server.ports[name]}"
+                for name, variable in PLANES.items()
+            }
+        else:
+            host, addresses = options.host, {}
+            local = LocalServer(options.pid, options.data_dir) if options.pid else None
+        run = msgspec.structs.replace(run, local=local)
+        command = [sys.executable, "-m", "locust", "-f", str(ROOT / "loadtests" / "locustfile.py"), "--headless",
+                   "--only-summary", "--loglevel", "WARNING", "-H", host, "--stop-timeout", str(STOP_TIMEOUT_S)]  # fmt: skip
+        if options.processes:
+            command += ["--processes", str(options.processes)]
+        environment = {
+            **os.environ,
+            **addresses,
+            "PYTHONPATH": str(ROOT),
+            "LOAD_RUN": msgspec.json.encode(run).decode(),
+        }
+        return subprocess.run([*command, *options.locust], cwd=ROOT, env=environment, check=False).returncode
 
 
 @contextlib.contextmanager
-def _host(given: str | None) -> Iterator[str]:
-    if given:
-        yield given
+def _server(options: argparse.Namespace, settings: dict[str, str]) -> Iterator[RunningServer | None]:
+    if options.host:
+        yield None
     else:
-        with running_server({}) as url:
-            yield url
+        with served(settings, (*PLANES, "MINDIE_MANAGEMENT_PORT", "MINDIE_METRICS_PORT")) as server:
+            yield server
 
 
 if __name__ == "__main__":

@@ -75,8 +75,8 @@ async def server_run(port: int, work: list[list[int]], output_tokens: int) -> tu
 
 
 @contextmanager
-def engine_worker(model: Path, dtype: str, threads: int = 0) -> Iterator[EngineConfig]:
-    """A worker process of its own."""
+def engine_worker(model: Path, dtype: str, threads: int = 0, **options: Any) -> Iterator[EngineConfig]:
+    """A worker process of its own, with further options of the engine."""
     launcher = LocalLauncher()
     config = EngineConfig(
         model=str(model),
@@ -85,6 +85,7 @@ def engine_worker(model: Path, dtype: str, threads: int = 0) -> Iterator[EngineC
         address=launcher.address("bench"),
         speculative_tokens=0,
         threads=threads,
+        **options,
     )
     worker = launcher.launch(config)
     try:

@@ -1,9 +1,10 @@
 """Creates a virtual environment and installs a lock file into it, using only Python's standard library.
 
-    python3 scripts/install.py DIRECTORY LOCK [--torch]
+    python3 scripts/install.py DIRECTORY LOCK [--torch [auto|cpu|cuda]]
 
 `--torch` installs the version of torch that pyproject.toml names first; its files differ by platform, so the lock
-file leaves it out. Debian's python3 comes without ensurepip; pip is then fetched from the package index.
+file leaves it out. `cpu` is the build without CUDA; `cuda` the build with it and its libraries, by a lock file of its own (x86-64); `auto` what
+works here. Debian's python3 comes without ensurepip; pip is then fetched from the package index.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CUDA_LOCK = ROOT / "requirements" / "torch-cuda.lock"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
 
@@ -30,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("lock", type=Path)
-    parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--torch", nargs="?", choices=("auto", "cpu", "cuda"), const="auto")
     options = parser.parse_args()
     if sys.version_info < (3, 11):  # noqa: UP036 (this file runs before anything is installed)
         sys.exit(f"Python 3.11 or later is needed, this is {sys.version.split()[0]}")
@@ -39,14 +41,20 @@ def main() -> None:
         say(f"Making {options.directory} ...")
         make_environment(options.directory)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--progress-bar", "on"]
-    if options.torch:
+    if options.torch == "cpu":
+        say("Installing torch for CPUs (about 200 MB) ...")
+        run([*pip, "--index-url", CPU_INDEX, torch_requirement()])
+    elif options.torch == "cuda":
+        say("Installing torch and CUDA's libraries (about 3 GB) ...")
+        run([*pip, "--require-hashes", "-r", str(CUDA_LOCK)])
+    elif options.torch:
         say("Installing torch (about 200 MB) ...")
         run([*pip, torch_requirement()])
     say(f"Installing {options.lock} ...")
     run([*pip, "--require-hashes", "-r", str(options.lock)])
     # Only now: torch cannot be imported without what it depends on.
     if (
-        options.torch
+        options.torch == "auto"
         and subprocess.run([str(python), "-c", "import torch"], check=False, capture_output=True).returncode
     ):
         say("This build of torch needs CUDA libraries that are not here; installing the one for CPUs ...")

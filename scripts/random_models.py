@@ -2,7 +2,7 @@
 
     python -m scripts.random_models DIRECTORY NAME [NAME ...]
 
-NAME is `smollm2-135m`, `qwen2.5-0.5b`, `qwen3-0.6b`, `qwen2.5-7b`, or one of the tiny families. The tokenizer is the demo
+NAME is `smollm2-135m`, `qwen2.5-0.5b`, `qwen3-0.6b`, `llama-3.2-1b`, `qwen2.5-7b`, or one of the tiny families. The tokenizer is the demo
 model's; the rest of a larger vocabulary cannot be written as text. It downloads nothing.
 """
 
@@ -37,6 +37,15 @@ REAL: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
         "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "initializer_range": 0.02,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "llama-3.2-1b": {
+        "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "initializer_range": 0.02,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        },
     },
     "qwen2.5-7b": {
         "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,

@@ -1,1 +1,1 @@
-"""Users: one file per dialect, with its requests and the parsing of its frames."""
+"""Users: one file per dialect, with its requests and the reading of its answers."""

@@ -1,29 +1,53 @@
-"""A user of the TGI dialect's streams."""
+"""Users of TGI's dialect. It has no parameter that ignores the end of a text, so answers may be shorter than asked for."""
 
 from __future__ import annotations
 
-from locust import constant, task
+import json
+from typing import Any
 
-from loadtests.prompts import next_prompt
-from loadtests.settings import SETTINGS
-from loadtests.stream import StreamUser
+from loadtests.current import Order
+from loadtests.users.base import Answer, Question
+from loadtests.users.http import HttpUser, data
 
 
-class TGIStreamUser(StreamUser):
-    """Streams from /generate_stream. TGI has no parameter to ignore the end of a text, so lengths vary."""
+class TGIUser(HttpUser):
+    """Whole answers."""
 
-    wait_time = constant(0)
+    exact = False
 
-    @task
-    def generate_stream(self) -> None:
-        """One stream."""
-        body = {"inputs": next_prompt(), "parameters": {"max_new_tokens": SETTINGS.output_tokens, "details": True}}
-        self.read_stream("/generate_stream", body, "tgi /generate_stream", b'"finish_reason"')
+    def url(self, order: Order) -> str:
+        return f"{order.addresses.front}/generate"
 
-    def carries_text(self, frame: bytes) -> bool:
-        """Every frame except an error has a token."""
-        return b'"token":' in frame
+    def body(self, question: Question) -> dict[str, Any]:
+        return {"inputs": question.prompt, "parameters": parameters(question)}
 
-    def tokens(self, frame: bytes, before: int) -> int:
-        """One token a frame."""
-        return before + self.carries_text(frame)
+    def read(self, data: bytes, answer: Answer) -> None:
+        details = json.loads(data)["details"]
+        answer.tokens, answer.ended = details["generated_tokens"], details["finish_reason"] in ENDS
+
+
+class TGIStreamUser(TGIUser):
+    """A frame for each token; the last one has the details."""
+
+    separator = b"\n\n"
+
+    def url(self, order: Order) -> str:
+        return f"{order.addresses.front}/generate_stream"
+
+    def read(self, frame: bytes, answer: Answer) -> None:
+        if b'"token":' not in frame:
+            answer.detail = frame[:200].decode(errors="replace")
+            return
+        answer.piece(1)
+        if b'"finish_reason"' in frame:
+            details = data(frame)["details"]
+            answer.ended = details["finish_reason"] in ENDS and details["generated_tokens"] == answer.tokens
+
+
+ENDS = ("length", "eos_token")
+
+
+def parameters(question: Question) -> dict[str, Any]:
+    """What TGI's routes take, here and on other planes."""
+    found: dict[str, Any] = {"max_new_tokens": question.output_tokens, "details": True}
+    return {**found, "adapter_id": question.adapter} if question.adapter else found

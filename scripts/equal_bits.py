@@ -1,0 +1,101 @@
+"""Counts sequences whose tokens and log-probabilities are the same alone and in a crowd, to the last bit.
+
+    python -m scripts.equal_bits [--model DIR] [--sequences 500] [--dtypes float32 bfloat16 int8]
+
+Each sequence is computed twice: alone, on one thread, its prompt in one piece and without a prefix cache; and among up to 32
+others on all threads, with prompts in pieces of up to 48 tokens, a cache of few blocks, so that sequences are preempted, and
+prompts that share beginnings, so that the prefix cache is cold for some and warm for others. Half are sampled, with seeds. Where
+the model has adapters beside it (the demo model's), two thirds of the sequences use one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from engine.adapters.files import content_digest
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.cpu.kernels.threads import set_num_threads
+from engine.messages import AdapterRef, Submit
+from engine.sampling.params import SamplingParams
+from scripts.random_models import DEMO
+
+SHARED, LONGEST, VOCABULARY, BLOCKS = 48, 100, 1500, 28
+Work = list[tuple[list[int], SamplingParams, AdapterRef | None]]
+Bits = dict[int, list[tuple[int, str]]]
+
+
+def make_work(count: int, adapters: list[AdapterRef], seed: int = 0) -> Work:
+    """Prompts of 1 to LONGEST tokens, of which a third begin with the same SHARED tokens."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(3, VOCABULARY) for _ in range(SHARED)]
+    work: Work = []
+    for number in range(count):
+        own = [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, LONGEST - SHARED))]
+        params = SamplingParams(
+            max_tokens=rng.randint(2, 80), temperature=float(number % 2), seed=number, logprobs=0, ignore_eos=True
+        )
+        adapter = ([None, *adapters] if adapters else [None])[number % (1 + len(adapters))]
+        work.append((shared + own if number % 3 == 0 else own, params, adapter))
+    return work
+
+
+def compute(engine: EngineCore, work: Work, together: int) -> Bits:
+    """The tokens with their log-probabilities, of at most `together` sequences at a time."""
+    found: Bits = {}
+    waiting = list(enumerate(work))
+    active = 0
+    while waiting or engine.has_work:
+        while waiting and active < together:
+            number, (prompt, params, adapter) = waiting.pop(0)
+            refusal = engine.submit(1, Submit(number, prompt, params, adapter=adapter))
+            if refusal is not None:
+                raise SystemExit(f"sequence {number} was refused: {refusal.error}")
+            active += 1
+        for output in engine.step().get(1, []):
+            bits = found.setdefault(output.request_id, [])
+            bits += [(each.token_id, each.logprob.hex()) for each in output.logprobs or []]
+            active -= output.finish_reason is not None
+    engine.close()
+    return found
+
+
+def compare(model: Path, dtype: str, work: Work) -> tuple[int, int]:
+    """How many of the sequences have equal bits, and how often one was preempted."""
+    common = EngineConfig(model=str(model), max_step_ms=0)
+    common = replace(common, dtype="bfloat16", quantization=dtype) if dtype == "int8" else replace(common, dtype=dtype)
+    one = replace(common, threads=1, prefix_caching=False)
+    many = replace(common, max_num_batched_tokens=48, max_num_seqs=32)
+    alone = compute(EngineCore(one), work, 1)
+    crowd = EngineCore(many)
+    pool = crowd.scheduler.pool
+    while pool.num_free > BLOCKS:  # the smallest cache that can be configured is too large for a small model
+        pool._free.popitem()
+    among = compute(crowd, work, 32)
+    set_num_threads(1)
+    return sum(alone[number] == among[number] for number in range(len(work))), crowd.scheduler.num_preemptions
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=DEMO)
+    parser.add_argument("--sequences", type=int, default=500)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "int8"])
+    arguments = parser.parse_args()
+    beside = arguments.model.parent / "demo-adapters"
+    paths = sorted(beside.iterdir()) if arguments.model == DEMO and beside.is_dir() else []
+    adapters = [AdapterRef(content_digest(path), str(path)) for path in paths if path.is_dir()]
+    print("| arithmetic | sequences | equal bits | preemptions |\n| --- | --- | --- | --- |")
+    for dtype in arguments.dtypes:
+        work = make_work(arguments.sequences, [] if dtype == "int8" else adapters)
+        equal, preemptions = compare(arguments.model, dtype, work)
+        print(f"| {dtype} | {len(work)} | {equal} | {preemptions} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
