@@ -7,7 +7,7 @@ PROTOCOL_CLIENTS := .venv-protocol-clients
 SCALEGEN := .venv-scalegen
 MODEL ?=
 
-.PHONY: help serve test unit lint types coverage test-gpu bench bench-web bench-gpu gpu-wheels load soak protocol setup setup-dev lock clean
+.PHONY: help serve test unit lint types coverage test-gpu bench bench-web bench-gpu curve gpu-wheels load faults soak protocol setup setup-dev otel lock clean
 
 serve: $(VENV)/.serve  ## Serve the demo model, or MODEL=directory-or-hub-id
 	@exec $(VENV)/bin/python -W ignore manage.py serve $(if $(MODEL),--model "$(MODEL)")
@@ -41,11 +41,22 @@ bench: $(VENV)/.dev  ## The engine alone beside the whole server
 bench-web: $(VENV)/.dev  ## What the web process spends for an event and for a request
 	$(VENV)/bin/python -m scripts.bench_web
 
-load: $(VENV)/.dev  ## Load tests with locust
-	$(VENV)/bin/python -m loadtests
+curve: $(VENV)/.dev  ## This server beside its peers, which it installs: hours. CURVE="--shapes ... --rounds ..."
+	$(VENV)/bin/python -m benchmarks.curve --out var/curve $(CURVE)
+	$(VENV)/bin/python -m benchmarks.report var/curve/runs.jsonl
+	$(VENV)/bin/python -m benchmarks.plot var/curve/runs.jsonl
 
-soak: $(VENV)/.dev  ## Minutes of mixed load, after which nothing may be left
-	$(VENV)/bin/python -m scripts.soak
+load: $(VENV)/.dev  ## Load tests, compared with targets: minutes. LOAD="--shapes ramp --profile cpu"
+	$(VENV)/bin/python -m loadtests $(LOAD)
+
+SOAK_S ?= 600
+
+soak: $(VENV)/.dev  ## SOAK_S seconds of mixed load, after which nothing may be left
+	$(VENV)/bin/python -m loadtests --shapes soak --seconds $(SOAK_S)
+
+faults: $(VENV)/.dev  ## Every fault and attack, the slow ones too: most of an hour
+	$(VENV)/bin/python -m pytest tests/faults tests/security -n 0 -m "slow or not slow"
+
 
 # On a machine that has torch, transformers, Triton, numba and peft, and may have no network: what else the engine and
 # its tests import comes from .gpu-wheels, which `make gpu-wheels GPU_PYTHON_VERSION=3.12` fills elsewhere.
@@ -68,6 +79,9 @@ bench-gpu: .gpu-site  ## The engine's speed on a CUDA device
 	$(GPU_RUN) -m scripts.bench_gpu
 
 setup: $(VENV)/.serve  ## Install what serving needs
+
+otel: $(VENV)/.serve requirements/otel.lock  ## Install what traces need
+	$(PYTHON) scripts/install.py $(VENV) requirements/otel.lock
 
 setup-dev: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done $(SCALEGEN)/.done  ## Install what tests need as well
 
@@ -100,6 +114,9 @@ protocol: $(VENV)/.dev  ## Messages of gRPC services from their .proto files
 lock:  ## Resolve the dependencies anew
 	uv pip compile pyproject.toml --extra dev --python-version 3.11 --generate-hashes --no-emit-package torch -o requirements/dev.lock
 	uv pip compile pyproject.toml --python-version 3.11 --generate-hashes --no-emit-package torch -c requirements/dev.lock -o requirements/serve.lock
+	uv pip compile requirements/otel.in --python-version 3.11 --generate-hashes -c requirements/dev.lock -o requirements/otel.lock
+	uv pip compile requirements/loadtest.in --python-version 3.11 --generate-hashes -c requirements/dev.lock -o requirements/loadtest.lock
+	uv pip compile requirements/torch-cuda.in --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes -c requirements/serve.lock -o requirements/torch-cuda.lock
 	uv pip compile requirements/clients.in --python-version 3.11 --generate-hashes -o requirements/clients.lock
 	uv pip compile requirements/protocol-clients.in --python-version 3.11 --generate-hashes -o requirements/protocol-clients.lock
 	uv pip compile requirements/scalegen.in --no-deps --python-version 3.11 --generate-hashes -o requirements/scalegen.lock
