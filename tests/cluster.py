@@ -64,6 +64,8 @@ class Cluster:
             "DRAGOMAN_CONTROL_PORT": str(self.control_port),
             "DRAGOMAN_GRPC_PORT": str(self.grpc_port),
             "DRAGOMAN_THREADS": "1",
+            # Beside other test processes a queue may well take longer than is usual.
+            "DRAGOMAN_TARGET_TTFT_MS": "0",
             **{f"DRAGOMAN_{name}": str(port) for name, port in self.other_ports.items()},
             **self.environment,
         }

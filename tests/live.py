@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,13 +22,21 @@ import psutil
 from tests.conftest import DEMO, ROOT
 from tests.waiting import wait_until
 
-START_TIMEOUT_S = 90
+START_TIMEOUT_S = 360
+
+
+OWN_PORTS = range(12_000, 32_000)
+"""Below the range from which a system takes the ports of connections, so that none of these takes one before its server starts."""
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port of 127.0.0.1 on which nothing listens."""
+    choose = random.SystemRandom()  # whatever a test has seeded
+    while True:
+        port = choose.choice(OWN_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def heed_interrupts() -> None:
@@ -50,31 +60,37 @@ class LiveServer:
     torchserve_management_port: int = field(default_factory=free_port)
     program: list[str] = field(default_factory=lambda: [sys.executable, "-W", "ignore", "manage.py"])
     folder: Path = ROOT
+    verify: ssl.SSLContext | bool = True
+    """How a server with TLS is called."""
     process: subprocess.Popen | None = None
 
     @property
+    def scheme(self) -> str:
+        return "https" if "DRAGOMAN_TLS_CERTIFICATE" in self.environment else "http"
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.front_port}"
+        return f"{self.scheme}://127.0.0.1:{self.front_port}"
 
     @property
     def admin_url(self) -> str:
-        return f"http://127.0.0.1:{self.control_port}"
+        return f"{self.scheme}://127.0.0.1:{self.control_port}"
 
     @property
     def mindie_url(self) -> str:
-        return f"http://127.0.0.1:{self.mindie_port}"
+        return f"{self.scheme}://127.0.0.1:{self.mindie_port}"
 
     @property
     def management_url(self) -> str:
-        return f"http://127.0.0.1:{self.management_port}"
+        return f"{self.scheme}://127.0.0.1:{self.management_port}"
 
     @property
     def metrics_url(self) -> str:
-        return f"http://127.0.0.1:{self.metrics_port}"
+        return f"{self.scheme}://127.0.0.1:{self.metrics_port}"
 
     @property
     def djl_url(self) -> str:
-        return f"http://127.0.0.1:{self.djl_port}"
+        return f"{self.scheme}://127.0.0.1:{self.djl_port}"
 
     @property
     def log(self) -> str:
@@ -95,6 +111,8 @@ class LiveServer:
             "DRAGOMAN_TORCHSERVE_GRPC_INFERENCE_PORT": str(self.torchserve_inference_port),
             "DRAGOMAN_TORCHSERVE_GRPC_MANAGEMENT_PORT": str(self.torchserve_management_port),
             "DRAGOMAN_THREADS": "1",
+            # Beside other test processes a queue may well take longer than is usual.
+            "DRAGOMAN_TARGET_TTFT_MS": "0",
             "DRAGOMAN_MODEL": self.model,
             **self.environment,
         }
@@ -112,7 +130,11 @@ class LiveServer:
                 preexec_fn=heed_interrupts,
             )
         if wait:
-            self.wait_ready()
+            try:
+                self.wait_ready()
+            except BaseException:
+                self.stop(signal.SIGKILL)
+                raise
         return self
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -122,7 +144,7 @@ class LiveServer:
         assert self.process is not None
         assert self.process.poll() is None, self.log
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/health").status_code == 200
+            return self.get("/health").status_code == 200
         return False
 
     def stop(self, signal_number: int = signal.SIGTERM, timeout_s: float = 45) -> int:
@@ -137,10 +159,10 @@ class LiveServer:
 
     def post(self, path: str, body: object, **options: object) -> httpx.Response:
         content = body if isinstance(body, bytes | str) else json.dumps(body)
-        return httpx.post(f"{self.url}{path}", content=content, timeout=60, **options)
+        return httpx.post(f"{self.url}{path}", content=content, timeout=60, verify=self.verify, **options)
 
     def get(self, path: str, **options: object) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=60, **options)
+        return httpx.get(f"{self.url}{path}", timeout=60, verify=self.verify, **options)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's series that carry these labels."""
@@ -161,9 +183,16 @@ class LiveServer:
         """A socket that has sent a POST and read nothing."""
         content = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n".encode()
-        with socket.create_connection(("127.0.0.1", self.front_port), timeout=30) as connection:
+        with self.connection() as connection:
             connection.sendall(head + content)
             yield connection
+
+    def connection(self) -> socket.socket:
+        """A new connection to the front plane."""
+        plain = socket.create_connection(("127.0.0.1", self.front_port), timeout=30)
+        if not isinstance(self.verify, ssl.SSLContext):
+            return plain
+        return self.verify.wrap_socket(plain, server_hostname="localhost")
 
 
 def events(response: httpx.Response) -> list[object]:

@@ -138,7 +138,7 @@ def test_grpc(run_protocol_client):
         texts.append(result.as_numpy("text_output")[0].decode())
         if result.get_response().parameters["triton_final_response"].bool_param:
             break
-    assert len(texts) > 3
+    assert len(texts) > 1  # tokens that come at the same time share a response
     check("".join(texts))
     client.async_stream_infer("nothing", text_inputs(grpc))
     result, error = answers.get(timeout=30)

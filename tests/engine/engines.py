@@ -20,6 +20,8 @@ NEAR_TIE = 1e-3
 
 
 def core(model: Path, **options: object) -> EngineCore:
+    """Without a limit of time unless a test sets one: its steps would depend on how busy the machine is."""
+    options.setdefault("max_step_ms", 0)
     return EngineCore(EngineConfig(model=str(model), dtype="float32", **options))
 
 

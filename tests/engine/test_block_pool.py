@@ -46,6 +46,39 @@ def test_salts_keep_tenants_apart():
     assert pool.match(other.block_hashes) == []
 
 
+def test_inserted_blocks_are_found_and_evict_nothing_of_their_chain():
+    pool = BlockPool(9, 4)
+    first = fill(pool, range(16))
+    pool.free(first)
+    wanted = request([*range(16), *range(50, 62), 1])
+    pool.extend_hashes(wanted)
+    chain = pool.reusable(wanted)
+    assert (len(chain), len(pool.match(chain))) == (7, 4)
+    fill(pool, range(100, 108))  # two of the four blocks that hold nothing
+    new = pool.insert(chain)
+    assert list(new) == chain[4:6]  # of three, as many as are free without those of the chain
+    assert pool.match(chain) == [*pool.match(chain[:4]), *new.values()]
+    assert pool.num_free == 6
+    pool.check_integrity()
+    pool.discard(new.values())
+    assert len(pool.match(chain)) == 4
+    pool.check_integrity()
+
+
+def test_filled_blocks_are_told_once():
+    pool = BlockPool(9, 4)
+    pool.filled = []
+    made = fill(pool, range(10))
+    assert pool.filled == list(zip(made.block_hashes, made.block_table[:2], strict=True))[::-1]
+    pool.filled = []
+    pool.free(made)
+    again = request(range(9))
+    pool.extend_hashes(again)
+    pool.insert(pool.reusable(again))
+    pool.cache(again, 0)
+    assert pool.filled == []
+
+
 def test_too_few_blocks_change_nothing():
     pool = BlockPool(4, 4)
     made = request(range(40))

@@ -15,6 +15,7 @@ from engine.client import EngineClient, EngineDead
 from engine.failures import Failure, FailureCode, FinishReason
 from engine.messages import PROTOCOL_VERSION, Hello, ModelInfo, Outputs, Ready, RequestOutput, Stats, Submit, frame
 from engine.sampling.params import SamplingParams
+from tests.waiting import eventually
 
 INFO = ModelInfo("", "", "", "", "cpu", 8, 8, [], 16, 1, 1, 1, 0, {})
 
@@ -77,6 +78,38 @@ async def test_what_was_in_flight_at_two_deaths_is_refused_and_reaches_no_third_
         assert reached == [[1, 2, 3]]
 
 
+async def test_who_had_run_for_a_while_is_not_refused_with_a_poisonous_request(tmp_path):
+    """Both are in flight at both deaths, and neither gets further the second time; the other one had brought tokens before."""
+    casualties, poison = Casualties(), [6, 6, 6]
+
+    def first(message, writer):
+        if message.prompt_token_ids == poison:
+            writer.close()
+        else:
+            writer.write(frame(Outputs([RequestOutput(message.request_id, [7])], Stats())))
+
+    waiting = []
+
+    def second(message, writer):
+        waiting.append(message)
+        if len(waiting) == 2:
+            writer.close()
+
+    async def both(client, generated, begins):
+        story = asyncio.ensure_future(replay(client, generated))
+        await eventually(lambda: [each.begun for each in client._collectors.values()] == [begins])
+        return await asyncio.gather(story, ask(client, poison), return_exceptions=True)
+
+    async with connected(tmp_path, first, casualties, epoch=1) as client:
+        assert all(isinstance(error, EngineDead) for error in await both(client, [], begins=True))
+    async with connected(tmp_path, second, casualties, epoch=2) as client:
+        assert all(isinstance(error, EngineDead) for error in await both(client, [7], begins=False))
+    async with connected(tmp_path, answer, casualties, epoch=3) as client:
+        (refused,) = await ask(client, poison)
+        assert refused.error == Failure(FailureCode.POISONOUS)
+        assert (await replay(client, [7]))[0].token_ids == [3]
+
+
 async def test_one_death_counts_once_for_all_that_are_equal(tmp_path):
     casualties = Casualties()
     async with connected(tmp_path, die, casualties) as client:
@@ -105,6 +138,53 @@ async def test_hanging_up_is_no_death(tmp_path):
                 await waiting
     async with connected(tmp_path, answer, casualties, epoch=3) as client:
         assert (await ask(client, [1]))[0].token_ids == [3]
+
+
+async def test_a_connection_that_is_given_up_before_the_greeting_is_closed(tmp_path):
+    greeted, closed = asyncio.Event(), asyncio.Event()
+
+    async def listen(reader, writer):
+        await reader.readexactly(4)
+        greeted.set()
+        await reader.read()
+        closed.set()
+        writer.close()
+
+    path = str(tmp_path / "w.sock")
+    server = await asyncio.start_unix_server(listen, path)
+    connecting = asyncio.create_task(EngineClient(f"unix:{path}", "w", 1).connect())
+    await greeted.wait()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    async with asyncio.timeout(30):
+        await closed.wait()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_close_that_is_cancelled_leaves_no_connection_open(tmp_path):
+    ended = asyncio.Event()
+
+    async def listen(reader, writer):
+        writer.write(frame(Ready(PROTOCOL_VERSION, "w", 1, INFO)))
+        await reader.read()
+        ended.set()
+        writer.close()
+
+    path = str(tmp_path / "w.sock")
+    server = await asyncio.start_unix_server(listen, path)
+    client = EngineClient(f"unix:{path}", "w", 1)
+    await client.connect()
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    async with asyncio.timeout(30):
+        await ended.wait()
+    server.close()
+    await server.wait_closed()
 
 
 async def test_a_silent_worker_becomes_suspect_and_then_dead(tmp_path, monkeypatch):

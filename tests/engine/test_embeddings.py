@@ -126,11 +126,12 @@ def test_requests_end_by_abort_deadline_and_refusal(tmp_path):
         assert core.submit(1, Embed(request_id, [[1] * 32] * 4, None, True, timeout_s)) is None
     assert core.submit(1, Embed(3, [[1]], None, True)).error == Failure(FailureCode.REQUEST_ID_IN_USE)
     core.abort(1, [1, 99])
-    reasons = {}
+    outputs = {}
     while core.has_work:
-        reasons |= {output.request_id: output.finish_reason for output in core.step().get(1, [])}
+        outputs |= {output.request_id: output for output in core.step().get(1, [])}
     core.check_integrity()
-    assert reasons == {1: "abort", 2: "timeout", 3: "stop"}
+    assert {number: output.finish_reason for number, output in outputs.items()} == {1: "abort", 2: "error", 3: "stop"}
+    assert outputs[2].error.code is FailureCode.TOO_LATE, "it had not begun at its deadline"
 
 
 def test_a_step_that_fails_fails_its_requests_alone(tmp_path, monkeypatch):

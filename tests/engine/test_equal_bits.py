@@ -8,15 +8,11 @@ from engine.adapters.files import content_digest
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.cpu.kernels.int8 import has_int8_dot
-from engine.cpu.layers import has_amx
 from engine.messages import AdapterRef
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, prompts
 
-ROUNDED_ALIKE = [
-    "float32",
-    pytest.param("bfloat16", marks=pytest.mark.skipif(has_amx(), reason="AMX rounds otherwise")),
-]
+DTYPES = ["float32", "bfloat16"]
 ADAPTERS = (DEMO.parent / "demo-adapters" / "json", DEMO.parent / "demo-adapters" / "pirate")
 PROMPT = 75
 """Tokens: some whole blocks, which the prefix cache keeps, and a part of one."""
@@ -33,7 +29,7 @@ def ask(driver, request_id, prompt, **params):
     assert driver.submit(request_id, prompt, max_tokens=12, logprobs=0, seed=5, ignore_eos=True, **params) is None
 
 
-@pytest.mark.parametrize("dtype", ROUNDED_ALIKE)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", [{"temperature": 0.0}, {"temperature": 1.0}])
 def test_alone_in_a_batch_cold_cached_and_in_pieces(dtype, way):
     engine = EngineCore(EngineConfig(model=str(DEMO), dtype=dtype))

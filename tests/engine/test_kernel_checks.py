@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.cpu.kernels import checks, ops
+from engine.cpu.kernels import checks, ops, paged
 from engine.cpu.kernels.int8 import has_int8_dot
 from engine.cpu.kernels.tiles import ADD, GATE, WIDEN
 from engine.shapes import ShapeError, check_slots
@@ -36,16 +36,16 @@ def rotate(heads=None, counts=(2, 1), cosines=None, sines=None, norms=None):
 
 def write(key=(2, T, 8), value=(2, T, 8), slots=T, keys=(4, 2, 8, 16), values=(4, 2, 4, 16), dtype=torch.int64):
     tensors = [torch.ones(shape) for shape in (key, value)]
-    ops.write_kv(*tensors, torch.zeros(slots, dtype=dtype), torch.zeros(keys), torch.zeros(values))
+    paged.write_kv(*tensors, torch.zeros(slots, dtype=dtype), torch.zeros(keys), torch.zeros(values))
 
 
 def plan(sequence=(0, T, T, [1]), rows=T):
-    return ops.AttentionPlan([sequence], 4, 16, rows, num_blocks=4)
+    return paged.AttentionPlan([sequence], 4, 16, rows, num_blocks=4)
 
 
 def attend(query=(4, T, 8), keys=(4, 2, 8, 16), values=(4, 2, 4, 16), out=(T, 4, 8), sinks=None):
     tensors = [torch.zeros(shape) for shape in (query, keys, values, out)]
-    ops.attend(plan(), *tensors, None, None, None, None if sinks is None else torch.zeros(sinks))
+    paged.attend(plan(), *tensors, None, None, None, None if sinks is None else torch.zeros(sinks))
 
 
 def test_what_fits():
@@ -119,7 +119,6 @@ def test_what_fits():
         lambda: ops.choose(torch.zeros(2, 5), [0.0, 0.0], [0.0]),
         lambda: ops.select(torch.zeros(2, 5), [1.0], 2),
         lambda: ops.select(torch.zeros(2, 5), [1.0, 1.0], 0),
-        lambda: ops.silu_mul(torch.zeros(2, 5)),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(call):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
 from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.cpu.kernels import ops
+from engine.cpu.kernels import amx, ops, paged
+from engine.cpu.kernels.amx import has_tiles
 from engine.cpu.kernels.threads import set_num_threads
 from engine.cpu.kv_cache import whole_vectors
-from engine.cpu.layers import PanelLinear, TileGate, TileLinear, has_amx, make_gate, make_linear
+from engine.cpu.layers import PanelLinear, make_gate, make_linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -53,7 +57,7 @@ class Attention:
         ]
         for table, key, value in zip(self.tables, *self.made, strict=True):
             slots = torch.tensor([table[p // size] * size + p % size for p in range(len(key))])
-            ops.write_kv(key.transpose(0, 1), value.transpose(0, 1), slots, self.keys, self.values)
+            paged.write_kv(key.transpose(0, 1), value.transpose(0, 1), slots, self.keys, self.values)
         self.query = torch.randn(sum(self.counts), self.heads, self.dim, generator=generator).to(self.dtype)
 
     def run(self, only: int | None = None, **options) -> torch.Tensor:
@@ -61,10 +65,10 @@ class Attention:
         starts = [sum(self.counts[:i]) for i in range(len(self.counts))]
         every = list(zip(starts, self.counts, self.lengths, self.tables, strict=True))
         chosen = every if only is None else [every[only]]
-        plan = ops.AttentionPlan(chosen, self.block_size, self.keys.shape[3], len(self.query), len(self.keys))
+        plan = paged.AttentionPlan(chosen, self.block_size, self.keys.shape[3], len(self.query), len(self.keys))
         out = torch.empty(len(self.query), self.heads, self.dim, dtype=self.dtype)
         given = {"scale": None, "window": None, "softcap": None, "sinks": None} | options
-        ops.attend(plan, self.query.transpose(0, 1), self.keys, self.values, out, **given)
+        paged.attend(plan, self.query.transpose(0, 1), self.keys, self.values, out, **given)
         return out if only is None else out[starts[only] : starts[only] + self.counts[only]]
 
     def reference(self, window=None, softcap=None, sinks=None) -> torch.Tensor:
@@ -96,6 +100,8 @@ SHAPES = [
     (8, 1, 8, [50, 9], [7, 9], 8),
     (40, 2, 128, [200], [3], 16),
     (6, 2, 20, [70, 33], [70, 1], 24),
+    (6, 3, 48, [100, 33], [40, 1], 16),
+    (4, 2, 96, [130, 5], [130, 5], 48),
 ]
 
 
@@ -106,6 +112,15 @@ def test_attention(shape, dtype):
     sinks = torch.randn(case.heads, generator=torch.Generator().manual_seed(1))
     for options in ({}, {"window": 13}, {"softcap": 5.0}, {"window": 16, "sinks": sinks}):
         assert_near(case.run(**options), case.reference(**options), dtype)
+
+
+@pytest.mark.skipif(not has_tiles(), reason="this CPU has no AMX")
+@pytest.mark.parametrize("options", [{}, {"window": 20}, {"softcap": 5.0}, {"scale": -0.1}], ids=str)
+def test_attention_in_tiles_agrees_with_vectors(options, monkeypatch):
+    case = Attention(9, 3, 64, [100, 333, 7], [1, 40, 7], 16, torch.bfloat16)
+    tiles = case.run(**options)
+    monkeypatch.setattr(paged, "has_tiles", lambda: False)
+    assert_near(tiles, case.run(**options).float(), torch.bfloat16)
 
 
 def test_a_sequence_attends_the_same_alone_and_among_others():
@@ -126,7 +141,7 @@ def test_linear(inner, columns, dtype):
     bias = torch.randn(columns, generator=generator).to(dtype)
     for b in (None, bias):
         layer = make_linear(weight, b, [])
-        for rows in (1, 2, 12, 13, 61):
+        for rows in (1, 2, 12, 13, 61, 140):
             x = torch.randn(rows, inner, generator=generator).to(dtype)
             expected = F.linear(x.float(), weight.float(), None if b is None else b.float())
             assert_near(layer(x), expected, dtype)
@@ -143,20 +158,43 @@ def test_a_row_is_multiplied_the_same_alone_and_among_others(dtype):
     assert all(torch.equal(layer(x[i : i + 1])[0], together[i]) for i in range(100))
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here")
-def test_the_layer_for_amx_agrees_with_itself():
-    """Few rows and many take different ways; without AMX oneDNN goes another way still, to the same result."""
-    x, weight, bias = torch.randn(40, 320).bfloat16(), torch.randn(640, 320).bfloat16(), torch.randn(640).bfloat16()
-    layer = TileLinear(weight, bias, [])
-    assert_near(layer(x[:12]), layer(x)[:12].float(), torch.bfloat16)
-    assert isinstance(make_linear(weight, bias, []), TileLinear) == has_amx()
-    residual = torch.randn(40, 640)
-    expected = residual + layer(x).float()
-    layer.add_to(residual, x)
-    assert_near(residual, expected, torch.bfloat16)
-    gate = TileGate(weight, weight.flip(0), [])
-    few = gate.rows(x[:12], torch.empty(12, gate.width, dtype=torch.bfloat16))
-    assert_near(few, gate.rows(x, few)[:12].float(), torch.bfloat16)
+@pytest.mark.skipif(not has_tiles(), reason="this CPU has no AMX")
+@pytest.mark.parametrize("rows", [1, 16, 17, 32, 33, 300])
+@pytest.mark.parametrize("inner", [30, 64, 338])
+def test_tiles_agree_with_vectors(rows, inner, monkeypatch):
+    """Few rows and many, inputs that fill no tile; bytes are summed exactly, so their bits are equal."""
+    x, weight, bias = torch.randn(rows, inner).bfloat16(), torch.randn(75, inner).bfloat16(), torch.randn(75).bfloat16()
+    small = torch.randn(rows, 80).bfloat16(), torch.randn(75, 80)
+    found = []
+    for tiled in (True, False):
+        monkeypatch.setattr(ops, "has_tiles", lambda tiled=tiled: tiled)
+        layer, gate = PanelLinear(weight, bias, []), make_gate(weight[:40], weight[30:70], [])
+        residual = torch.ones(rows, layer.width)
+        layer.add_to(residual, x)
+        gated = gate.rows(x, torch.empty(rows, gate.width, dtype=torch.bfloat16))
+        in_bytes = torch.empty(rows, 96, dtype=torch.bfloat16)
+        ops.linear_int8(small[0], ops.quantise(small[1]), None, in_bytes)
+        found.append([layer(x), layer.logits(x), residual[:, :75], gated, in_bytes])
+    for tiles, vectors in zip(*found, strict=True):
+        assert_near(tiles, vectors.float(), tiles.dtype)
+    assert torch.equal(found[0][-1], found[1][-1])
+
+
+def test_a_denied_permission_leaves_vectors_and_one_line(monkeypatch, caplog):
+    class Denied:
+        @staticmethod
+        def syscall(*_):
+            ctypes.set_errno(errno.EPERM)
+            return -1
+
+    names = ("amx-tile", "amx-bf16", "amx-int8", "avx512bf16")
+    monkeypatch.setattr(amx, "get_host_cpu_features", lambda: dict.fromkeys(names, True))
+    monkeypatch.setattr(amx, "on_linux", lambda: True)
+    monkeypatch.setattr(amx.ctypes, "CDLL", lambda *_, **__: Denied)
+    ask = amx.has_tiles.__wrapped__
+    assert not ask()
+    assert len(caplog.records) == 1
+    assert os.strerror(errno.EPERM) in caplog.text
 
 
 def test_a_choice_is_a_token_whatever_the_logits_are():
@@ -239,11 +277,3 @@ def test_rotary(dtype, normed):
     expected[:, :6] = turned * cosines[:, None] + half * sines[:, None]
     ops.rotate(heads.view(30, -1), (4, 2), cosines, sines, (weights[0], weights[1], 1e-6) if normed else None)
     assert_near(heads, expected, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [40, 1000])
-def test_gate(dtype, width):
-    both = (torch.randn(30, 2 * width) * 20).to(dtype)
-    gate, up = both.float().chunk(2, -1)
-    assert_near(ops.silu_mul(both), F.silu(gate) * up, dtype)

@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.failures import Failure, FailureCode, FinishReason
 from engine.gates.base import Gate
 from engine.policies.base import policy as policy_of
+from engine.policies.fair import Fair
 from engine.policies.priority import Priority
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -23,6 +24,9 @@ class ShortestFirst:
 
     def insert(self, request, requests):
         insort(requests, request, key=lambda r: len(r.token_ids))
+
+    def served(self, requests, num_tokens):
+        pass
 
     def startable(self, waiting, running):
         return [request for request in waiting if len(request.token_ids) < 50]
@@ -108,8 +112,9 @@ def test_no_other_file_names_a_method_or_a_policy():
 
 
 def test_names_are_those_of_files_and_others_are_refused():
-    assert policies.NAMES == ("priority",)
+    assert policies.NAMES == ("fair", "priority")
     assert quantization.NAMES == ("none", "int8")
-    assert isinstance(policy_of(policies.DEFAULT), Priority)
+    assert isinstance(policy_of("priority"), Priority)
+    assert isinstance(policy_of(policies.DEFAULT), Fair)
     with pytest.raises(ModuleNotFoundError):
         registry.entry("policies", "luck")

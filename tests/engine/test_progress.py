@@ -92,7 +92,7 @@ def test_compiling_is_no_hang(reports):
 class OneStep:
     """A core whose only step lasts until it is let go."""
 
-    blocked, failed_steps = False, 0
+    blocked, failed_steps, transfers = False, 0, None
 
     def __init__(self):
         self.info = ModelInfo("", "", "", "", "cpu", 8, 8, [], 16, 1, 1, 1, 0, {})

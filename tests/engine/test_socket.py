@@ -1,8 +1,9 @@
-"""A worker process on its socket: greeting, streams, slow clients, garbage, drain, the lifeline."""
+"""A worker process on its socket, by each transport: greeting, streams, slow clients, garbage, drain, the lifeline."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -12,25 +13,43 @@ import subprocess
 import sys
 from contextlib import aclosing
 from itertools import takewhile
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from engine import client as client_module
+from engine import greeting
+from engine.address import Channel, TcpAddress, parse
 from engine.client import EngineClient, EngineDead
 from engine.config import EngineConfig
-from engine.messages import PROTOCOL_VERSION, FrameBuffer, Hello, ProtocolError, frame
+from engine.messages import (
+    MAX_FRAME_BYTES,
+    MAX_GREETING_BYTES,
+    PROTOCOL_VERSION,
+    FrameBuffer,
+    Hello,
+    ProtocolError,
+    Submit,
+    frame,
+)
 from engine.sampling.params import SamplingParams
+from tests.certificates import Authority, credentials
 from tests.conftest import DEMO, ROOT
+from tests.live import free_port
 from tests.waiting import eventually, wait_until
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
-@pytest.fixture
-def worker(tmp_path):
-    path = str(tmp_path / "w.sock")
+@contextlib.contextmanager
+def started(transport: str, folder: Path):
+    authority = Authority()
+    tcp = transport == "tcp"
+    files = credentials(folder, authority, authority.issue()) if tcp else None
+    address = f"tcp://127.0.0.1:{free_port()}" if tcp else f"unix:{folder / 'w.sock'}"
     config = EngineConfig(
-        model=str(DEMO), address=f"unix:{path}", worker_id="w", epoch=3, threads=1, client_timeout_s=1.0
+        model=str(DEMO), address=address, tls=files, worker_id="w", epoch=3, threads=1, client_timeout_s=1.0
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "engine"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -40,16 +59,47 @@ def worker(tmp_path):
     reports = iter(lambda: json.loads(process.stdout.readline()), None)
     states = {report["state"] for report in takewhile(lambda report: report["state"] != "ready", reports)}
     assert states == {"loading"}
-    process.socket_path = path
-    yield process
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
+    process.address, process.files = address, files
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def worker(tmp_path, request):
+    """A worker that the test may end."""
+    with started(request.param, tmp_path) as process:
+        yield process
+
+
+@pytest.fixture(scope="module", params=["unix", "tcp"])
+def lasting(tmp_path_factory, request):
+    """A worker that must outlast what the tests do to it."""
+    with started(request.param, tmp_path_factory.mktemp("worker")) as process:
+        yield process
+        assert process.poll() is None
+
+
+def stranger(worker, receive_bytes: int | None = None) -> socket.socket:
+    """A connection that has said nothing yet."""
+    address = parse(worker.address)
+    tcp = isinstance(address, TcpAddress)
+    made = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
+    made.settimeout(5)
+    if receive_bytes is not None:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    made.connect((address.host, address.port) if tcp else address.path)
+    if not tcp:
+        return made
+    return worker.files.client_context(Channel.REQUESTS).wrap_socket(made, server_hostname=address.host)
 
 
 async def connect(worker) -> EngineClient:
-    client = EngineClient(f"unix:{worker.socket_path}", "w", 3)
+    client = EngineClient(worker.address, "w", 3, credentials=worker.files)
     await client.connect()
     return client
 
@@ -59,8 +109,8 @@ async def collect(client, prompt, **params):
     return [token async for output in outputs for token in output.token_ids]
 
 
-async def test_many_clients_at_once(worker):
-    clients = [await connect(worker) for _ in range(3)]
+async def test_many_clients_at_once(lasting):
+    clients = [await connect(lasting) for _ in range(3)]
     alone = await collect(clients[0], [1, 2, 3])
     together = await asyncio.gather(*(collect(c, [1, 2, 3]) for c in clients for _ in range(5)))
     assert all(tokens == alone for tokens in together)
@@ -69,14 +119,32 @@ async def test_many_clients_at_once(worker):
         await client.close()
 
 
-async def test_a_stale_epoch_is_refused(worker):
+async def test_a_stale_epoch_is_refused(lasting):
     for worker_id, epoch in (("w", 2), ("other", 3)):
         with pytest.raises(EngineDead, match="protocol, worker, epoch"):
-            await EngineClient(f"unix:{worker.socket_path}", worker_id, epoch).connect()
+            await EngineClient(lasting.address, worker_id, epoch, credentials=lasting.files).connect()
 
 
-async def test_leaving_a_stream_aborts_it(worker):
-    client = await connect(worker)
+async def test_another_version_of_the_protocol_is_refused_on_both_sides(lasting, monkeypatch):
+    """Whatever else such a greeting holds, and whatever the worker says besides its version."""
+    with stranger(lasting) as other:
+        other.sendall(frame_of(["Hello", PROTOCOL_VERSION + 1, {"another": "greeting"}]))
+        body = FrameBuffer().feed(other.recv(1000))[0]
+        assert msgspec.msgpack.decode(body)[:2] == ["Refused", PROTOCOL_VERSION]
+        assert other.recv(100) == b""
+    for module in (client_module, greeting):
+        monkeypatch.setattr(module, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+    with pytest.raises(EngineDead, match=f"speaks version {PROTOCOL_VERSION} of the protocol"):
+        await EngineClient(lasting.address, "w", 3, credentials=lasting.files).connect()
+
+
+def frame_of(elements: list) -> bytes:
+    body = msgspec.msgpack.encode(elements)
+    return struct.pack("<I", len(body)) + body
+
+
+async def test_leaving_a_stream_aborts_it(lasting):
+    client = await connect(lasting)
     async with aclosing(client.generate([1, 2], SamplingParams(max_tokens=2000, **GREEDY))) as outputs:
         async for _ in outputs:
             break
@@ -85,38 +153,50 @@ async def test_leaving_a_stream_aborts_it(worker):
     await client.close()
 
 
-async def test_a_client_that_never_reads_is_dropped_and_disturbs_nobody(worker):
-    deaf = socket.socket(socket.AF_UNIX)
-    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-    deaf.connect(worker.socket_path)
+async def test_a_client_that_never_reads_is_dropped_and_disturbs_nobody(lasting):
+    deaf = stranger(lasting, receive_bytes=1024)
     deaf.sendall(frame(Hello(PROTOCOL_VERSION, "w", 3)))
-    from engine.messages import Submit
-
     for i in range(8):
         params = SamplingParams(max_tokens=1500, logprobs=200, **GREEDY)
         deaf.sendall(frame(Submit(i, [1, 2, 3, i], params)))
-    client = await connect(worker)
+    client = await connect(lasting)
     assert len(await collect(client, [4, 5, 6], max_tokens=30)) == 30
     await eventually(lambda: client.stats.running == 0, 20)
     deaf.close()
     await client.close()
 
 
-@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", 5) + b"\xff" * 5, b"\xff" * 64])
-async def test_garbage_is_dropped(worker, garbage):
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(worker.socket_path)
-        stranger.settimeout(5)
-        stranger.sendall(garbage)
-        if garbage[:4] != b"GET ":
-            assert stranger.recv(100) == b""
-    client = await connect(worker)
+HELLO = frame(Hello(PROTOCOL_VERSION, "w", 3))
+CUT = [b"GET / HTTP/1.1\r\n\r\n", HELLO[:7], HELLO + frame(Submit(1, [1, 2], SamplingParams(max_tokens=1)))[:9]]
+GARBAGE = [
+    *CUT,
+    struct.pack("<I", 5) + b"\xff" * 5,
+    b"\xff" * 64,
+    struct.pack("<I", MAX_GREETING_BYTES + 1),
+    HELLO + struct.pack("<I", MAX_FRAME_BYTES + 1),
+]
+
+
+async def test_garbage_is_dropped(lasting):
+    """Noise, frames over the limit, and frames that are cut: the connection ends, never the worker."""
+    for garbage in GARBAGE:
+        with stranger(lasting) as other:
+            other.sendall(garbage)
+            if garbage in CUT:
+                other.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionError):
+                while other.recv(1000):
+                    pass
+    client = await connect(lasting)
     assert len(await collect(client, [1])) == 8
     await client.close()
 
 
-async def test_the_socket_is_private(worker):
-    assert os.stat(worker.socket_path).st_mode & 0o077 == 0
+async def test_the_socket_is_private(lasting):
+    address = parse(lasting.address)
+    if isinstance(address, TcpAddress):
+        pytest.skip("its privacy is in tests/engine/test_network.py")
+    assert os.stat(address.path).st_mode & 0o077 == 0
 
 
 async def test_drain_finishes_what_runs(worker):

@@ -81,6 +81,7 @@ def test_a_helper_that_is_inside_is_waited_for():
         while load_acquired(a + 8) < 2:
             pass
         if number == 1:
+            store_int(load_int(a, 3), 0, 2)
             while load_acquired(load_int(a, 2)) == 0:
                 pass
             store_int(load_int(a, 3), 0, 1)
@@ -98,7 +99,7 @@ def test_a_helper_that_is_inside_is_waited_for():
 
         caller = threading.Thread(target=one)
         caller.start()
-        until(lambda: threads._pool._words[pool.GATE] & pool.INSIDE)
+        until(lambda words=words: words[1] == 2)  # the second has come; a helper that was first is gone again
         words[0] = 1
         caller.join()
         assert found == [1]

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from engine.cpu.kernels.int8 import has_int8_dot
 from engine.process.progress import Pace
 from engine.warm_up import warm_up
 from tests.conftest import DEMO, ROOT
@@ -55,7 +56,11 @@ print("fine")
 """
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), [("auto", "none"), ("float32", "none"), ("bfloat16", "int8")])
+@pytest.mark.parametrize(("dtype", "quantization"), [
+    ("auto", "none"),
+    ("float32", "none"),
+    pytest.param("bfloat16", "int8", marks=pytest.mark.skipif(not has_int8_dot(), reason="this CPU has no AVX512_VNNI")),
+])  # fmt: skip
 def test_nothing_is_compiled_once_a_worker_is_ready(dtype, quantization):
     command = [sys.executable, "-c", SCRIPT, str(DEMO), dtype, quantization]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

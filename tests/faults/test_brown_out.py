@@ -15,8 +15,8 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.timeout(500)
 """Workers load a real model, several times, on whatever the machine has left."""
 
-STOPPED_S, RUNNING_S = 0.3, 0.001
-"""Of a slow worker's time."""
+STOPPED_S, RUNNING_S = 1.5, 0.02
+"""Of a slow worker's time. It is no outlier while everything on a busy machine takes as long, and none that is not heard of at all."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def test_a_slow_worker_gets_fewer_requests_and_loses_none(tmp_path):
     cluster = Cluster(tmp_path / "var")
     try:
         cluster.start("reconcile")
-        wait_until(lambda: "this reconciler leads" in cluster.log, 60, lambda: cluster.log)
+        wait_until(lambda: "this reconciler leads" in cluster.log, 90, lambda: cluster.log)
         cluster.start_web()
         cluster.deploy("demo", "--max-workers", "2")
         cluster.run("scale", "demo", "2", "--wait", "120")
@@ -53,7 +53,7 @@ def test_a_slow_worker_gets_fewer_requests_and_loses_none(tmp_path):
             with slow(first["process_id"]):
                 wait_until(
                     lambda: any("worker ejected" in line and "latency" in line for line in cluster.log.splitlines()),
-                    60,
+                    180,
                     lambda: (load.counts, cluster.log[-3000:]),
                 )
                 load.more(100)

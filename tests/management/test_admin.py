@@ -11,6 +11,7 @@ from html import unescape
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.cache import cache
+from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 from django.utils.html import escape
@@ -235,6 +236,43 @@ def test_a_key_is_shown_once_and_can_be_revoked(browser):
     assert key.revoked
 
 
+def test_a_key_of_one_deployment_has_no_other_scope(browser, deployment):
+    body = {"name": "ci", "deployment": deployment.pk, "expiry_date_0": "", "expiry_date_1": ""}
+    refused = browser.post(url("apikey", "add"), {**body, "scopes": ["infer", "manage"]})
+    assert "has the scope infer alone" in refused.content.decode()
+    assert not ApiKey.objects.exists()
+    browser.post(url("apikey", "add"), {**body, "scopes": ["infer"]})
+    assert ApiKey.objects.get().deployment == deployment
+    assert AuditEvent.objects.first().details["deployment"] == deployment.name
+
+
+def test_a_key_has_a_weight_and_limits(browser):
+    body = {"name": "ci", "scopes": ["infer"], "expiry_date_0": "", "expiry_date_1": ""}
+    for field, value in (("weight", "0"), ("requests_per_minute", "-1"), ("tokens_per_minute", "3000000000")):
+        browser.post(url("apikey", "add"), {**body, field: value})
+        assert not ApiKey.objects.exists(), field
+    browser.post(url("apikey", "add"), {**body, "weight": "2.5", "requests_per_minute": "9", "tokens_per_day": ""})
+    key = ApiKey.objects.get()
+    assert (key.weight, key.requests_per_minute, key.tokens_per_minute, key.tokens_per_day) == (2.5, 9, 0, 0)
+
+
+def test_limits_of_a_key_from_the_command_line(db):
+    call_command("createkey", "ci", "--weight", "0.5", "--tokens-per-minute", "100")
+    key = ApiKey.objects.get()
+    assert (key.weight, key.requests_per_minute, key.tokens_per_minute) == (0.5, 0, 100)
+    with pytest.raises(CommandError, match=r"weight: must be between 0\.01 and 1000"):
+        call_command("createkey", "ci", "--weight", "0")
+
+
+def test_a_key_of_one_deployment_from_the_command_line(deployment):
+    call_command("createkey", "ci", deployment=deployment.name)
+    assert ApiKey.objects.get().deployment == deployment
+    for options, text in (({"deployment": "nothing"}, "no deployment nothing"),
+                          ({"deployment": deployment.name, "scope": ["manage"]}, "infer alone")):  # fmt: skip
+        with pytest.raises(CommandError, match=text):
+            call_command("createkey", "ci", **options)
+
+
 def test_audit_events_cannot_be_touched(browser, deployment):
     event = AuditEvent.objects.first()
     assert browser.post(url("auditevent", "delete", event.pk), {"post": "yes"}).status_code == 403
@@ -316,6 +354,39 @@ def test_pages_say_what_they_may_load(browser, client, deployment):
         assert not re.search(r"<script(?![^>]*\bsrc=)(?![^>]*type=\"application/json)[^>]*>", text)
         assert not re.search(r"\son(click|change|load|submit|input)=", text)
         assert not re.search(r"""(?:src|href)=["'](?:https?:)?//""", text.replace('href="https://', ""))
+
+
+def test_every_answer_has_the_headers_that_protect_it(browser, client, deployment):
+    missing = client.get("/admin/nothing/")
+    for answer in (browser.get("/admin/"), browser.get(url("deployment")), client.get(reverse("admin:login")), missing,
+                   client.get("/sg_inf/list"), client.get("/sg_inf/nothing/at/all")):  # fmt: skip
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        assert answer.headers["cross-origin-opener-policy"] == "same-origin"
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+    for page in (browser.get("/admin/"), client.get(reverse("admin:login"))):
+        assert "no-store" in page.headers["cache-control"]
+
+
+def test_cookies_cannot_be_read_or_sent_by_other_sites(client, admin_user, no_tries):
+    client.get(reverse("admin:login"))
+    assert log_in(client, "password").status_code == 302
+    cookies = client.cookies
+    assert {cookies[name]["samesite"] for name in ("sessionid", "csrftoken")} == {"Strict"}
+    assert cookies["sessionid"]["httponly"]
+
+
+def test_a_stolen_session_from_before_the_login_is_worth_nothing(client, admin_user, no_tries):
+    """Session fixation: logging in makes a new session."""
+    client.get(reverse("admin:login"))
+    session = client.session
+    session["kept"] = 1
+    session.save()
+    before = session.session_key
+    client.cookies["sessionid"] = before
+    assert log_in(client, "password").status_code == 302
+    assert client.cookies["sessionid"].value != before
 
 
 def test_cookies_are_secure_behind_tls():

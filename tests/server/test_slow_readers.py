@@ -1,4 +1,4 @@
-"""Clients that ask for much and read none of it."""
+"""Clients that ask for much and read none of it, in plain text and over TLS."""
 
 from __future__ import annotations
 
@@ -7,33 +7,60 @@ import socket
 import psutil
 import pytest
 
+from tests.certificates import Authority, client_context
 from tests.live import LiveServer, wait_until
 
 BIG = {"prompt": ["word " * 900] * 8, "max_tokens": 1, "prompt_logprobs": 20, "logprobs": 20}
 """Some ten megabytes of answer, far more than the kernel takes off the server's hands."""
+STREAM = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "n": 8, "temperature": 1.0, "logprobs": 20,
+          "stream": True, "return_token_ids": True}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def impatient(tmp_path_factory):
-    environment = {"DRAGOMAN_SLOW_CLIENT_TIMEOUT_S": "2"}
-    live = LiveServer(tmp_path_factory.mktemp("slow") / "var", environment=environment).start()
+@pytest.fixture(scope="module", params=["plain", "tls"])
+def impatient(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slow")
+    live = LiveServer(folder / "var", environment={"DRAGOMAN_SLOW_CLIENT_TIMEOUT_S": "2"})
+    if request.param == "tls":
+        authority = Authority()
+        certificate, key = authority.issue("server").write(folder, "server")
+        live.environment |= {"DRAGOMAN_TLS_CERTIFICATE": str(certificate), "DRAGOMAN_TLS_KEY": str(key)}
+        live.verify = client_context(authority, folder)
+    live.start()
     yield live
     assert live.stop() == 0, live.log
 
 
-def test_a_whole_answer_that_nobody_reads_is_given_up(impatient):
-    def connected():
-        connections = psutil.Process(impatient.process.pid).net_connections("tcp")
-        return any(c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED for c in connections)
+def connected(live, port):
+    """Whether the server holds a connection with a client on this port."""
+    connections = psutil.Process(live.process.pid).net_connections("tcp")
+    return any(c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED for c in connections)
 
-    with impatient.raw("/v1/completions", BIG) as connection:
+
+@pytest.mark.parametrize("body", [BIG, STREAM], ids=["whole", "stream"])
+def test_an_answer_that_nobody_reads_is_given_up(impatient, body):
+    process = psutil.Process(impatient.process.pid)
+    before = process.memory_info().rss
+    with impatient.raw("/v1/completions", body) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         port = connection.getsockname()[1]
-        wait_until(connected, 10)
-        wait_until(lambda: not connected(), 60, lambda: impatient.log)
+        wait_until(lambda: connected(impatient, port), 10)
+        wait_until(lambda: not connected(impatient, port), 120, lambda: impatient.log)
+    impatient.wait_idle()
     assert impatient.healthy()
+    assert process.memory_info().rss - before < 80 << 20
 
 
 def test_a_whole_answer_that_is_read_slowly_is_read_whole(impatient):
     answer = impatient.post("/v1/completions", BIG)
     assert len(answer.content) > 4 << 20
+
+
+@pytest.mark.parametrize("length", ["content-length: 10737418240", "transfer-encoding: chunked"])
+def test_a_refusal_comes_before_the_body(impatient, length):
+    with impatient.connection() as connection:
+        connection.sendall(f"POST /v1/load_no_adapter HTTP/1.1\r\nhost: x\r\n{length}\r\n\r\n".encode())
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+    assert received.startswith(b"HTTP/1.1 404 ")
+    assert received.count(b"HTTP/1.1") == 1

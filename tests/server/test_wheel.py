@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 import subprocess
 import sys
 import zipfile
@@ -15,31 +15,17 @@ import pytest
 from config.installation import version
 from tests.conftest import ROOT
 from tests.live import LiveServer
+from tests.wheels import PIP, build_wheel, source_files
 
 SHIPPED = ("config", "engine", "inference", "management", "models")
+COMMANDS = ("serve", "web", "reconcile", "deploy", "status", "doctor", "conformance", "health", "makesecret")
 READY_S = 240
 """Kernels in a new place are compiled anew, which takes long where other tests run beside."""
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-
-
-def source_files() -> list[str]:
-    """What a clone would have, and files that are new."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
-    return [name for name in names if (ROOT / name).is_file()]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tree, built = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("built")
-    for name in source_files():
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tree / name)
-    command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(built), str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    [file] = built.iterdir()
-    return file
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -110,24 +96,51 @@ def test_it_serves(installed, site):
     assert installed.get("/docs", follow_redirects=True).status_code == 200
     for path in ("/admin/login/", "/static/admin/css/base.css", "/static/management/live_status.js"):
         assert httpx.get(f"{installed.admin_url}{path}").status_code == 200, path
+    assert run(installed, "health") == f"127.0.0.1:{installed.front_port} answers 200\n"
+    planes = ["--djl", installed.djl_url, "--mindie", installed.mindie_url, "--triton-grpc", f"127.0.0.1:{installed.grpc_port}",
+              "--torchserve-grpc", f"127.0.0.1:{installed.torchserve_inference_port}"]  # fmt: skip
+    assert json.loads(run(installed, "conformance", installed.url, *planes, "--json"))["failed"] == 0
+    [deployment] = json.loads(run(installed, "status", "--json"))["deployments"]
+    assert (deployment["name"], deployment["state"]) == ("demo", "active")
     assert installed.stop() == 0, installed.log
     assert files(site) == before
     assert not files(installed.folder)
     assert {"dragoman.sqlite3", "secret-key", "admin-password"} <= files(installed.data_dir)
 
 
-def test_its_other_commands_are_those_of_manage_py(installed):
-    def run(*arguments: str) -> str:
-        command = [*installed.program, *arguments]
-        done = subprocess.run(
-            command, cwd=installed.folder, env=installed.settings(), check=True, capture_output=True, text=True
-        )
-        return done.stdout
+def run(installed: InstalledServer, *arguments: str, status: int = 0) -> str:
+    """What a command of the installed program prints."""
+    done = subprocess.run(
+        [*installed.program, *arguments], cwd=installed.folder, env=installed.settings(), capture_output=True, text=True
+    )
+    assert done.returncode == status, (arguments, done.stdout, done.stderr)
+    return done.stdout
 
-    assert run("--version") == f"{version()}\n"
-    run("migrate", "--verbosity", "0")
-    assert len(run("createkey", "client").strip()) > 20
-    assert "No changes detected" in run("makemigrations", "--check", "--dry-run")
+
+def test_its_other_commands_are_those_of_manage_py(installed):
+    assert run(installed, "--version") == f"{version()}\n"
+    assert json.loads(run(installed, "doctor", "--json", status=doctor_status(installed)))["checks"]
+    run(installed, "migrate", "--verbosity", "0")
+    assert len(run(installed, "createkey", "client").strip()) > 20
+    assert "No changes detected" in run(installed, "makemigrations", "--check", "--dry-run")
+    run(installed, "deploy", "--keep")  # the demo model, from within the wheel
+    [deployment] = json.loads(run(installed, "status", "--json"))["deployments"]
+    assert deployment["name"] == "demo"
+    run(installed, "status", "--check", status=1)
+    run(installed, "makesecret", str(installed.folder / "secret"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_it_has_the_command(installed, command):
+    assert command in run(installed, command, "--help")
+
+
+def doctor_status(installed: InstalledServer) -> int:
+    """A machine's own shortcomings are none of the wheel's: only errors are."""
+    command = [*installed.program, "doctor", "--json"]
+    done = subprocess.run(command, cwd=installed.folder, env=installed.settings(), capture_output=True, text=True)
+    assert done.returncode < 2, done.stdout
+    return done.returncode
 
 
 def test_the_source_tree_says_the_same_version():

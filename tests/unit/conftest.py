@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -10,13 +9,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from hypothesis import settings
 
 from tests.unit.serving import Serving, fake_workers
-
-# How long an example takes says more about the machine than about the code.
-settings.register_profile("unit", deadline=None, derandomize="CI" in os.environ)
-settings.load_profile("unit")
 
 Start = Callable[..., Awaitable[Serving]]
 

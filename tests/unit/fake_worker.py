@@ -25,6 +25,7 @@ import numpy as np
 from engine import messages
 from engine.config import EngineConfig
 from engine.failures import ExitStatus, Failure, FailureCode, FinishReason
+from engine.kv_transfer.messages import Fetch, Release
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -43,6 +44,7 @@ from engine.messages import (
     Stats,
     Submit,
 )
+from management.snapshot import WorkerRole
 from tests.unit.scripts import DIMENSIONS, Script, Sequence, failed, model_info
 
 SETTLE_TURNS = 50
@@ -66,7 +68,7 @@ class FakeWorker:
     """Serves at `path` from `start` to `close`.
 
     Requests take the `scripts` in the order in which they come, and then `default`. What came in can be read from
-    `hellos`, `submits`, `embeds`, `commands` and `aborted`.
+    `hellos`, `submits`, `embeds`, `commands`, `aborted` and `released`.
     """
 
     def __init__(
@@ -75,8 +77,6 @@ class FakeWorker:
         self.path, self.worker_id, self.epoch, self.info = str(path), worker_id, epoch, info or model_info()
         self.scripts: deque[Script] = deque()
         self.default = Script()
-        self.refuse: str | None = None
-        """Why every Hello is refused."""
         self.replies: dict[str, str] = {}
         """By an adapter command's action: why it is not carried out."""
         self.by_seed: dict[int, Script] = {}
@@ -94,6 +94,11 @@ class FakeWorker:
         self.embeds: list[Embed] = []
         self.commands: list[AdapterCommand] = []
         self.aborted: list[int] = []
+        self.released: list[str] = []
+        """Transfers whose blocks it may give up."""
+        self.fetches: list[Fetch] = []
+        """Blocks that it may have before their request."""
+        self.role = WorkerRole.BOTH
         self.stats = Stats(blocks_total=self.info.num_blocks)
         self._running: dict[tuple[_Connection, int], Sequence] = {}
         self._connections: list[_Connection] = []
@@ -190,6 +195,10 @@ class FakeWorker:
             self.commands.append(message)
             if not self.silent:
                 connection.send(Reply(message.call_id, self.replies.get(message.action)))
+        elif isinstance(message, Fetch):
+            self.fetches.append(message)
+        elif isinstance(message, Release):
+            self.released += message.transfer_ids
         elif isinstance(message, Abort):
             for request_id in message.request_ids:
                 self.aborted.append(request_id)
@@ -198,11 +207,11 @@ class FakeWorker:
     def _greet(self, connection: _Connection, hello: Hello) -> None:
         self.hellos.append(hello)
         mine = (PROTOCOL_VERSION, self.worker_id, self.epoch)
-        if self.refuse is None and (hello.protocol, hello.worker_id, hello.epoch) == mine:
+        if (hello.protocol, hello.worker_id, hello.epoch) == mine:
             connection.greeted = True
             connection.send(Ready(*mine, self.info))
         else:
-            connection.send(Refused(self.refuse or f"this is {self.worker_id} in epoch {self.epoch}"))
+            connection.send(Refused(*mine))
 
     def _embedded(self, message: Embed) -> RequestOutput:
         """Vectors of counts: the ids' sum, their number, and ones."""

@@ -24,7 +24,7 @@ MARKS = tuple(
         (r"[0-9a-f]{32}", "<id>"),
         (r"[0-9a-f]{24}", "<id>"),
         (r"\b(call_)[0-9A-Za-z]{8}\b", r"\1<id>"),
-        (r'("seed":) ?\d{9,}', r"\1<seed>"),
+        (r'("seed":) ?\d{6,}', r"\1<seed>"),
         (r'("(?:created|created_at|completed_at)":) ?\d+(?:\.\d+)?', r"\1<time>"),
         (r"(?m)^(content-length): \d+$", r"\1: <length>"),
         (r'("decode_time_arr":) ?\[[\d,]*\]', r"\1<times>"),

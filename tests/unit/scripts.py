@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.failures import Failure, FailureCode, FinishReason
+from engine.kv_transfer.handle import KvSource
 from engine.messages import EmbeddingInfo, ModelInfo, RequestOutput, Submit, TokenLogprob
 
 if TYPE_CHECKING:
@@ -165,6 +166,10 @@ class Sequence:
             output.finish_reason = FinishReason.LENGTH
         elif output.finish_reason is None and self.done == len(self.tokens) and self.done not in marks:
             output.finish_reason = script.finish
+        if self.submit.hold and output.finish_reason in (None, FinishReason.LENGTH):
+            known = len(self.submit.prompt_token_ids) + first
+            output.finish_reason = output.finish_reason or FinishReason.MOVED
+            output.source = KvSource("unix:/nowhere", "demo/0", 1, self.submit.hold, known, 16)
         if params.logprobs is not None:
             output.logprobs = [self._logprob(first + n, t) for n, t in enumerate(output.token_ids)]
         if first == 0:

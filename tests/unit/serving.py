@@ -8,11 +8,16 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from inference.admission.charges import Charges
+from inference.admission.idempotency import IdempotencyStore
+from inference.admission.permits import Admission
+from inference.admission.rates import RateMeter
+from inference.admission.standing import Standings
 from inference.dialects import declared_dialects
 from inference.dialects.mindie.routes import answer_headers, route_sets
 from inference.dialects.mindie.settings import MindieSettings
@@ -21,7 +26,6 @@ from inference.dialects.triton.statistics import TritonStatistics
 from inference.errors import AdapterExists, AdapterNotFound, ModelExists, SourceNotFound
 from inference.generation.embeddings import Embedder
 from inference.generation.prepare import Generator
-from inference.http.admission import Admission
 from inference.http.auth import Authenticator
 from inference.http.routing import RouteTable
 from inference.http.sites import Sites
@@ -29,12 +33,16 @@ from inference.metrics.requests import Metrics
 from inference.planes.front import front_planes
 from inference.planes.plane import Plane
 from inference.services import Limits, Services, Shown
+from inference.telemetry.base import Telemetry
 from inference.workers.adapters import AdapterControl
 from inference.workers.registry import DeploymentState
 from inference.workers.router import EngineRouter
 from management.snapshot import AdapterEntry, Availability, DeploymentEntry, Snapshot, SnapshotHolder, WorkerEntry
 from tests.unit.fake_worker import FakeWorker, settle
 from tests.waiting import PATIENCE_S, eventually
+
+if TYPE_CHECKING:
+    from inference.telemetry.spans import OpenTelemetry
 
 
 @dataclass
@@ -251,6 +259,11 @@ class Serving:
         mindie: MindieSettings | None = None,
         sites: Sites | None = None,
         shown: Shown | None = None,
+        telemetry: OpenTelemetry | None = None,
+        token_timeout_s: float = 0.0,
+        objectives: dict[str, int] | None = None,
+        max_idempotency_bytes: int = 1 << 20,
+        rates: RateMeter | None = None,
     ) -> None:
         self.workers = workers
         self.adapters: tuple[AdapterEntry, ...] = ()
@@ -261,11 +274,25 @@ class Serving:
         metrics = Metrics(self.router, lambda: 0)
         self.registry = KnownRegistry(self)
         authenticator = Authenticator(api_key_required)
+        rates = rates or RateMeter()
         self.services = Services(
             holder=self.holder,
             router=self.router,
-            generator=Generator(self.router, [metrics], request_timeout_s, replay_wait_s),
-            embedder=Embedder(self.router, request_timeout_s, replay_wait_s),
+            generator=Generator(
+                self.router,
+                [metrics, Charges(rates), *([] if telemetry is None else [telemetry])],
+                request_timeout_s,
+                replay_wait_s,
+                token_timeout_s,
+            ),
+            embedder=Embedder(
+                self.router,
+                request_timeout_s,
+                replay_wait_s,
+                rejected=metrics.rejected,
+                ended=(lambda run: None) if telemetry is None else telemetry.embedded,
+                charge=rates.charge,
+            ),
             adapters=AdapterControl(self.registry, self.router, self.holder),
             registry=self.registry,
             admission=Admission(max_concurrent_requests, max_requests_per_tenant),
@@ -275,7 +302,12 @@ class Serving:
             sites=sites or Sites(),
             version="0.1.0",
             shown=shown or Shown(),
+            telemetry=telemetry or Telemetry(),
+            rates=rates,
+            standings=Standings(objectives or {}),
+            idempotency=IdempotencyStore(max_idempotency_bytes),
         )
+        self.services.idempotency.replayed = metrics.replayed
         self.services.admission.on_refused = metrics.rejected
         self.terminated: list[float | None] = []
         self.mindie = MindieState(mindie or MindieSettings(), self.router, self.terminated.append)
@@ -297,7 +329,7 @@ class Serving:
         """What the registries say now."""
         listed = self.workers if workers is None else workers
         entries = tuple(
-            WorkerEntry(w.worker_id, w.epoch, f"unix:{w.path}", w.model_version, w.numerics) for w in listed
+            WorkerEntry(w.worker_id, w.epoch, f"unix:{w.path}", w.model_version, w.numerics, w.role) for w in listed
         )
         deployment = DeploymentEntry(
             "demo", "demo", 1, 1700000000, True, entries, self.adapters, availability=self.availability

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from inference.admission.permits import Admission
 from inference.errors import Overloaded, ShuttingDown
-from inference.http.admission import Admission
 from tests.unit.scripts import Gate, Script, ids
 from tests.unit.test_failures import DIALECTS
 from tests.waiting import eventually

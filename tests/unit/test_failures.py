@@ -20,6 +20,8 @@ DIALECTS = {
 STATUSES = {
     FailureCode.OVERLOADED: {"tgi": 429, "": 503},
     FailureCode.DRAINING: {"tgi": 429, "": 503},
+    FailureCode.TOO_LATE: {"tgi": 429, "": 503},
+    FailureCode.OVER_SHARE: {"": 429},
     FailureCode.GRAMMAR: {"tgi": 422, "mindie": 422, "": 400},
 }
 

@@ -66,7 +66,7 @@ async def test_one_tenant_may_not_hold_every_place(start):
     serving.keys = {"k1": entry("infer", "k1.secret"), "k2": entry("infer", "k2.secret")}
     serving.publish()
     with serving.services.admission.permit("k1"):
-        assert (await serving.post(PATH, ASK, authorization="Bearer k1.secret")).status == 503
+        assert (await serving.post(PATH, ASK, authorization="Bearer k1.secret")).status == 429
         assert (await serving.post(PATH, ASK, authorization="Bearer k2.secret")).status == 200
 
 
@@ -108,9 +108,16 @@ async def test_a_full_server_is_told_of_before_the_body(start):
 
 async def test_what_the_server_itself_turned_down_is_told_as_the_dialect_does(serving):
     for plane, path, status in (("front", PATH, 413), ("front", "/generate", 413), ("mindie", "/infer", 413)):
-        response = serving.planes[plane].refuse("POST", path, BodyTooLarge(10))
+        response = serving.planes[plane].refuse("POST", path, BodyTooLarge(10), {})
         assert response.status == status
-    assert serving.planes["front"].refuse("POST", PATH, MalformedBody("one Host")).status == 400
+    assert serving.planes["front"].refuse("POST", PATH, MalformedBody("one Host"), {}).status == 400
+
+
+async def test_pages_of_allowed_sites_can_read_what_the_server_itself_turned_down(start):
+    serving = await start(sites=Sites(origins=frozenset({"https://good.example"})))
+    for origin, seen in ((b"https://good.example", True), (b"https://bad.example", False)):
+        answer = serving.planes["front"].refuse("POST", PATH, BodyTooLarge(10), {b"origin": origin})
+        assert ((b"access-control-allow-origin", origin) in answer.headers) is seen
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "box", "a.localhost", "own.example",

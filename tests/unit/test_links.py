@@ -72,12 +72,13 @@ async def test_a_deployment_with_a_key_is_never_open_without_it(start):
     assert await status(serving, path, authorization=f"Bearer {key}") == 200
 
 
-async def test_its_key_opens_nothing_else(start):
+async def test_its_key_opens_nothing_of_others(start):
     serving = await start(api_key_required=True)
     key = "prefix12.secret"
     publish(serving, endpoint_key(key, "abc1"))
     assert await status(serving, f"{LINK}/v1/completions", authorization=f"Bearer {key}") == 200
-    assert await status(serving, "/v1/completions", plane="front", authorization=f"Bearer {key}") == 401
+    assert await status(serving, "/v1/completions", plane="front", authorization=f"Bearer {key}") == 200
+    assert await status(serving, "/metrics", None, plane="front", method="GET", authorization=f"Bearer {key}") == 403
     publish(serving, endpoint_key(key, "abc2"))
     assert await status(serving, f"{LINK}/v1/completions", authorization=f"Bearer {key}") == 401
 

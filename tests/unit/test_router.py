@@ -10,6 +10,7 @@ import pytest
 from engine import client as client_module
 from engine.failures import Failure, FailureCode
 from inference.workers.routing import retry_budget
+from inference.workers.routing.backoff import FIRST_S
 from inference.workers.routing.breaker import FAILURES
 from tests.unit.fake_worker import FakeWorker, settle
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
@@ -298,6 +299,14 @@ async def test_embeddings_are_tried_once_more(start):
     assert [len(w.embeds) for w in serving.workers] == [1, 1]
 
 
+async def test_embeddings_are_tried_at_three_workers(start):
+    serving = await start(3, info=EMBEDDING)
+    first, second, third = serving.workers
+    first.dies_of_embeddings, second.draining = True, True
+    answer = await serving.post("/v1/embeddings", {"model": "demo", "input": "a"})
+    assert (answer.status, len(third.embeds)) == (200, 1)
+
+
 async def test_embeddings_that_no_worker_takes(start):
     serving = await start(1, info=EMBEDDING)
     serving.worker.embed_failure = Failure(FailureCode.DRAINING)
@@ -374,7 +383,7 @@ async def test_an_unreachable_worker_is_tried_less_and_less_often_and_told_once(
     serving.publish([serving.worker, FakeWorker(sockets / "gone.sock", "demo/1")])
     await eventually(lambda: len(attempts) == 3)
     (backoff,) = serving.router._backoffs.values()
-    assert not backoff.over
+    await eventually(lambda: backoff._pause_s == 4 * FIRST_S)
     server.close()
     assert capsys.readouterr().out.count("worker not reachable") == 1
     serving.publish(serving.workers)

@@ -66,6 +66,13 @@ def test_stop_strings_are_found_however_the_text_is_cut(parts, stop, include):
     assert shown == whole[: end if include else at]
 
 
+def test_many_stop_strings_cost_no_more_than_few():
+    """Whatever their number, a character is looked up once for each length."""
+    stops = StopStrings([chr(0x4E00 + i) for i in range(20_000)] + ["Madrid"], False)
+    assert stops.feed("The capital of Spain is Ma") == ("The capital of Spain ", None)
+    assert stops.feed("drid.") == ("is ", "Madrid")
+
+
 def test_what_may_become_a_stop_string_is_held_back():
     stops = StopStrings(["Madrid"], False)
     assert stops.feed(" is Mad") == (" i", None)

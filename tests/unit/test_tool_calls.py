@@ -106,6 +106,8 @@ def test_a_call_names_a_function_that_is_known(style, text):
     ("llama3", '{"name": "f", "parameters": {"a": "b" "c"}}'),
     ("llama3", '{"name": "f", "parameters": {}, "age": 3}'),
     ("mistral", "[TOOL_CALLS]f{'a': 1}"),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {oops}'),
+    ("llama3", '{"name": "f", "parameters": {oops}'),
 ])  # fmt: skip
 def test_a_whole_answer_has_no_broken_calls(style, text):
     """A stream has shown the call's name and the beginning of its arguments already."""
@@ -119,6 +121,12 @@ def test_a_whole_answer_has_the_calls_of_a_stream(style, text, content, calls):
     if "oops" not in text:
         for pieces in ([text], list(text)):
             assert parse(MACHINES[style], pieces, whole=True) == (content, calls)
+
+
+def test_a_whole_answer_keeps_a_call_that_was_cut():
+    for text, arguments in (('{"a": 1', '{"a": 1'), ('{"a": 1}', '{"a": 1}')):
+        cut = f'<tool_call>{{"name": "f", "arguments": {text}'
+        assert parse(MACHINES["hermes"], [cut], whole=True) == ("", [("f", arguments)])
 
 
 def test_a_deeply_nested_call_is_no_error():

@@ -138,6 +138,91 @@ def test_ignored_and_accepted(mindie, fields):
     assert mindie.post(PATH, ask(max_tokens=1, **fields)).status_code == 200
 
 
+def message(**fields: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": "a"}, fields]}
+
+
+def call(**changes: object) -> dict[str, object]:
+    """An assistant's message with one call; None removes a field of it."""
+    fields = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}, **changes}
+    return message(role="assistant", tool_calls=[{k: v for k, v in fields.items() if v is not None}])
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+NO_CALLS = {"role": "assistant", "content": "", "tool_calls": []}
+CONTENT = "Request param contains not content or content null"
+NAME = ("The name of function must be a-z, A-Z, 0-9, common chinese characters, underscores and dashe within max length of "
+        "64, unexpected function name: ")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"messages": [5]}, "Request param contains not role or role null"),
+        (message(role="user", content=5), "The type of inputs is abnormal"),
+        (message(role="tool", content="x"),
+         "Request param contains not tool_call_id or tool_call_id null while role is tool"),
+        (message(role="tool", content="x", tool_call_id=5), "The type of tool_call_id is abnormal"),
+        (message(role="tool", content="x", tool_call_id=""),
+         "Request param tool_call_id len should not be 0 while role is tool"),
+        (message(role="assistant"), CONTENT),
+        (message(role="assistant", content=5), 'Request param "content" arguments expected to be a string'),
+        (message(role="assistant", tool_calls="x"), "Tool call param contains no id."),
+        (call(id=None), "Tool call param contains no id."),
+        (call(id=5), 'Tool call param "id" arguments expected to be a string'),
+        (call(type=None), "The type of the tool. Currently, only function is supported."),
+        (call(function=None), "Tool call param contains no function that the model called."),
+        (call(function={"arguments": "{}"}), "Tool call param contains no function name"),
+        (call(function={"name": 5}), "Tool call param function name expected to be a string"),
+        (call(function={"name": "a b", "arguments": "{}"}), f"{NAME}a b"),
+        (call(function={"name": "f"}), "Tool call param contains no function arguments"),
+        (call(function={"name": "f", "arguments": {}}), "Tool call param function arguments expected to be a string"),
+        ({"messages": None, "tools": TOOLS}, "Request param messages is null"),
+        ({"messages": [], "tools": TOOLS}, "Request param messages is not arr or arr is empty"),
+        ({**message(role="critic", content="x"), "tools": TOOLS},
+         "Request param contains role must be system, assistant, user or tool"),
+        ({**message(role="user", content=""), "tools": TOOLS}, "Request param content len should not be 0"),
+        ({"tool_choice": 5}, "Parameter tool_choice not string or object"),
+        ({"tool_choice": {}}, "Tool param invalid, tool type not exist"),
+        ({"tools": "x"}, "Tools not array"),
+        ({"tools": [5]}, "Tool param invalid, tool type not exist"),
+        ({"tools": [{"type": None}]}, "Tool param invalid tool type"),
+        ({"tools": [{"type": 5}]}, "Tool param invalid tool string type"),
+        ({"tools": [{"type": "x"}]}, "Tool param not function type"),
+        ({"tools": [{"type": "function"}]}, "Tool param invalid, tool function not exist"),
+        ({"tools": [{"type": "function", "function": None}]}, "Tool param invalid function object"),
+        ({"tools": [{"type": "function", "function": {}}]}, "Function object invalid, function name not exist"),
+        ({"tools": [{"type": "function", "function": {"name": 5}}]}, "Function object invalid name type"),
+        ({"tools": [{"type": "function", "function": {"name": "f#"}}]}, f"{NAME}f#"),
+        ({"chat_template_kwargs": 5}, "chat_template_kwargs must be a JSON object"),
+        ({"chat_template_kwargs": {"enable_thinking": "x"}}, "enable_thinking must be boolean, got string"),
+        ({"chat_template_kwargs": {"thinking_budget": "x"}}, "thinking_budget must be integer type."),
+        ({"chat_template_kwargs": {"thinking_budget": 0}},
+         "Parameter thinking_budget must be in [1,2147483647], got 0"),
+        ({"chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 5}},
+         "thinking_budget is not supported by this endpoint"),
+        ({"chat_template": 5}, "Parameter chat_template not string"),
+        ({"chat_template": ""}, "Parameter chat_template is not valid"),
+        # What comes first is reported: the choice, the tools, the template, the messages, then the parameters in their order.
+        ({"tool_choice": 5, "tools": "x", "messages": []}, "Parameter tool_choice not string or object"),
+        ({"tools": "x", "chat_template": "", "messages": []}, "Tools not array"),
+        ({"chat_template": "", "messages": []}, "Parameter chat_template is not valid"),
+        ({"chat_template_kwargs": {"thinking_budget": 0}, "seed": -1}, "seed must be unsigned type."),
+        ({"chat_template_kwargs": {"thinking_budget": 0}, "repetition_penalty": 0},
+         "Parameter thinking_budget must be in [1,2147483647], got 0"),
+    ],
+)  # fmt: skip
+def test_messages_and_tools_that_are_refused(mindie, fields, error):
+    mindie.refused(PATH, ask(**fields), error)
+
+
+def test_an_answer_without_calls_is_accepted_as_a_message(mindie):
+    """MindIE's answers always have `tool_calls`, which clients send back."""
+    for said in ({**NO_CALLS, "content": "b"}, NO_CALLS, {"role": "assistant", "tool_calls": []}):
+        messages = [{"role": "user", "content": "a"}, said, {"role": "user", "content": "c"}]
+        assert mindie.post(PATH, ask(messages=messages, max_tokens=1)).status_code == 200
+
+
 def test_malformed(mindie):
     for body in (b"{", b"[]", b""):
         mindie.refused(PATH, body, "Failed to parse request context to json")

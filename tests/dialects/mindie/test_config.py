@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from inference.dialects.mindie.config_file import MindieConfigError, read_config, wire_settings
+from inference.dialects.mindie.dialect import configure
 from inference.dialects.mindie.environment import MindieEnvironment
-from inference.dialects.mindie.listeners import plane_addresses
+from inference.dialects.mindie.listeners import inter_comm, plane_addresses
 from tests.dialects.mindie.config_file import write
 
 
@@ -44,7 +45,9 @@ BAD = [
     ({"server": {"e2eTimeout": 0}}, "ServerConfig.e2eTimeout"),
     ({"server": {"maxRequestLength": 101}}, "ServerConfig.maxRequestLength"),
     ({"server": {"maxJsonDepth": 9}}, "ServerConfig.maxJsonDepth"),
-    ({"server": {"inferMode": "dmi"}}, "inferMode"),
+    ({"server": {"inferMode": "other"}}, "inferMode"),
+    ({"server": {"interCommPort": 1023}}, "ServerConfig.interCommPort"),
+    ({"server": {"interCommTlsCaFiles": []}}, "interCommTlsCaFiles"),
     ({"server": {"tlsCaFile": []}}, "tlsCaFile"),
     ({"backend": {"backendName": "x"}}, "BackendConfig.backendName"),
     ({"backend": {"npuDeviceIds": [[0, 1]]}}, "worldSize"),
@@ -78,6 +81,34 @@ def test_addresses_from_the_environment(tmp_path, monkeypatch):
         monkeypatch.setenv("MIES_CONTAINER_MANAGEMENT_IP", address)
         with pytest.raises(MindieConfigError, match="MIES_CONTAINER_MANAGEMENT_IP"):
             plane_addresses(MindieEnvironment(), config, "127.0.0.1")
+
+
+def test_instances_speak_in_plain_text_on_loopback_only(tmp_path, monkeypatch):
+    config = read_config(write(tmp_path, server={"inferMode": "dmi", "interCommTLSEnabled": False}))
+    assert inter_comm(MindieEnvironment(), config, "127.0.0.1") == ("127.0.0.1", 1121)
+    with pytest.raises(MindieConfigError, match="interCommTLSEnabled"):
+        inter_comm(MindieEnvironment(), config, "10.0.0.1")
+    encrypted = read_config(write(tmp_path, server={"inferMode": "dmi"}))
+    assert inter_comm(MindieEnvironment(), encrypted, "10.0.0.1") == ("10.0.0.1", 1121)
+    assert inter_comm(MindieEnvironment(), None, "10.0.0.1") is None
+    monkeypatch.setenv("DRAGOMAN_MINDIE_INFER_MODE", "dmi")
+    with pytest.raises(MindieConfigError, match="MINDIE_INFER_MODE"):
+        inter_comm(MindieEnvironment(), None, "10.0.0.1")
+
+
+def test_an_instance_with_a_role_has_a_further_port_with_its_own_files(tmp_path):
+    from config.options import Options
+
+    path = write(tmp_path, server={"inferMode": "dmi", "interCommPort": 1234})
+    setup = configure(MindieEnvironment(mindie_config=path), Options())
+    assert ("127.0.0.1", 1234) in setup.addresses
+    (files,) = setup.tls
+    assert files.certificate == tmp_path / "security/grpc/certs/server.pem"
+    assert files.key == tmp_path / "security/grpc/keys/server.key.pem"
+    assert files.authorities == (tmp_path / "security/grpc/ca/ca.pem",)
+    standard = configure(MindieEnvironment(mindie_config=write(tmp_path)), Options())
+    assert ("127.0.0.1", 1234) not in standard.addresses
+    assert standard.tls == []
 
 
 def test_adapters_lie_anywhere_only_where_every_plane_is_on_loopback(tmp_path):

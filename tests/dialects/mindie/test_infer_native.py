@@ -46,6 +46,7 @@ def test_golden_stream(mindie, path):
         ({"input_id": [-1]}, "Data element in param input_id is invalid"),
         ({"inputs": []}, "Inputs arr is empty"),
         ({"inputs": "a", "stream": 1}, "stream must be boolean type."),
+        ({"inputs": "a", "stream": 1, "parameters": {"details": 1}}, "details must be boolean type."),
         ({"inputs": "a", "parameters": {"priority": 6}}, "Parameter priority must be in [1,5], got 6."),
         ({"inputs": "a", "parameters": {"priority": 0}}, "Parameter priority must be in [1,5], got 0."),
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ssl
 
 import pytest
@@ -11,9 +10,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from OpenSSL import SSL
 
-from inference.dialects.mindie.config_file import read_config
+from inference.dialects.mindie.config_file import MindieConfigError, read_config
 from inference.dialects.mindie.listeners import tls_files
-from inference.server.tls import MutualContextFactory, TlsError, TlsFiles
+from inference.server.rotation import ServerTls
+from inference.server.tls import TlsError, TlsFiles
+from tests.certificates import handshake
 from tests.dialects.mindie.config_file import write
 
 
@@ -25,7 +26,9 @@ def authorities(directory):
         (directory / name).mkdir(parents=True)
     ca.cert_pem.write_to_path(str(directory / "security/ca/ca.pem"))
     certificate.cert_chain_pems[0].write_to_path(str(directory / "security/certs/server.pem"))
-    certificate.private_key_pem.write_to_path(str(directory / "security/keys/server.key.pem"))
+    key = directory / "security/keys/server.key.pem"
+    key.touch(mode=0o600)
+    certificate.private_key_pem.write_to_path(str(key))
     return ca, other
 
 
@@ -53,21 +56,22 @@ def test_keys_that_cannot_be_used(files, fault):
     files.key.write_bytes(b"nothing" if fault == "no key" else pem)
     words = {"short": "3072", "other": "is not the key of", "no key": "no readable private key"}
     with pytest.raises(TlsError, match=words[fault]):
-        MutualContextFactory(files)
+        ServerTls(files)
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
 def test_an_encrypted_key(files, end):
     encrypt(files.key, b"se cret")
     files.password.parent.mkdir()
+    files.password.touch(mode=0o600)
     files.password.write_bytes(b"se cret" + end)
-    MutualContextFactory(files)
+    ServerTls(files)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "server.key.pem: the key is encrypted, and the file .*security/pass/key_pwd.txt"),
+        (None, "server.key.pem: the key is encrypted; .*security/pass/key_pwd.txt: no readable password"),
         (b"", "key_pwd.txt: a password has 1 to 1024 bytes"),
         (b"x" * 1025, "key_pwd.txt: a password has 1 to 1024 bytes"),
         (b"wrong", "server.key.pem: no private key that the password in"),
@@ -77,15 +81,16 @@ def test_passwords_that_cannot_be_used(files, content, words):
     encrypt(files.key, b"secret")
     if content is not None:
         files.password.parent.mkdir()
+        files.password.touch(mode=0o600)
         files.password.write_bytes(content)
     with pytest.raises(TlsError, match=words):
-        MutualContextFactory(files)
+        ServerTls(files)
 
 
 def test_an_encrypted_key_without_a_file(files):
     encrypt(files.key, b"secret")
     with pytest.raises(TlsError, match="no file with its password is named"):
-        MutualContextFactory(TlsFiles(files.certificate, files.key, files.authorities))
+        ServerTls(TlsFiles(files.certificate, files.key, files.authorities))
 
 
 def test_each_plane_has_a_file_of_its_own(tmp_path):
@@ -97,30 +102,17 @@ def test_each_plane_has_a_file_of_its_own(tmp_path):
     assert found["metrics"].password is None
 
 
-def handshake(factory, client: ssl.SSLContext) -> str | None:
-    """A handshake in memory; the version that both sides speak."""
-    server = SSL.Connection(factory.getContext(), None)
-    server.set_accept_state()
-    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
-    connection = client.wrap_bio(received, sent, server_hostname="localhost")
-    for _ in range(8):
-        with contextlib.suppress(ssl.SSLWantReadError):
-            connection.do_handshake()
-        if data := sent.read():
-            server.bio_write(data)
-        with contextlib.suppress(SSL.WantReadError):
-            server.do_handshake()
-        try:
-            received.write(server.bio_read(1 << 16))
-        except SSL.WantReadError:
-            return connection.version()
-    return None
+def test_a_plane_without_authorities_would_be_open(tmp_path):
+    server = {"httpsEnabled": True, "managementIpAddress": "127.0.0.2", "managementTlsCaFile": []}
+    path = write(tmp_path, server=server)
+    with pytest.raises(MindieConfigError, match="managementTlsCaFile"):
+        tls_files(read_config(path), "management", path)
 
 
 def test_tls_1_3_is_the_oldest_version(tmp_path):
     ca, _ = authorities(tmp_path)
     path = write(tmp_path, server={"httpsEnabled": True})
-    factory = MutualContextFactory(tls_files(read_config(path), "service", path))
+    factory = ServerTls(tls_files(read_config(path), "service", path))
     client = ssl.create_default_context()
     ca.configure_trust(client)
     ca.issue_cert("client").configure_cert(client)

@@ -44,6 +44,21 @@ def test_golden_stream(mindie):
     assert "".join(json.loads(f.removeprefix(b"data:"))["text_output"] for f in frames) == LINE
 
 
+def test_perf_stat_has_a_pair_for_each_token(mindie):
+    answer = mindie.post(PATH, ask(details=True, perf_stat=True))
+    details = answer.json()["details"]
+    costs = ["first_token_cost", "decode_cost", "perf_stat", "batch_size", "queue_wait_time"]
+    assert list(details) == ["finish_reason", "generated_tokens", *costs]
+    pairs = details["perf_stat"]
+    assert pairs[0][1] > 0
+    asked = {"inputs": PROMPT, "parameters": {"max_new_tokens": 7, "details": True}}
+    assert [token for token, _ in pairs] == mindie.post("/infer", asked).json()["details"]["generated_token_ids"]
+    frames = [json.loads(f[5:])["details"] for f in chunks(mindie, f"{PATH}_stream", ask(details=True, perf_stat=True))]
+    assert [len(details["perf_stat"]) for details in frames] == [details["generated_tokens"] for details in frames]
+    assert [token for token, _ in frames[-1]["perf_stat"]] == [token for token, _ in pairs]
+    assert "perf_stat" not in mindie.post(PATH, ask(details=True)).json()["details"]
+
+
 def test_four_keys_without_details(mindie):
     frames = chunks(mindie, f"{PATH}_stream", ask())
     assert all(list(json.loads(f[5:])) == ["id", "model_name", "model_version", "text_output"] for f in frames)

@@ -49,6 +49,7 @@ def test_defaults(mindie):
         ({**BODY, "inputs": None}, "Req should contain 'inputs' and the type should be array."),
         ({**BODY, "inputs": []}, "Inputs count must be 1."),
         ({**BODY, "inputs": BODY["inputs"] * 2}, "Inputs count must be 1."),
+        ({**BODY, "inputs": [], "id": "a b"}, "Inputs count must be 1."),
         (
             changed(shape=[2, 3]),
             "Shape must be at most two-dimensional, and the last element's value must be in (0,1048576].",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from huggingface_hub import InferenceClient
 from transformers import AutoModel
 
+from inference.dialects.openai.vectors import DTYPES
 from tests.engine.test_embeddings import VOCABULARY, encoder
 from tests.live import LiveServer
 
@@ -79,6 +81,41 @@ def test_every_way_of_writing_a_vector_says_the_same(embeddings):
     assert [struct.unpack("<f", struct.pack("<I", h << 16))[0] for h in halves] == pytest.approx(plain, rel=2**-8)
 
 
+def test_eight_bits_and_bytes(embeddings):
+    plain = vector(embeddings)
+    for name, kind in (("fp8_e4m3", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)):
+        raw = base64.b64decode(vector(embeddings, encoding_format="base64", embed_dtype=name))
+        assert raw == bytes(torch.tensor(plain).to(kind).view(torch.uint8).tolist())
+    body = {"input": ["Hello, world!", "a"], "encoding_format": "bytes", "embed_dtype": "float16", "endianness": "big"}
+    answer = embeddings.post("/v1/embeddings", body)
+    assert answer.headers["content-type"] == "application/octet-stream"
+    metadata = json.loads(answer.headers["metadata"])
+    assert [(item["start"], item["end"], item["shape"]) for item in metadata["data"]] == [
+        (0, 64, [32]),
+        (64, 128, [32]),
+    ]
+    assert list(struct.unpack(">32e", answer.content[:64])) == pytest.approx(plain, rel=1e-3, abs=1e-4)
+    bare = embeddings.post("/v1/embeddings", {**body, "encoding_format": "bytes_only"})
+    assert (bare.content, "metadata" in bare.headers) == (answer.content, False)
+
+
+def test_eight_bits_round_as_torch_does():
+    numbers = torch.randn(20_000) * torch.exp2(torch.arange(20_000) % 40 - 25.0)
+    for name, kind in (("fp8_e4m3", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)):
+        known = torch.arange(1 << 7, dtype=torch.uint8).view(kind).float()
+        known = known[known.isfinite()]
+        given = torch.cat([numbers, known, (known[1:] + known[:-1]) / 2]).float()
+        assert (DTYPES[name](given.numpy()) == given.to(kind).view(torch.uint8).numpy()).all()
+
+
+def test_pooling_is_another_form_of_the_same(embeddings):
+    answer = embeddings.post("/pooling", {"input": "Hello, world!", "task": "embed"}).json()
+    assert answer["data"] == [{"index": 0, "object": "pooling", "data": vector(embeddings)}]
+    for task in ("classify", "token_embed", "plugin", "x"):
+        refused = embeddings.post("/pooling", {"input": "a", "task": task})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "task")
+
+
 def test_texts_may_be_cut_and_left_unnormalised(embeddings):
     long = "one two three four five six seven eight nine ten " * 40
     refused = embeddings.post("/v1/embeddings", {"input": long})
@@ -101,10 +138,13 @@ BAD = {
     "input": [None, "", [], [""], [[]], 5, {"a": 1}, [1, "a"], [VOCABULARY], [-1], [[1], "a", None], ["a"] * 2049],
     "dimensions": [0, -1, 8, 33],
     "encoding_format": ["hex"],
-    "embed_dtype": ["int8", "fp8_e4m3"],
+    "embed_dtype": ["int8"],
     "endianness": ["middle"],
     "truncate_prompt_tokens": [0, -2, 1000],
     "truncation_side": ["both"],
+    "padding": ["max_length", "longest"],
+    "chat_template": ["{{ messages }}"],
+    "messages": [[{"role": "user", "content": "a"}], [5], [[5]]],
 }
 
 

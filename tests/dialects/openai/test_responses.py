@@ -71,6 +71,52 @@ def test_function_calls(server):
     assert server.post("/v1/responses", {"input": history, "max_output_tokens": 4}).status_code == 200
 
 
+def test_vllms_own_fields(server):
+    regex = {"structured_outputs": {"regex": "[ab]{3}"}, "seed": 5, "top_k": 3, "min_p": 0.1, "logit_bias": {"5": 1}}
+    answer = server.post("/v1/responses", {"input": QUESTION, **regex}).json()
+    assert set(answer["output"][0]["content"][0]["text"]) <= set("ab")
+    answer = server.post("/v1/responses", {"input": QUESTION, "temperature": 0, "stop": " Spain"}).json()
+    assert answer["output"][0]["content"][0]["text"] == "The capital of"
+    shown = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "enable_response_messages": True}
+    answer = server.post("/v1/responses", {"input": QUESTION, "temperature": 0, **shown}).json()
+    assert [len(entry["top_logprobs"]) for entry in answer["output"][0]["content"][0]["logprobs"]][:3] == [2, 2, 2]
+    assert QUESTION in answer["input_messages"][0]["message"]
+    assert answer["output_messages"][0]["message"].startswith(ANSWER)
+    assert len(answer["output_messages"][0]["tokens"]) == answer["usage"]["output_tokens"]
+
+
+def test_a_long_input_is_truncated_if_asked_for(server):
+    long = "one two three four five six seven " * 1000
+    refused = server.post("/v1/responses", {"input": long, "max_output_tokens": 1})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+    answer = server.post("/v1/responses", {"input": long, "max_output_tokens": 1, "truncation": "auto"})
+    assert answer.status_code == 200, answer.text
+
+
+def test_an_unfinished_answer_is_continued(server):
+    begun = {"type": "message", "role": "assistant", "status": "incomplete", "id": "msg_1",
+             "content": [{"type": "output_text", "text": "The capital of Spain is", "annotations": []}]}  # fmt: skip
+    body = {"input": [{"role": "user", "content": QUESTION}, begun], "temperature": 0}
+    answer = server.post("/v1/responses", body).json()
+    assert answer["output"][0]["content"][0]["text"].strip() == "Madrid."
+
+
+def test_calls_of_every_kind_of_tool(server):
+    patch = {"type": "custom", "name": "patch"}
+    spaced = {"type": "namespace", "name": "sky", "tools": [{"type": "function", "name": "weather"}]}
+    body = {"input": QUESTION, "tools": [patch, spaced], "temperature": 0, "max_output_tokens": 40}
+    call = server.post("/v1/responses", {**body, "tool_choice": {"type": "custom", "name": "patch"}}).json()["output"][
+        0
+    ]
+    assert (call["type"], call["name"], "status" in call) == ("custom_tool_call", "patch", False)
+    named = {**body, "tool_choice": {"type": "function", "name": "weather"}}
+    other = server.post("/v1/responses", named).json()["output"][0]
+    assert (other["type"], other["name"], other["namespace"]) == ("function_call", "weather", "sky")
+    history = [{"role": "user", "content": QUESTION}, {"type": "reasoning", "summary": [{"text": "Hm."}]}, call, other,
+               {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "fine"}]  # fmt: skip
+    assert server.post("/v1/responses", {**body, "input": history}).status_code == 200
+
+
 def test_structured_text(server):
     schema = {
         "type": "object",
@@ -89,10 +135,31 @@ def test_structured_text(server):
         ({"input": None}, 400, "input"),
         ({"input": []}, 400, "input"),
         ({"input": [{"type": "item_reference"}]}, 400, "input[0]"),
-        ({"previous_response_id": "x"}, 400, "previous_response_id"),
+        (
+            {"input": [{"type": "reasoning", "encrypted_content": "x", "summary": []}]},
+            400,
+            "input[0].encrypted_content",
+        ),
+        ({"input": [{"type": "reasoning", "summary": [5]}]}, 400, "input[0].content"),
+        ({"input": [{"type": "function_call", "call_id": "1"}]}, 400, "input[0].name"),
+        ({"input": [{"role": "user", "content": "a", "status": "incomplete"}]}, 400, "input"),
+        ({"previous_response_id": "x"}, 404, None),
+        ({"previous_input_messages": [{}]}, 400, "previous_input_messages"),
         ({"background": True}, 400, "background"),
         ({"tools": [{"type": "web_search"}]}, 400, "tools"),
-        ({"truncation": "auto"}, 400, "truncation"),
+        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"tools": [{"type": "custom"}]}, 400, "tools"),
+        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar"}}]}, 400, "tools"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": 5}]}, 400, "tools"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "custom", "name": "b"}]}]}, 400, "tools"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "a"}}, 400, "tool_choice"),
+        ({"tool_choice": {"type": "mcp", "name": "a"}}, 400, "tool_choice"),
+        ({"truncation": "sometimes"}, 400, "truncation"),
+        ({"top_logprobs": 30}, 400, "top_logprobs"),
+        ({"min_p": 2}, 400, "min_p"),
+        ({"stop": ""}, 400, "stop"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, 400, "structured_outputs"),
         ({"model": "none"}, 404, "model"),
         ({"temperature": 3}, 400, "temperature"),
     ],

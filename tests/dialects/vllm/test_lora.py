@@ -78,7 +78,7 @@ def test_refusals(server, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"r": 512}, "rank"),
+        ({"r": 512}, "LoRA rank 512 is greater than max_lora_rank"),
         ({"modules_to_save": ["lm_head"]}, "Unsupported modules_to_save"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
         ({"bias": "all"}, "bias"),
@@ -111,6 +111,13 @@ def test_loads_at_once_and_while_requests_run(server):
     for thread in threads:
         thread.join(60)
     assert statuses == [200] * 18
+
+
+def test_a_configuration_without_weights_is_a_broken_adapter_and_not_an_absent_one(server, tmp_path):
+    (tmp_path / "adapter_config.json").write_text("this is not json")
+    answer = load(server, lora_name="broken", lora_path=str(tmp_path))
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalServerError")
+    assert "adapter_model.safetensors is missing" in answer.json()["error"]["message"]
 
 
 def test_only_from_the_allowed_folders(tmp_path):

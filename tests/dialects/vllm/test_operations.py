@@ -26,9 +26,9 @@ def test_load_counts_what_is_inside(server):
     wait_until(lambda: server.get("/load").json() == {"server_load": 0}, 10)
 
 
-@pytest.mark.parametrize("path", REFUSED)
-def test_refused_by_name(server, path):
-    answer = server.post(path, {"model": "demo"})
+@pytest.mark.parametrize(("method", "path"), [(method, path) for method, paths in REFUSED.items() for path in paths])
+def test_refused_by_name(server, method, path):
+    answer = server.post(path, {"model": "demo"}) if method == "POST" else server.get(path)
     assert answer.status_code == 400
     assert path in answer.json()["error"]["message"]
 

@@ -18,6 +18,8 @@ VLLM = {"prompt": "The capital", "temperature": 0, "max_tokens": 20}
 SAMPLED = {"temperature": 1.0, "seed": 7, "n": 2}
 STREAMED = {"stream": True}
 SPAIN, ITALY = says(" The capital of Spain is Madrid."), says(" Rome.")
+BEAMS = (Script(tokens=[300]), *(Script(tokens=[300, 301 + i], logprobs=[-0.125, -0.125]) for i in range(2)))
+"""A step of one beam, then one of two."""
 STEP_FAILED = Script(tokens=ids("The capital of Spain"), fail_after=2)
 FAILED_AT_ONCE = Script(fail_after=0)
 OVERLOADED = Script(fail_after=0, failure=Failure(FailureCode.OVERLOADED))
@@ -68,12 +70,12 @@ CASES = [
     Case("completions-best-of", TEXT, {**PROMPT, **SAMPLED, "n": 1, "best_of": 2}, (ITALY, SPAIN)),
     Case("completions-logprobs", TEXT, {**PROMPT, "logprobs": 2}, (ITALY,)),
     Case("completions-beams", TEXT, {**PROMPT, "use_beam_search": True, "n": 2, "max_tokens": 2},
-         tuple(Script(tokens=[300 + i]) for i in range(3))),
+         BEAMS),
     Case("completions-stream", TEXT, {**PROMPT, **STREAMED}, (SPAIN,)),
     Case("completions-stream-n", TEXT, {**PROMPT, **SAMPLED, **STREAMED}, (SPAIN, ITALY)),
     Case("completions-stream-logprobs", TEXT, {**PROMPT, **STREAMED, "logprobs": 1}, (SPAIN,)),
     Case("completions-stream-beams", TEXT, {**PROMPT, **STREAMED, "use_beam_search": True, "n": 2, "max_tokens": 2},
-         tuple(Script(tokens=[300 + i]) for i in range(3))),
+         BEAMS),
     Case("completions-error-empty", TEXT, {**PROMPT, "prompt": ""}),
     Case("completions-error-step", TEXT, PROMPT, (STEP_FAILED,)),
     Case("completions-error-overloaded", TEXT, PROMPT, (OVERLOADED,)),

@@ -299,7 +299,6 @@ async def test_beams_and_asynchronous_scheduling(start):
 async def test_beams_take_the_servers_own_length(start):
     """Without `max_tokens` it is `maxIterTimes` that must be at most 128."""
     serving = await start(mindie=MindieSettings(max_iter_times=128))
-    serving.worker.default = says(" Rome.")
     answer = await serving.post("/v1/completions", {**TEXT, "use_beam_search": True}, plane="mindie")
     assert answer.status == 200, answer.text
 

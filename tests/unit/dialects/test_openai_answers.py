@@ -17,6 +17,8 @@ USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 CONTINUOUS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 SAMPLED = {"temperature": 1.0, "seed": 7}
 SPAIN, ITALY = says("The capital of Spain is Madrid."), says("Rome.", cached_tokens=16)
+BEAMS = (Script(tokens=[300]), *(Script(tokens=[300, 301 + i], logprobs=[-0.125, -0.125]) for i in range(2)))
+"""A step of one beam, then one of two."""
 CUT = Script(tokens=ids("The capital of Spain"), finish=FinishReason.LENGTH)
 ACCENTS = says("Hé 🙂 ok")
 TWO_A_STEP = says("The capital of Spain is Madrid.", per_step=2)
@@ -31,6 +33,10 @@ CLOCK = {
 TOOLS = {"tools": [CLOCK]}
 NAMED = {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "clock"}}}
 FLAT = {"type": "function", "name": "clock", "parameters": CLOCK["function"]["parameters"]}
+PATCH = {"type": "custom", "name": "patch", "description": "Changes a file."}
+PATCHES = '<tool_call>{"name": "patch", "arguments": {"input": "+a\\n-b"}}</tool_call>'
+SPACED = {"type": "namespace", "name": "time", "description": "Of the day.", "tools": [FLAT]}
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 STEP_FAILED = Script(tokens=ids("The capital of Spain"), fail_after=2)
 FAILED_AT_ONCE = Script(fail_after=0)
 OVERLOADED = Script(fail_after=0, failure=Failure(FailureCode.OVERLOADED))
@@ -108,7 +114,7 @@ CASES = [
     Case("completions-stop", TEXT, {**PROMPT, "stop": "Madrid"}, (SPAIN,)),
     Case("completions-token-ids", TEXT, {**PROMPT, "return_token_ids": True}, (ITALY,)),
     Case("completions-beams", TEXT, {**PROMPT, "use_beam_search": True, "n": 2, "max_tokens": 2},
-         tuple(Script(tokens=[300 + i]) for i in range(3))),
+         BEAMS),
     Case("completions-stream", TEXT, {**PROMPT, **STREAM}, (SPAIN,)),
     Case("completions-stream-usage", TEXT, {**PROMPT, **USAGE}, (SPAIN,)),
     Case("completions-stream-usage-continuous", TEXT, {**PROMPT, **CONTINUOUS}, (ITALY,)),
@@ -132,6 +138,16 @@ CASES = [
     Case("responses-stream-length", RESPONSES, {**INPUT, **STREAM, "max_output_tokens": 2}, (SPAIN,)),
     Case("responses-stream-thoughts", RESPONSES, {**INPUT, **STREAM}, (says("<think>Hm.</think>Yes."),)),
     Case("responses-stream-tools", RESPONSES, {**INPUT, **STREAM, "tools": [FLAT]}, (says(f"Let me see.\n{CALL}"),)),
+    Case("responses-thoughts-hidden", RESPONSES, {**INPUT, "include_reasoning": False},
+         (says("<think>Hm.</think>Yes."),)),
+    Case("responses-logprobs", RESPONSES, {**INPUT, **LOGPROBS}, (ITALY,)),
+    Case("responses-messages", RESPONSES, {**INPUT, "enable_response_messages": True, "request_id": "resp_1"}, (ITALY,)),
+    Case("responses-custom", RESPONSES, {**INPUT, "tools": [PATCH]}, (says(PATCHES),)),
+    Case("responses-spaced", RESPONSES, {**INPUT, "tools": [SPACED]}, (says(CALL.replace("clock", "time__clock")),)),
+    Case("responses-stream-logprobs", RESPONSES, {**INPUT, **LOGPROBS, **STREAM}, (ITALY,)),
+    Case("responses-stream-custom", RESPONSES, {**INPUT, **STREAM, "tools": [PATCH]}, (says(PATCHES),)),
+    Case("responses-stream-two", RESPONSES, {**INPUT, **STREAM, "tools": [FLAT]}, (says(f"<think>Hm.</think>{CALL}Then.{CALL}"),)),
+    Case("responses-stream-empty", RESPONSES, {**INPUT, **STREAM}, (says(""),)),
     Case("responses-error-field", RESPONSES, {**INPUT, "background": True}),
     Case("responses-error-step", RESPONSES, INPUT, (STEP_FAILED,)),
     Case("responses-stream-error-before-head", RESPONSES, {**INPUT, **STREAM}, (FAILED_AT_ONCE,)),
@@ -143,6 +159,18 @@ CASES = [
 VECTORS = [
     Case("embeddings", EMBEDDINGS, {"model": "demo", "input": ["The capital", "of"]}),
     Case("embeddings-base64", EMBEDDINGS, {"model": "demo", "input": [5, 6], "encoding_format": "base64"}),
+    Case(
+        "embeddings-big-endian",
+        EMBEDDINGS,
+        {"model": "demo", "input": [5, 6], "encoding_format": "base64", "embed_dtype": "fp8_e5m2", "endianness": "big"},
+    ),
+    Case("embeddings-conversations", EMBEDDINGS, {"model": "demo", "input": [HELLO["messages"]] * 2}),
+    Case("embeddings-conversation", EMBEDDINGS, {"model": "demo", "input": HELLO["messages"]}),
+    Case("invocations-embedded", "/invocations", {**HELLO, "encoding_format": "float"}),
+    Case("pooling", "/pooling", {"model": "demo", "input": "The capital", "task": "embed"}),
+    Case("pooling-error-task", "/pooling", {"model": "demo", "input": "The capital", "task": "classify"}),
+    Case("embeddings-error-format", EMBEDDINGS, {"model": "demo", "input": "The", "encoding_format": "hex"}),
+    Case("embeddings-error-vocabulary", EMBEDDINGS, {"model": "demo", "input": [-1]}),
     Case("embeddings-dimensions", EMBEDDINGS, {"model": "demo", "input": "The", "dimensions": 2}),
     Case("embeddings-error-dimensions", EMBEDDINGS, {"model": "demo", "input": "The", "dimensions": 9}),
     Case("embeddings-error-empty", EMBEDDINGS, {"model": "demo", "input": []}),

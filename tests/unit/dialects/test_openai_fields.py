@@ -10,6 +10,7 @@ from inference.services import Shown
 from inference.vendors.openai_logprobs import LogprobTexts
 from management.snapshot import AdapterEntry
 from tests.unit.scripts import EMBEDDING, Script, says
+from tests.waiting import eventually
 
 CHAT, TEXT, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
@@ -42,7 +43,8 @@ async def test_cached_tokens_of_several_prompts(start):
 ])  # fmt: skip
 async def test_a_body_may_name_its_request(serving, path, body, prefix):
     answer = await serving.post(path, {**body, "request_id": "mine"})
-    assert (answer.json()["id"], answer.header("x-request-id")) == (prefix + "mine", "mine")
+    own = "mine" if path == RESPONSES else f"{prefix}mine"
+    assert (answer.json()["id"], answer.header("x-request-id")) == (own, "mine")
     answer = await serving.post(path, {**body, "request_id": "mine"}, x_request_id="header's")
     assert (answer.json()["id"], answer.header("x-request-id")) == (prefix + "header's", "header's")
 
@@ -124,6 +126,7 @@ async def test_the_card_of_an_adapter_shows_its_directory_only_if_the_operator_d
         serving = await start(shown=shown)
         serving.adapters = (entry, AdapterEntry("bare", "e", "/store/e", 1))
         serving.publish()
+        await eventually(lambda serving=serving: serving.router.targets[0].entry.adapters)
         cards = {card["id"]: card for card in (await serving.get("/v1/models")).json()["data"]}
         assert (cards["formal"]["root"], cards["formal"]["parent"]) == (root, "demo")
         assert (cards["demo"]["root"], cards["bare"]["root"]) == ("demo", "bare")
@@ -149,3 +152,13 @@ async def test_refusals_for_too_many_requests_are_counted_as_vllm_does(start):
     serving.services.admission.draining = True
     assert (await serving.post(TEXT, PROMPT)).status == 503
     assert (await counted(""), await counted("demo")) == (2, 1)
+
+
+async def test_refused_embeddings_are_counted_too(start):
+    serving = await start(info=EMBEDDING)
+    serving.worker.embed_failure = Failure(FailureCode.OVERLOADED)
+    assert (await serving.post("/v1/embeddings", {"model": "demo", "input": "a"})).status == 503
+    assert (
+        'vllm:admission_rejections_total{model_name="demo",reason="max_num_queued_reqs"} 1.0'
+        in (await serving.get("/metrics")).text
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.scripts import says
+from inference.generation.requests import TextPrompt
+from tests.unit.scripts import ids, says
 
 CHAT = "/v1/chat/completions"
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {
@@ -29,13 +30,18 @@ async def test_every_chunk_of_a_called_tool_has_a_piece_of_the_call(serving, mod
     serving.worker.scripts.append(says(text))
     answer = await serving.post(CHAT, {"messages": HELLO, "model": model, "stream": True, "tools": [CLOCK], **choice})
     name = arguments = ""
+    numbers = set()
     for delta in deltas(answer):
         assert delta["role"] == "assistant"
         assert delta.get("content") is None
-        function = delta["tool_calls"][0]["function"]
+        (piece,) = delta["tool_calls"]
+        assert (piece["index"], piece["type"], list(piece["function"])) == (0, "function", ["name", "arguments"])
+        numbers.add(piece["id"])
+        function = piece["function"]
         name += function.get("name") or ""
         arguments += function["arguments"]
     assert (name, arguments) == ("clock", '{"zone": "UTC"}')
+    assert len(numbers) == 1
 
 
 async def test_every_chunk_without_a_call_has_content(serving):
@@ -93,3 +99,60 @@ async def test_it_is_not_continued_for_others(serving):
         assert not (await prompt_of(serving, CHAT, {"messages": [*HELLO, final], "model": "tgi"})).endswith(
             "The capital"
         )
+
+
+async def test_chunks_name_the_server(serving):
+    for path, body in ((CHAT, {"messages": HELLO}), ("/v1/completions", {"prompt": "The capital"})):
+        answer = await serving.post(path, {**body, "model": "tgi", "stream": True})
+        assert all(chunk["system_fingerprint"].startswith("dragoman-") for chunk in answer.events[:-1])
+        answer = await serving.post(path, {**body, "stream": True})
+        assert not any("system_fingerprint" in chunk for chunk in answer.events[:-1])
+
+
+async def test_the_last_chunk_of_each_prompt_has_its_usage(serving):
+    prompts = ["The capital", "The capital of Spain"]
+    serving.worker.scripts += [says(" of Spain"), says(" is Madrid.")]
+    asked = {"prompt": prompts, "model": "tgi", "stream": True, "max_tokens": 20}
+    chunks = (await serving.post("/v1/completions", asked)).events[:-1]
+    tokenizer = serving.router.targets[0].tokenizer
+    for index, prompt in enumerate(prompts):
+        *before, last = [chunk for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert not any("usage" in chunk for chunk in before)
+        assert last["usage"]["prompt_tokens"] == len(await tokenizer.encode(TextPrompt(prompt)))
+        assert last["usage"]["total_tokens"] > last["usage"]["prompt_tokens"]
+    asked = {**asked, "stream_options": {"include_usage": True}}
+    counted = (await serving.post("/v1/completions", asked)).events[-2]
+    assert counted["choices"] == []
+
+
+async def test_a_json_object_may_have_a_schema(serving):
+    """As langchain-huggingface asks for one."""
+    schema = {"type": "object", "properties": {"zone": {"type": "string"}}, "required": ["zone"]}
+    for given, held in (({}, False), ({"schema": schema}, True), ({"schema": None}, False)):
+        await serving.post(CHAT, {"messages": HELLO, "response_format": {"type": "json_object", **given}})
+        assert ("zone" in str(serving.worker.submits[-1].params.grammar)) is held
+    answer = await serving.post(CHAT, {"messages": HELLO, "response_format": {"type": "json_object", "schema": 5}})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "response_format")
+
+
+@pytest.mark.parametrize("model", ["http://127.0.0.1:8000", "https://example.com/v1"])
+async def test_a_url_as_model_means_the_default_deployment(serving, model):
+    """huggingface.js sends it."""
+    for path, body in ((CHAT, {"messages": HELLO}), ("/v1/completions", {"prompt": "The capital"})):
+        answer = await serving.post(path, {**body, "model": model})
+        assert (answer.status, answer.json()["model"]) == (200, "tgi")
+        assert (await serving.post(path, {**body, "model": "ftp://example.com"})).status == 404
+
+
+async def test_every_token_has_a_chunk(serving):
+    """However many the engine sends at once."""
+    text = " The capital of Spain is Madrid."
+    for path, body in ((CHAT, {"messages": HELLO}), ("/v1/completions", {"prompt": "a"})):
+        told = []
+        for per_step in (1, 3, 100):
+            serving.worker.scripts.append(says(text, per_step=per_step))
+            asked = {**body, "model": "tgi", "stream": True, "max_tokens": 50}
+            chunks = (await serving.post(path, asked)).events[:-1]
+            told.append([{**chunk["choices"][0]} for chunk in chunks])
+        assert told[0] == told[1] == told[2]
+        assert len(told[0]) == len(ids(text)) + 1  # and one for the end token

@@ -82,7 +82,7 @@ async def test_infer(client, serving):
 
 async def test_stream(client, serving):
     serving.worker.scripts.append(says(" of Spain"))
-    answers = await client.stream(request(stream=True))
+    answers = await client.stream(request(stream=True, triton_enable_empty_final_response=1))
     assert all(not a.error_message for a in answers)
     texts = [a.infer_response.raw_output_contents[0][4:] for a in answers if a.infer_response.raw_output_contents]
     assert b"".join(texts) == b" of Spain"

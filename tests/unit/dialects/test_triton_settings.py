@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inference.dialects.triton.settings import TritonSettings
 from inference.dialects.triton.statistics import TritonStatistics
 
 TRACE, LOG = "/v2/trace/setting", "/v2/logging"
@@ -66,5 +67,5 @@ async def test_tensors_in_shared_memory_are_not_found(serving):
 
 async def test_the_server_has_the_name_that_it_was_given(serving):
     assert (await serving.get("/v2")).json()["name"] == "dragoman"
-    serving.services.generator.observers[:] = [TritonStatistics("triton")]
+    serving.services.generator.observers[:] = [TritonStatistics(TritonSettings(triton_server_name="triton"))]
     assert (await serving.get("/v2")).json()["name"] == "triton"

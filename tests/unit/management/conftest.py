@@ -110,3 +110,16 @@ def reconciler(db, launcher):
 @pytest.fixture
 def deployment(db):
     return create_deployment("demo", register_model("demo", "/models/demo", "tester"), "tester")
+
+
+@pytest.fixture
+def store(settings, tmp_path):
+    """An adapter store of the test's own."""
+    settings.ADAPTER_STORE = tmp_path / "store"
+    return settings.ADAPTER_STORE
+
+
+@pytest.fixture
+def model():
+    """A registered model."""
+    return register_model("demo", "/models/demo", "tester").model

@@ -19,33 +19,15 @@ from management.services.deployments import create_deployment
 from management.services.discovery import register_beside
 from management.services.errors import RegistryError
 from management.services.models import register_model
-from tests.conftest import ROOT
+from tests.unit.management.stored import ADAPTERS, JSON, PIRATE, left
 
-pytestmark = pytest.mark.django_db
-ADAPTERS = ROOT / "models" / "demo-adapters"
-PIRATE, JSON = str(ADAPTERS / "pirate"), str(ADAPTERS / "json")
-
-
-@pytest.fixture(autouse=True)
-def store(settings, tmp_path):
-    """A store of the test's own."""
-    settings.ADAPTER_STORE = tmp_path / "store"
-    return settings.ADAPTER_STORE
-
-
-@pytest.fixture
-def model():
-    return register_model("demo", "/models/demo", "tester").model
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("store")]
 
 
 @pytest.fixture
 def copied(tmp_path):
     """An adapter's directory that a test may change."""
     return shutil.copytree(PIRATE, tmp_path / "roots" / "pirate")
-
-
-def left(store):
-    return sorted(path.name for path in store.iterdir()) if store.exists() else []
 
 
 def test_names_beside_a_model_that_no_adapter_can_have(tmp_path, store):

@@ -26,33 +26,15 @@ from management.services.discovery import register_beside
 from management.services.errors import RegistryConflict, RegistryError
 from management.services.models import register_model
 from management.services.snapshots import build_snapshot, read_registries
-from tests.conftest import ROOT
+from tests.unit.management.stored import ADAPTERS, JSON, PIRATE, left
 
-pytestmark = pytest.mark.django_db
-ADAPTERS = ROOT / "models" / "demo-adapters"
-PIRATE, JSON = str(ADAPTERS / "pirate"), str(ADAPTERS / "json")
-
-
-@pytest.fixture(autouse=True)
-def store(settings, tmp_path):
-    """A store of the test's own."""
-    settings.ADAPTER_STORE = tmp_path / "store"
-    return settings.ADAPTER_STORE
-
-
-@pytest.fixture
-def model():
-    return register_model("demo", "/models/demo", "tester").model
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("store")]
 
 
 @pytest.fixture
 def copied(tmp_path):
     """An adapter's directory that a test may change, two folders below an allowed one."""
     return shutil.copytree(PIRATE, tmp_path / "roots" / "some" / "pirate")
-
-
-def left(store):
-    return sorted(path.name for path in store.iterdir()) if store.exists() else []
 
 
 def kept(adapter):
@@ -188,7 +170,7 @@ HOSTILE = {
     "an empty file": (lambda d: (d / WEIGHTS).write_bytes(b""), AdapterCode.SIZE),
     "no json": (lambda d: (d / CONFIG).write_text("{"), AdapterCode.BAD_CONFIG),
     "no adapter": (lambda d: (d / CONFIG).write_text("{}"), AdapterCode.NO_PEFT),
-    "a rank": (lambda d: (d / CONFIG).write_text('{"peft_type": "LORA", "r": 9999}'), AdapterCode.NO_LORA),
+    "a rank": (lambda d: (d / CONFIG).write_text('{"peft_type": "LORA", "r": 9999}'), AdapterCode.RANK),
     "a header of 2 GiB": (lambda d: sparse(d / WEIGHTS, header(2 << 30), 3 << 30), AdapterCode.HEADER_SIZE),
     "a header of many tensors": (lambda d: sparse(d / WEIGHTS, header(3 << 20), 4 << 20), AdapterCode.HEADER_SIZE),
     "a header beyond the end": (lambda d: (d / WEIGHTS).write_bytes(header(1 << 40)), AdapterCode.HEADER_CUT),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -89,3 +92,17 @@ def test_status_shows_workers_and_what_they_do(capsys, deployment):
     shown = output(capsys, "status", "--once")
     assert "demo/0" in shown
     assert "compiling attend" in shown
+
+
+def test_flight_signals_no_process_that_is_no_worker(deployment):
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        Worker.objects.create(
+            deployment=deployment, version=deployment.version, index=0, epoch=1, state=Worker.State.READY,
+            node=os.uname().nodename, process_id=stranger.pid,
+        )  # fmt: skip
+        with pytest.raises(CommandError, match="no worker runs on this machine"):
+            call_command("flight")
+        assert stranger.poll() is None
+    finally:
+        stranger.communicate(b"\n")

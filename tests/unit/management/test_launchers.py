@@ -16,6 +16,7 @@ from engine.address import parse
 from engine.config import EngineConfig
 from management.launchers import LAUNCHERS, environment, local
 from management.launchers.environment import worker_environment
+from management.launchers.network import THIS_HOST
 from management.models import Worker
 
 GIVEN = {
@@ -66,7 +67,7 @@ def test_a_worker_that_ends_before_it_was_told_anything_leaves_no_process(monkey
 
 def test_a_launcher_is_chosen_by_name(monkeypatch):
     monkeypatch.setenv("DRAGOMAN_LAUNCHER", "local")
-    launcher = LAUNCHERS[Options().launcher](None)
+    launcher = LAUNCHERS[Options().launcher](None, THIS_HOST)
     assert isinstance(launcher, local.LocalLauncher)
     assert parse(launcher.address("1-0-1")).path.endswith("/1-0-1.sock")
     launcher.close()

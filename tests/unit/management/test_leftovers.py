@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from django.utils import timezone
 
-from config.registry import count_leftovers
+from config.registry import count_leftovers, remove
 from management.models import Worker
 from management.services.deployments import delete_deployment
+from management.services.errors import RegistryConflict
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,9 @@ def test_workers_that_have_not_ended(deployment, state, counted):
     delete_deployment(deployment, "tester")
     assert count_leftovers(deployment.name) == counted
     assert count_leftovers("another") == 0
+
+
+def test_one_of_several_removes_a_deployment(deployment):
+    remove(deployment, "one")
+    with pytest.raises(RegistryConflict):
+        remove(deployment, "another")  # which read it before

@@ -153,7 +153,7 @@ def test_a_change_of_rules_keeps_the_workers(reconciler, launcher, clock, front,
 
 
 def test_the_price_limits_and_is_summed(reconciler, launcher, clock, front, deployment):
-    Price.objects.filter(gpu_type="").update(price_per_hour=1.5)
+    Price.objects.update_or_create(gpu_type="", defaults={"price_per_hour": 1.5})
     scalable(deployment, max_price_per_hour=3.5, down_window_s=3600)
     start_deployment(deployment, "tester", replicas=3)
     passes(reconciler, launcher, clock, 60)

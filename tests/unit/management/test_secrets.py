@@ -7,9 +7,10 @@ import stat
 import pytest
 from cryptography.fernet import Fernet
 
+from management.generated import generated
 from management.models import Secret
 from management.services.errors import RegistryError
-from management.services.secrets import HUB_TOKEN, generate_key, read_secret, store_secret
+from management.services.secrets import HUB_TOKEN, read_secret, store_secret
 
 pytestmark = pytest.mark.django_db
 
@@ -33,7 +34,9 @@ def test_it_works(deployment):
 
 def test_the_generated_key_is_the_owners_and_stays(tmp_path):
     path = tmp_path / "key"
-    assert generate_key(path) == generate_key(path)
+    texts = iter(("first", "second"))
+    assert generated(path, lambda: next(texts)) == generated(path, lambda: next(texts)) == "first"
+    assert [file.name for file in tmp_path.iterdir()] == ["key"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -57,20 +58,26 @@ def test_flags_that_are_settings(monkeypatch, arguments, setting, value):
     assert getattr(settings_of(monkeypatch, *arguments), setting) == value
 
 
+def test_a_certificate_and_its_key_come_together(monkeypatch):
+    settings = settings_of(monkeypatch, "--ssl-certfile", "/tls/server.pem", "--ssl-keyfile", "/tls/server.key")
+    assert (settings.tls_certificate, settings.tls_key) == (Path("/tls/server.pem"), Path("/tls/server.key"))
+    assert settings.front_url == "https://127.0.0.1:8000"
+
+
 @pytest.mark.parametrize(("arguments", "options"), [
     (["--block-size", "32"], {"block_size": 32}),
     (["--no-enable-prefix-caching"], {"prefix_caching": False}),
     (["--enable-prefix-caching"], {"prefix_caching": True}),
     (["--max-loras", "2", "--max-cpu-loras", "4", "--max-lora-rank", "16"],
      {"max_adapters": 2, "max_cached_adapters": 4, "max_adapter_rank": 16}),
-    (["--enable-lora", "--enable-auto-tool-choice", "--port", "1"], {}),
+    (["--enable-lora", "--enable-auto-tool-choice", "--enable-ssl-refresh", "--port", "1"], {}),
 ])  # fmt: skip
 def test_flags_that_are_engine_options(arguments, options):
     assert engine_options(parsed(*arguments)) == options
 
 
 def test_every_flag_acts():
-    always = {"--enable-lora", "--enable-auto-tool-choice"}
+    always = {"--enable-lora", "--enable-auto-tool-choice", "--enable-ssl-refresh"}
     own = {"--served-model-name", "--lora-modules"}
     for flag in FLAGS:
         assert bool(flag.setting) + bool(flag.option) + (flag.names[0] in always | own) == 1

@@ -8,7 +8,7 @@ import json
 import pytest
 from django.utils import timezone
 
-from management.models import AuditEvent, Deployment
+from management.models import ApiKey, AuditEvent, Deployment, Worker
 from management.services.deployments import (
     change_deployment,
     create_deployment,
@@ -20,6 +20,7 @@ from management.services.errors import RegistryError
 from management.services.keys import create_key, revoke_key
 from management.services.models import register_model, remove_model
 from management.services.snapshots import build_snapshot, read_registries
+from management.snapshot import KeyLimits
 
 pytestmark = pytest.mark.django_db
 
@@ -95,6 +96,29 @@ def test_names_resolve_as_documented(deployment):
     assert build_snapshot(read_registries()).resolve(None).deployment.name == "other"
 
 
+def test_roles_follow_from_the_place(deployment):
+    change_deployment(deployment, "tester", min_workers=3, max_workers=3, prefill_workers=1)
+    start_deployment(deployment, "tester", replicas=3)
+    row = Deployment.objects.get(pk=deployment.pk)
+    ready = [Worker(deployment=row, version=row.version, index=n, epoch=n) for n in (2, 0, 1)]
+    (entry,) = build_snapshot(read_registries(), ready).deployments
+    assert [worker.role for worker in entry.workers] == ["prefill", "decode", "decode"]
+    change_deployment(row, "tester", prefill_workers=0)
+    (entry,) = build_snapshot(read_registries(), ready).deployments
+    assert {worker.role for worker in entry.workers} == {"both"}
+
+
+def test_some_workers_must_decode(deployment):
+    for count in (1, 2):
+        with pytest.raises(RegistryError, match="must be below max_workers, which is 1"):
+            change_deployment(deployment, "tester", prefill_workers=count)
+    with pytest.raises(RegistryError, match="must be 0 for embedding"):
+        create_deployment(
+            "e", deployment.version, "tester", inference_kind="embedding", strategy="rps_per_worker", max_workers=2,
+            prefill_workers=1,
+        )  # fmt: skip
+
+
 def test_keys_are_hashed_scoped_and_revocable():
     key, text = create_key("ci", ["infer", "metrics"], "tester")
     assert text not in json.dumps(list(AuditEvent.objects.values("target", "details")))
@@ -108,6 +132,28 @@ def test_keys_are_hashed_scoped_and_revocable():
     assert last_event().action == "key.revoke"
     with pytest.raises(RegistryError, match="scopes"):
         create_key("x", ["root"], "tester")
+
+
+def test_keys_have_a_weight_and_limits():
+    limits = KeyLimits(2.5, 10, 1000, 1 << 40)
+    _, text = create_key("ci", ["infer"], "tester", limits=limits)
+    assert build_snapshot(read_registries()).find_key(text).limits == limits
+    assert last_event().details == {
+        "scopes": ["infer"], "weight": 2.5, "requests_per_minute": 10, "tokens_per_minute": 1000, "tokens_per_day": 1 << 40
+    }  # fmt: skip
+    _, text = create_key("plain", ["infer"], "tester")
+    assert build_snapshot(read_registries()).find_key(text).limits == KeyLimits()
+    assert last_event().details == {"scopes": ["infer"]}
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("weight", 0.0), ("weight", -1.0), ("weight", float("nan")), ("weight", 1e9), ("requests_per_minute", -1),
+    ("tokens_per_minute", 1 << 31), ("tokens_per_day", -1), ("tokens_per_day", 1 << 63),
+])  # fmt: skip
+def test_limits_are_in_range(field, value):
+    with pytest.raises(RegistryError, match=f"^{field}: must be between"):
+        create_key("ci", ["infer"], "tester", limits=KeyLimits(**{field: value}))
+    assert not ApiKey.objects.exists()
 
 
 def test_expired_keys_do_not_open():

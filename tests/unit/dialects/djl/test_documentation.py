@@ -19,4 +19,4 @@ def test_every_route_is_documented():
 
 def test_every_parameter_is_documented():
     for name in LmiParameters.__struct_fields__:
-        assert f"`{name}`" in PAGE, name
+        assert f"`parameters.{name}`" in PAGE, name

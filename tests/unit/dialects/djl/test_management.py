@@ -157,6 +157,7 @@ async def test_workflows_cannot_be_registered(models):
     answer = await models.post("/workflows?template=adapter&adapter=a&url=x&model=demo")
     assert (answer.status, answer.json()["type"]) == (400, BAD)
     assert "POST /models" in answer.json()["message"]
+    await models.refused("POST", "/workflows?model=demo", 400, BAD, "Either parameter url or template is required.")
 
 
 async def test_ping(models):

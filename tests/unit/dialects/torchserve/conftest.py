@@ -12,6 +12,7 @@ import pytest
 from inference.dialects.torchserve import grpc_inference, grpc_management
 from inference.dialects.torchserve.grpc_inference import InferenceService
 from inference.dialects.torchserve.grpc_management import ManagementService
+from inference.dialects.torchserve.grpc_open_inference import OpenInferenceService
 from inference.dialects.torchserve.key_file import KeyFile
 from inference.dialects.torchserve.protocol import inference_pb2 as infer
 from inference.dialects.torchserve.protocol import management_pb2 as manage
@@ -109,6 +110,7 @@ async def begin(start, sockets):
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", 6_553_500)])
         timeouts = Timeouts(5, 5)
         handlers = [InferenceService(state, timeouts).handler(), ManagementService(state, timeouts).handler()]
+        handlers.append(OpenInferenceService(state, timeouts).handler())
         names = [grpc_inference.SERVICE, grpc_management.SERVICE]
         handlers += standard_services(names, lambda: state.healthy, services, timeouts)
         server.add_generic_rpc_handlers(handlers)

@@ -14,6 +14,7 @@ from config.asgi import ControlPlane
 from management.api.scalegenai import openapi, urls, views
 from management.models import ApiKey, AuditEvent, Deployment, Node, Worker
 from management.services.deployments import create_deployment
+from management.services.errors import RegistryError
 from management.services.keys import create_key
 from management.services.models import register_model
 from tests.conftest import DEMO, ROOT
@@ -192,7 +193,10 @@ def test_keys_open_by_scope(call, create, settings):
     settings.API_KEY_REQUIRED = True
     _, manage = create_key("boss", ["manage"], "t")
     _, infer = create_key("user", ["infer"], "t")
-    _, bound = create_key("bound", ["infer", "manage"], "t", deployment=row)
+    with pytest.raises(RegistryError, match="infer alone"):
+        create_key("bound", ["infer", "manage"], "t", deployment=row)
+    key, bound = create_key("bound", ["infer"], "t", deployment=row)
+    ApiKey.objects.filter(pk=key.pk).update(scopes=["infer", "manage"])  # as nobody should
     _, old = create_key("old", ["manage"], "t", expires=timezone.now())
     paths = [("GET", "/sg_inf/list"), ("POST", "/sg_inf/create"), ("GET", f"/secret/AUTH_ENDPOINT_KEY_{row.public_id}"),
              ("PUT", "/sg_inf/none"), ("POST", "/user/verify")]  # fmt: skip

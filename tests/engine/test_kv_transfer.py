@@ -1,0 +1,258 @@
+"""A prompt is computed by one engine and its sequence goes on at another: the tokens are those of one engine doing both."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from engine.adapters.files import content_digest
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.failures import FinishReason
+from engine.kv_transfer.handle import KvSource, TransferCode, new_transfer_id
+from engine.messages import AdapterRef
+from tests.conftest import DEMO
+from tests.engine.engines import prompts
+from tests.engine.pairs import Door, Held, idle, joined
+from tests.engine.test_replay import CASES, ON, PHRASE, SAMPLED
+from tests.waiting import wait_until
+
+PROMPT = prompts(1700, (41,), seed=3)[0]
+BLOCK = 16
+
+
+def make(folder, name: str, **options: object):
+    """An engine and its door."""
+    path = folder / f"{name}.sock"
+    options = {"max_model_len": 512, "dtype": "float32", "max_step_ms": 0, **options}
+    engine = EngineCore(EngineConfig(model=str(DEMO), address=f"unix:{path}", worker_id=name, epoch=1, **options))
+    return Held(engine), Door(engine, path)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """One that prefills, in chunks, and one that decodes, with draft tokens."""
+    folder = tmp_path_factory.mktemp("pair")
+    prefill, door = make(folder, "p", max_num_batched_tokens=32, max_num_seqs=16)
+    decode, other = make(folder, "d", speculative_tokens=6)
+    yield prefill, decode, door
+    idle(prefill.engine)
+    idle(decode.engine)
+    for driver in (prefill, decode):
+        driver.engine.close()
+    door.close()
+    other.close()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """One without a prefix cache."""
+    driver, door = make(tmp_path_factory.mktemp("plain"), "plain", prefix_caching=False)
+    yield driver
+    idle(driver.engine)
+    driver.engine.close()
+    door.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_text_is_that_of_one_engine(pair, name):
+    prefill, decode, _ = pair
+    asked = {**CASES[name], "salt": f"equal {name}"}
+    tokens, logprobs, end = prefill.alone(PROMPT, **{**asked, "salt": "alone"})
+    got, more, last, fetched = joined(prefill, decode, PROMPT, **asked)
+    assert (got, more) == (tokens, logprobs)
+    assert (last.finish_reason, last.stop_token_id) == (end.finish_reason, end.stop_token_id)
+    assert fetched == 3
+    idle(prefill.engine)
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 200])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_every_length_of_a_prompt(pair, plain, length, prefix_caching):
+    """Also with nothing generated yet, as vLLM's proxies ask for it: the receiver then samples the first token."""
+    prefill = pair[0]
+    decode = pair[1] if prefix_caching else plain
+    prompt = prompts(1700, (length,), seed=length)[0]
+    asked = {**SAMPLED, "salt": f"{length} {prefix_caching}"}
+    tokens, *_ = prefill.alone(prompt, **{**asked, "salt": "alone"})
+    got, _, _, fetched = joined(prefill, decode, prompt, **asked)
+    assert (got, fetched) == (tokens, -(-length // BLOCK))
+    *_, end = prefill.alone(prompt, hold=new_transfer_id(), **asked)
+    steps = decode.engine.stats.prefill_steps
+    again, _, last = decode.alone(prompt, source=end.source, **asked)
+    assert again == tokens
+    assert decode.engine.stats.prefill_steps == steps, "it computed what it was given"
+    assert last.finish_reason == FinishReason.LENGTH
+    idle(prefill.engine)
+
+
+def test_only_missing_blocks_are_fetched_and_they_join_the_prefix_cache(pair):
+    prefill, decode, door = pair
+    long, asked = prompts(1700, (100,), seed=8)[0], {**ON, "salt": "shared"}
+    tokens, *_ = prefill.alone(long, **asked)
+    joined(prefill, decode, long[:50], **asked)
+    got, _, _, fetched = joined(prefill, decode, long, **asked)
+    assert (got, fetched, door.pulls[-1].first_block) == (tokens, 4, 3)
+    computed = decode.engine.scheduler.prefix_hits
+    assert decode.alone(long, **asked)[0] == tokens
+    assert decode.engine.scheduler.prefix_hits - computed == 96
+
+
+def test_a_sequence_goes_on_from_one_that_had_begun(pair):
+    prefill, decode, _ = pair
+    tokens, *_ = prefill.alone(PROMPT, **SAMPLED)
+    got, _, _, fetched = joined(prefill, decode, PROMPT, generated=tokens[:9], salt="begun", **SAMPLED)
+    assert (got, fetched) == (tokens[9:], -(-(len(PROMPT) + 9) // BLOCK))
+
+
+def test_adapters_go_along(pair):
+    prefill, decode, _ = pair
+    folder = DEMO.parent / "demo-adapters" / "pirate"
+    adapter = AdapterRef(content_digest(folder), str(folder))
+    tokens, *_ = prefill.alone(PROMPT, adapter=adapter, **ON)
+    assert tokens != prefill.alone(PROMPT, **ON)[0]
+    got, _, _, fetched = joined(prefill, decode, PROMPT, adapter=adapter, salt="adapter", **ON)
+    assert (got, fetched) == (tokens, 3)
+
+
+def test_prompt_logprobs_come_from_the_first_engine(pair):
+    prefill, decode, _ = pair
+    asked = {**ON, "prompt_logprobs": 1, "logprobs": 0}
+    tokens, logprobs, _ = prefill.alone(PROMPT, **asked)
+    prefill.ask(PROMPT, hold=new_transfer_id(), **asked)
+    prefill.run()
+    outputs = prefill.outputs.pop(0)
+    assert sum(len(o.prompt_logprobs or []) for o in outputs) == len(PROMPT) - 1
+    rest, more, _ = decode.alone(PROMPT, generated=outputs[-1].token_ids, source=outputs[-1].source, **asked)
+    assert outputs[-1].token_ids + rest == tokens
+    assert more == logprobs[1:]
+    idle(prefill.engine)
+
+
+def test_an_ended_text_holds_nothing(pair):
+    prefill, _, _ = pair
+    first = prefill.alone(PROMPT, **ON)[0][0]
+    *_, end = prefill.alone(PROMPT, hold=new_transfer_id(), stop_token_ids=[first])
+    assert (end.finish_reason, end.source) == (FinishReason.STOP, None)
+    prefill.engine.refresh_stats()
+    assert not prefill.engine.transfers.holds
+    tokens, _, end = prefill.alone(PROMPT, hold=new_transfer_id(), max_tokens=1)
+    assert (tokens, end.finish_reason, end.source.num_blocks) == ([first], FinishReason.LENGTH, 3)
+    prefill.engine.transfers.release([end.source.transfer_id])
+    assert not prefill.engine.transfers.holds
+
+
+@pytest.mark.parametrize("tight", ["prefill", "decode"])
+def test_preempted_on_either_side(tmp_path, tight):
+    """One engine has so few blocks that its requests take them from each other."""
+    asked = prompts(1700, tuple(range(60, 72)), seed=4)
+    options = {"max_num_seqs": 24, "max_num_batched_tokens": 32, "max_model_len": 112}
+    prefill, p_door = make(tmp_path, "p", **options)
+    decode, d_door = make(tmp_path, "d", **options)
+    whole = [prefill.alone(prompt, salt="alone", **SAMPLED)[0] for prompt in asked]
+    few = (prefill if tight == "prefill" else decode).engine.scheduler
+    taken = [few.pool._free.popitem()[0] for _ in range(few.pool.num_free - (16 if tight == "prefill" else 14))]
+    for i, prompt in enumerate(asked):
+        if tight == "prefill":  # sequences that grow beside those that are held
+            prefill.ask(prompt, request_id=100 + i, salt="y", **SAMPLED)
+        prefill.ask(prompt, hold=new_transfer_id(), request_id=i, salt="x", **SAMPLED)
+    begun: set[int] = set()
+    while prefill.engine.has_work or decode.engine.has_work or len(begun) < len(asked):
+        prefill.step()
+        prefill.engine.refresh_stats()
+        if tight == "prefill" or not prefill.engine.has_work:  # else all start at one moment
+            for i in range(len(asked)):
+                if i not in begun and prefill.outputs[i] and prefill.finish_reason(i) == FinishReason.MOVED:
+                    begun.add(i)
+                    first, source = prefill.tokens(i), prefill.outputs[i][-1].source
+                    decode.ask(asked[i], generated=first, source=source, request_id=i, salt="x", **SAMPLED)
+        decode.step()
+    assert [prefill.tokens(i) + decode.tokens(i) for i in range(len(asked))] == whole
+    assert few.num_preemptions > 0
+    assert decode.engine.transfers.num_fetched_blocks == sum(-(-len(prompt) // BLOCK) for prompt in asked)
+    few.pool._free.update(dict.fromkeys(taken))
+    for driver, door in ((prefill, p_door), (decode, d_door)):
+        idle(driver.engine)
+        driver.engine.close()
+        door.close()
+
+
+def test_the_bits_are_those_of_one_engine(tmp_path):
+    """Log-probabilities are equal to the last bit, after long prompts that arrive in many pieces."""
+    prefill, door = make(tmp_path, "p", dtype="bfloat16", max_num_batched_tokens=64)
+    decode, other = make(tmp_path, "d", dtype="bfloat16")
+    for i, length in enumerate((30, 300, 450)):
+        prompt = (PHRASE * 40)[:length]
+        asked = {**SAMPLED, "logprobs": 5}
+        tokens, logprobs, _ = prefill.alone(prompt, salt="alone", **asked)
+        got, more, _, fetched = joined(prefill, decode, prompt, salt=str(i), **asked)
+        assert (got, more) == (tokens, logprobs)
+        assert fetched == -(-length // BLOCK)
+    for driver, each in ((prefill, door), (decode, other)):
+        idle(driver.engine)
+        driver.engine.close()
+        each.close()
+
+
+def test_blocks_are_held_for_a_time(pair, monkeypatch):
+    prefill, decode, _ = pair
+    monkeypatch.setattr("engine.kv_transfer.holds.HOLD_S", 0.0)
+    *_, end = prefill.alone(PROMPT, hold=new_transfer_id(), salt="late", **ON)
+    assert prefill.engine.transfers.holds.num_blocks == 3
+    prefill.engine.refresh_stats()
+    assert not prefill.engine.transfers.holds
+    before = decode.engine.transfers.failures[TransferCode.UNKNOWN]
+    tokens, *_ = prefill.alone(PROMPT, **ON)
+    rest, *_ = decode.alone(PROMPT, generated=tokens[:1], source=end.source, salt="late", **ON)
+    assert rest == tokens[1:]
+    assert decode.engine.transfers.failures[TransferCode.UNKNOWN] == before + 1
+
+
+def test_blocks_are_sent_as_they_are_filled(pair, monkeypatch):
+    """The receiver asks while the prompt is being computed, and has blocks before that ends, also after a preemption."""
+    monkeypatch.setattr("engine.kv_transfer.sockets.BEAT_S", 0.05)
+    prefill, decode, _ = pair
+    prompt, name = prompts(1700, (320,), seed=12)[0], new_transfer_id()
+    asked = {**SAMPLED, "salt": "early"}
+    tokens, *_ = prefill.alone(prompt, **{**asked, "salt": "alone"})
+    prefill.ask(prompt, hold=name, **asked)
+    prefill.step()
+    source = KvSource(prefill.engine.config.address, "p", 1, name, len(prompt), BLOCK)
+    decode.fetch(source, prompt, "early")
+    ((arrival, _),) = decode.engine.transfers._early.values()
+    for _ in range(3):
+        prefill.step()
+    scheduler = prefill.engine.scheduler
+    (running,) = scheduler.running
+    filled = running.num_computed_tokens // BLOCK
+    assert 0 < filled < len(prompt) // BLOCK
+    wait_until(lambda: arrival.staged_bytes == filled * prefill.engine.transfers._blocks.block_bytes)
+    assert not arrival.settled
+    scheduler._preempt(running)
+    prefill.run()
+    first, _, end = prefill.whole()
+    assert end.source == source
+    pulls = len(pair[2].pulls)
+    rest, *_ = decode.alone(prompt, generated=first, source=source, **asked)
+    assert first + rest == tokens
+    assert (arrival.failure, len(pair[2].pulls)) == (None, pulls), "they were fetched once"
+    assert not decode.engine.transfers._early
+    idle(prefill.engine)
+
+
+def test_early_blocks_of_no_use(pair, monkeypatch):
+    """Those of another prompt are fetched again, and those that nobody asks for are forgotten."""
+    prefill, decode, _ = pair
+    tokens, *_ = prefill.alone(PROMPT, **SAMPLED)
+    first, _, end = prefill.alone(PROMPT, hold=new_transfer_id(), salt="useless", **SAMPLED)
+    decode.fetch(end.source, [*PROMPT[:-1], 5], "useless")
+    decode.fetch(msgspec.structs.replace(end.source, num_tokens=0), [], "useless")
+    decode.fetch(msgspec.structs.replace(end.source, num_tokens=1 << 40), PROMPT, "useless")
+    rest, *_ = decode.alone(PROMPT, generated=first, source=end.source, salt="useless", **SAMPLED)
+    assert first + rest == tokens
+    monkeypatch.setattr("engine.kv_transfer.transfers.HOLD_S", 0.0)
+    decode.fetch(end.source, PROMPT, "forgotten")
+    assert decode.engine.transfers._early
+    decode.engine.refresh_stats()
+    assert not decode.engine.transfers._early
+    idle(prefill.engine)

@@ -1,0 +1,165 @@
+"""Locust against a real server: users of every dialect, targets that cannot be met, a master with workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtests.records import Record, read_record
+from loadtests.samples import Outcome
+from loadtests.shapes import DIALECTS, SHAPES
+from tests.conftest import ROOT
+from tests.live import LiveServer, free_port
+
+TOKENS = 48
+PATIENCE_S = 240
+pytestmark = pytest.mark.timeout(PATIENCE_S + 120)  # Locust and a server start, beside whatever else the machine does
+STREAMS = {name for name in DIALECTS if "Stream" in name or name == "TritonGrpcUser"}
+EXACT = set(DIALECTS) - {"TGIUser", "TGIStreamUser", "MindIEUser", "MindIEStreamUser", "TorchServeStreamUser"}
+TARGETS = "[cpu-small.{shape}]\nfailures = 0\n{more}"
+
+
+def places(server: LiveServer) -> dict[str, str]:
+    """Where Locust finds the planes beside the front plane."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "LOAD_TRITON_GRPC": f"127.0.0.1:{server.grpc_port}",
+        "LOAD_TORCHSERVE_GRPC": f"127.0.0.1:{server.torchserve_inference_port}",
+        "LOAD_MINDIE": server.mindie_url,
+        "LOAD_DJL": server.djl_url,
+    }
+
+
+def load(server: LiveServer, folder: Path, shape: str, *options: str, more: str = "", seconds: float = 1):
+    """A run; the finished process and its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    targets = folder / "targets.toml"
+    targets.write_text(TARGETS.format(shape=shape, more=more))
+    command = [sys.executable, "-W", "ignore", "-m", "loadtests", "--host", server.url, "--shapes", shape,
+               "--seconds", str(seconds), "--targets", str(targets), "--out", str(folder), *options]  # fmt: skip
+    return subprocess.run(
+        command, cwd=ROOT, env=places(server), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def everyone(server, tmp_path_factory) -> Record:
+    """All dialects at once, a few seconds long."""
+    folder = tmp_path_factory.mktemp("dialects")
+    done = load(server, folder, "dialects", "--users", "2", seconds=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (folder / "report.html").read_text()
+    assert "dialects" in page
+    assert "<svg" in page
+    return read_record(folder / "dialects.json")
+
+
+@pytest.mark.parametrize("user", DIALECTS)
+def test_users_of_every_dialect_check_their_answers(everyone, user):
+    answers = [sample for sample in everyone.samples if sample.user == user]
+    assert answers
+    assert {sample.outcome for sample in answers} == {Outcome.OK}
+    for sample in answers:
+        assert sample.tokens == TOKENS if user in EXACT else 0 < sample.tokens <= TOKENS
+        assert (sample.ttft_ms is not None) == (user in STREAMS)
+        if sample.ttft_ms is not None:
+            assert 0 < sample.ttft_ms <= sample.total_ms
+            assert sample.ttft_ms + sum(sample.gaps_ms) <= sample.total_ms + 0.1  # gaps are rounded
+            assert user not in EXACT or len(sample.gaps_ms) > 0
+
+
+def test_the_run_is_compared_with_what_it_has_measured_before(everyone):
+    assert [window.stage for window in everyone.windows] == ["warm-up", "alone", "engine", "all"]
+    assert all(value is not None for value in everyone.figures.values())
+    assert everyone.figures["silent_users"] == 0
+    assert 0 < everyone.figures["throughput_share"] < 2
+
+
+def test_a_target_that_cannot_be_met_fails_the_run_and_is_named(server, tmp_path):
+    impossible = "throughput_share = 2\nttft_p95_multiple = 0.01\n"
+    done = load(server, tmp_path, "ramp", "--users", "2", more=impossible)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "MISSED throughput_share" in done.stdout
+    assert "MISSED ttft_p95_multiple" in done.stdout
+    assert "2 of 3 targets missed" in done.stdout
+    assert not read_record(tmp_path / "ramp.json").met
+
+
+def test_a_server_that_refuses_fails_the_run(server, tmp_path):
+    """Nobody knows the model."""
+    strangers = {**places(server), "LOAD_MODEL": "nobody"}
+    targets = tmp_path / "targets.toml"
+    targets.write_text(TARGETS.format(shape="ramp", more=""))
+    command = [sys.executable, "-W", "ignore", "-m", "loadtests", "--host", server.url, "--shapes", "ramp", "--users", "2",
+               "--seconds", "1", "--targets", str(targets), "--out", str(tmp_path)]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, env=strangers, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 1
+    assert "MISSED failures" in done.stdout
+    assert {sample.outcome for sample in read_record(tmp_path / "ramp.json").samples} == {Outcome.ERROR}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--shapes", "soak"], "needs --pid"),
+        (["--seconds", "0"], "must be from 1"),
+        (["--users", "0"], "must be from 1"),
+        (["--profile", "tpu"], "invalid choice: 'tpu'"),
+        (["--shapes", "spiral"], "invalid choice: 'spiral'"),
+        (["--targets", "/nowhere.toml"], "/nowhere.toml"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_sent(options, told):
+    command = [sys.executable, "-W", "ignore", "-m", "loadtests", "--host", f"http://127.0.0.1:{free_port()}", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_a_master_has_the_samples_of_its_workers(server, tmp_path):
+    port = str(free_port())
+    follow = [sys.executable, "-W", "ignore", "-m", "locust", "-f", "loadtests/locustfile.py", "--worker",
+              "--master-host", "127.0.0.1", "--master-port", port]  # fmt: skip
+    workers = [
+        subprocess.Popen(follow, cwd=ROOT, env=places(server), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
+    try:
+        master = [
+            "--",
+            "--master",
+            "--expect-workers",
+            "2",
+            "--master-bind-host",
+            "127.0.0.1",
+            "--master-bind-port",
+            port,
+        ]
+        done = load(server, tmp_path, "ramp", "--users", "4", *master, seconds=2)
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    record = read_record(tmp_path / "ramp.json")
+    last = [sample for sample in record.samples if sample.at_s >= record.windows[-1].begin_s]
+    assert len({sample.worker for sample in last}) == 2
+    assert all(sample.outcome is Outcome.OK for sample in record.samples)
+    assert all(stage.requests for stage in record.stages), "samples of all stages have come, and in their windows"
+
+
+@pytest.mark.skipif("LOAD_FULL" not in os.environ, reason="minutes: LOAD_FULL=1 runs every shape")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_with_a_server_of_its_own(shape, tmp_path):
+    command = [sys.executable, "-W", "ignore", "-m", "loadtests", "--shapes", shape, "--out", str(tmp_path)]
+    seconds = ["--seconds", "60"] if shape == "soak" else []
+    done = subprocess.run([*command, *seconds], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
