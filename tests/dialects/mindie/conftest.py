@@ -86,3 +86,11 @@ def chunks(mindie: Mindie, path: str, body: object) -> list[bytes]:
         found.append(rest[:length])
         rest = rest[length + 2 :]
     return found
+
+
+def several_chunks(mindie: Mindie, path: str, body: object) -> list[bytes]:
+    """`chunks` of a stream that came in more than one: a busy machine may send a short text at once, and is asked again."""
+    for _ in range(50):
+        if len(found := chunks(mindie, path, body)) > 1:
+            return found
+    raise AssertionError(f"every stream of {path} came in one chunk")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.dialects.mindie.conftest import LINE, PROMPT, chunks, golden
+from tests.dialects.mindie.conftest import LINE, PROMPT, golden, several_chunks
 
 PATHS = ["/infer", "/infer_token"]
 
@@ -26,7 +26,7 @@ def test_golden(mindie, path):
 def test_golden_stream(mindie, path):
     ids = mindie.server.post("/tokenize", {"prompt": PROMPT}).json()["tokens"]
     body = {"input_id": ids, "stream": True, "parameters": {"max_new_tokens": 7, "details": True, "seed": 7}}
-    frames = chunks(mindie, path, body)
+    frames = several_chunks(mindie, path, body)
     golden(frames[0], 'data: {"prefill_time":<n>,"decode_time":null,"token":{"id":<ids>,"text":" The<text>"}}\n\n')
     last = json.loads(frames[-1].removeprefix(b"data: "))
     assert list(last) == ["prefill_time", "decode_time", "generated_text", "details", "token"]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.dialects.mindie.conftest import LINE, PROMPT, chunks, golden
+from tests.dialects.mindie.conftest import LINE, PROMPT, chunks, golden, several_chunks
 
 PATH = "/v2/models/demo/generate"
 
@@ -30,7 +30,7 @@ def test_golden_details(mindie):
 
 
 def test_golden_stream(mindie):
-    frames = chunks(mindie, f"{PATH}_stream", {**ask(details=True), "details": True})
+    frames = several_chunks(mindie, f"{PATH}_stream", {**ask(details=True), "details": True})
     golden(
         frames[0],
         'data:{"id":"a123","model_name":"demo","model_version":null,"text_output":" The<text>","details":'
