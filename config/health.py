@@ -38,6 +38,8 @@ def main(program: str, arguments: list[str]) -> int:
         "--alive", action="store_true", help="Of `web`: an answer is enough, though no worker can take requests."
     )
     parsed = parser.parse_args(arguments)
+    if parsed.alive and parsed.process != "web":
+        parser.error(f"--alive is of web; {parsed.process} has no such state")
     try:
         print(CHECKS[parsed.process](Options(), parsed.alive))
     except ValidationError as error:

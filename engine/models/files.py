@@ -90,7 +90,7 @@ def read_config(directory: Path) -> Any:
     """config.json as transformers' configuration class, without remote code; raises ModelError."""
     try:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, AttributeError, ImportError) as error:
         raise ModelError(f"config.json cannot be used: {error}") from error
 
 

@@ -141,7 +141,16 @@ def from_pretrained(
             ignore_mismatched_sizes=True,  # so that the report below names them
             **options,
         )
-    except (ValueError, KeyError, TypeError, OSError, RuntimeError, SafetensorError, AttributeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        OSError,
+        RuntimeError,
+        SafetensorError,
+        AttributeError,
+        ImportError,
+    ) as error:
         raise ModelError(f"transformers cannot load the model: {error}") from error
     missing = sorted(key for key in report["missing_keys"] if unused is None or not key.startswith(unused))
     if missing:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 
+import pytest
+import torch
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
-from engine.models.files import tokenizer_file
+from engine.models.files import ModelError, read_config, tokenizer_file
+from engine.models.loader import from_pretrained
+from tests.live import DEMO
 
 
 def test_a_converted_tokenizer_is_written_once(tmp_path):
@@ -25,3 +31,23 @@ def test_a_converted_tokenizer_is_written_once(tmp_path):
     assert (made.stat().st_mtime_ns, made.stat().st_ino) == (written.st_mtime_ns, written.st_ino)
     made.write_bytes(b"\xff half of what another model")
     assert Tokenizer.from_file(str(tokenizer_file(model, str(cache)))).encode("ab").ids == [3]
+
+
+def quantized(folder, config):
+    shutil.copytree(DEMO, folder)
+    own = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**own, "quantization_config": config}))
+    return folder
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
+def test_a_quantization_whose_package_is_missing_is_refused(tmp_path, method):
+    """It ends as a refusal that names the package, not as a crash of the worker."""
+    model = quantized(tmp_path / "model", {"quant_method": method, "bits": 4, "group_size": 128})
+    with pytest.raises(ModelError, match=r"quantiz.*pip install"):
+        from_pretrained(AutoModelForCausalLM, model, torch.float32)
+
+
+def test_a_quantization_that_is_no_object_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"config\.json cannot be used"):
+        read_config(quantized(tmp_path / "model", "awq"))

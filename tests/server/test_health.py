@@ -25,6 +25,12 @@ def health(environment: dict[str, str], *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def test_alive_is_of_web_alone(server):
+    code, text = health(server.settings(), "reconcile", "--alive")
+    assert code == 2
+    assert "--alive" in text
+
+
 def test_a_server_is_healthy(server):
     assert health(server.settings()) == (0, f"127.0.0.1:{server.front_port} answers 200\n")
     everywhere = {**server.settings(), "DRAGOMAN_HOST": "0.0.0.0"}
