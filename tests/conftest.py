@@ -36,7 +36,16 @@ settings.register_profile("tests", deadline=None, derandomize="CI" in os.environ
 settings.load_profile("tests")
 
 ROOT = Path(__file__).resolve().parent.parent
+WHOLE_SERVERS = ("clients", "deploy", "dialects", "faults", "loadtests", "management", "security", "server")
+"""Folders of tests that run whole servers, each beside another test process and whatever else the machine does."""
 DEMO = ROOT / "models" / "demo"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run a failed test of a whole server once more. The summary counts it as rerun, and `-rR` names it."""
+    for item in items:
+        if item.path.relative_to(ROOT / "tests").parts[0] in WHOLE_SERVERS:
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="session")
