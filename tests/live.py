@@ -147,7 +147,7 @@ class LiveServer:
             return self.get("/health").status_code == 200
         return False
 
-    def stop(self, signal_number: int = signal.SIGTERM, timeout_s: float = 45) -> int:
+    def stop(self, signal_number: int = signal.SIGTERM, timeout_s: float = 120) -> int:
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal_number)
@@ -176,7 +176,7 @@ class LiveServer:
     def wait_idle(self) -> None:
         """Every engine gauge is back at zero."""
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-        wait_until(lambda: all(self.metric(name) == 0 for name in names), 15, lambda: self.get("/metrics").text)
+        wait_until(lambda: all(self.metric(name) == 0 for name in names), 60, lambda: self.get("/metrics").text)
 
     @contextlib.contextmanager
     def raw(self, path: str, body: object) -> Iterator[socket.socket]:

@@ -55,7 +55,7 @@ class Collector:
 
     def trace(self, trace: str, *names: str) -> dict[str, ReceivedSpan]:
         """The spans of a trace by name, once those of these names are there."""
-        wait_until(lambda: set(names) <= {s.name for s in self.spans if s.trace == trace}, 30, lambda: self.spans)
+        wait_until(lambda: set(names) <= {s.name for s in self.spans if s.trace == trace}, 60, lambda: self.spans)
         return {span.name: span for span in self.spans if span.trace == trace}
 
     def points(self, name: str) -> list[Any]:

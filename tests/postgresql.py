@@ -55,10 +55,10 @@ class Cluster:
         # no Unix socket; what is lost in a crash of the machine is no matter here
         options = f"-p {self.port} -h 127.0.0.1 -k '' -c fsync=off"
         self._run("pg_ctl", "-D", self.data, "-w", "-l", self.folder / "log", "-o", options, "start")
-        wait_until(self.answers, 30)
+        wait_until(self.answers)
 
     def answers(self) -> bool:
-        with contextlib.suppress(psycopg.OperationalError), psycopg.connect(self.url, connect_timeout=3):
+        with contextlib.suppress(psycopg.OperationalError), psycopg.connect(self.url, connect_timeout=30):
             return True
         return False
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 def wait_until(

@@ -133,7 +133,7 @@ def test_grpc(run_protocol_client):
     client.async_stream_infer("demo", text_inputs(grpc, stream=True), request_id="s1", enable_empty_final_response=True)
     texts = []
     while True:
-        result, error = answers.get(timeout=30)
+        result, error = answers.get(timeout=60)
         assert error is None, error
         texts.append(result.as_numpy("text_output")[0].decode())
         if result.get_response().parameters["triton_final_response"].bool_param:
@@ -141,11 +141,11 @@ def test_grpc(run_protocol_client):
     assert len(texts) > 1  # tokens that come at the same time share a response
     check("".join(texts))
     client.async_stream_infer("nothing", text_inputs(grpc))
-    result, error = answers.get(timeout=30)
+    result, error = answers.get(timeout=60)
     assert "unknown model" in str(error)
     for i in range(4):
         client.async_stream_infer("demo", text_inputs(grpc, stream=False), request_id=str(i))
-    assert {answers.get(timeout=30)[0].get_response().id for _ in range(4)} == {"0", "1", "2", "3"}
+    assert {answers.get(timeout=60)[0].get_response().id for _ in range(4)} == {"0", "1", "2", "3"}
     client.stop_stream()
     """
     )
@@ -162,7 +162,7 @@ def test_grpc_cancellation(run_protocol_client, server):
     client.start_stream(lambda result, error: answers.put((result, error)))
     inputs = text_inputs(grpc, stream=True, tokens=2000)
     client.async_stream_infer("demo", inputs, parameters={"ignore_eos": True})
-    answers.get(timeout=30)
+    answers.get(timeout=60)
     client.stop_stream(cancel_requests=True)
     """
     )

@@ -175,7 +175,7 @@ def test_a_real_prometheus_evaluates_every_expression(live, tmp_path):
 
         def ask(expression: str) -> Any:
             try:
-                answer = httpx.get(url, params={"query": expression}, timeout=30)
+                answer = httpx.get(url, params={"query": expression}, timeout=60)
             except httpx.TransportError:
                 return None
             assert answer.status_code == 200, (expression, answer.text)
@@ -192,4 +192,4 @@ def test_a_real_prometheus_evaluates_every_expression(live, tmp_path):
         assert not empty
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)

@@ -72,13 +72,13 @@ def test_errors_have_its_own_shape(made_up, port):
 
 def test_two_dialects_share_a_grpc_port(made_up):
     with grpc.insecure_channel(f"127.0.0.1:{made_up.grpc_port}") as channel:
-        assert channel.unary_unary("/made.Up/Say")(b"hello", timeout=30) == b"HELLO"
+        assert channel.unary_unary("/made.Up/Say")(b"hello", timeout=60) == b"HELLO"
         live = channel.unary_unary(
             "/inference.GRPCInferenceService/ServerLive",
             request_serializer=pb.ServerLiveRequest.SerializeToString,
             response_deserializer=pb.ServerLiveResponse.FromString,
         )
-        assert live(pb.ServerLiveRequest(), timeout=30).live
+        assert live(pb.ServerLiveRequest(), timeout=60).live
 
 
 def test_its_routes_are_in_the_documentation(made_up):

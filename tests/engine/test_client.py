@@ -157,7 +157,7 @@ async def test_a_connection_that_is_given_up_before_the_greeting_is_closed(tmp_p
     connecting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await connecting
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await closed.wait()
     server.close()
     await server.wait_closed()
@@ -181,7 +181,7 @@ async def test_a_close_that_is_cancelled_leaves_no_connection_open(tmp_path):
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await ended.wait()
     server.close()
     await server.wait_closed()

@@ -207,7 +207,7 @@ async def test_a_loop_that_ends_by_an_error_writes_its_steps(worker, client):
     done = client.stats.steps
     (worker.folder / "crash").touch()  # which the idle loop sees with its next heartbeat
     await eventually(lambda: client.failure)
-    wait_until(lambda: worker.poll() not in (None, 0), 20)
+    wait_until(lambda: worker.poll() not in (None, 0))
     header, *steps = lines(recordings(worker, Cause.CRASH)[0])
     assert header["error"] == "RuntimeError"
     assert any(place.endswith(" crashing") for place in header["raised"])
@@ -217,7 +217,7 @@ async def test_a_loop_that_ends_by_an_error_writes_its_steps(worker, client):
 
 async def test_the_log_of_a_worker_has_json_lines(worker):
     worker.send_signal(signal.SIGTERM)
-    wait_until(lambda: worker.poll() == 0, 20)
+    wait_until(lambda: worker.poll() == 0)
     logged = lines(worker.folder / "log")
     assert logged
     assert all({"worker", "event", "level", "timestamp"} <= set(line) for line in logged)

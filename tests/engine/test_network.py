@@ -163,7 +163,7 @@ def context_of(files: Credentials, *, shown: bool = True, newest: ssl.TLSVersion
 )
 async def test_a_handshake_needs_a_certificate_tls_1_3_and_a_purpose(files, options):
     def say() -> bytes:
-        plain = socket.create_connection((place.host, place.port), timeout=10)
+        plain = socket.create_connection((place.host, place.port), timeout=60)
         with context_of(files, **options).wrap_socket(plain, server_hostname="127.0.0.1") as stream:
             stream.sendall(b"x")
             return stream.recv(10)
@@ -184,7 +184,7 @@ async def test_plain_text_and_silence_at_the_door_hold_up_nobody(files, monkeypa
 
         def closed(said: bytes) -> bool:
             with (
-                socket.create_connection((place.host, place.port), timeout=20) as stranger,
+                socket.create_connection((place.host, place.port), timeout=60) as stranger,
                 contextlib.suppress(OSError),
             ):
                 stranger.sendall(said)
@@ -209,7 +209,7 @@ async def test_those_who_only_hold_a_place_keep_nobody_out(files, monkeypatch):
                 async with connected(address, files) as client:
                     assert client.usable
             for each in silent[:8]:  # the first ones have lost their place
-                each.settimeout(10)
+                each.settimeout(60)
                 assert each.recv(1) == b""
 
 
@@ -360,7 +360,7 @@ async def test_a_client_that_reads_too_slowly_does_not_fill_the_workers_memory(f
         plain.connect((place.host, place.port))
         context = files.client_context(Channel.REQUESTS)
         with context.wrap_socket(plain, server_hostname="127.0.0.1") as slow:
-            slow.settimeout(10)
+            slow.settimeout(60)
             slow.sendall(frame(Hello(PROTOCOL_VERSION, "w", 3)) + frame(Submit(1, [1], SamplingParams(max_tokens=9))))
             await eventually(lambda: core.has_work)
 

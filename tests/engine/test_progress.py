@@ -64,7 +64,7 @@ def test_no_report_of_loading_follows_the_one_that_it_is_ready():
     both = Reports(report)
     beating = threading.Thread(target=both.beat, args=(Pulse("warming up", 0.0, 20.0),))
     beating.start()
-    assert entered.wait(20)
+    assert entered.wait(60)
     both.ready({})
     beating.join()
     both.beat(Pulse("serving", 0.0, 20.0))

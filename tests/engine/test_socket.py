@@ -89,7 +89,7 @@ def stranger(worker, receive_bytes: int | None = None) -> socket.socket:
     address = parse(worker.address)
     tcp = isinstance(address, TcpAddress)
     made = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
-    made.settimeout(5)
+    made.settimeout(60)
     if receive_bytes is not None:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     made.connect((address.host, address.port) if tcp else address.path)
@@ -161,7 +161,7 @@ async def test_a_client_that_never_reads_is_dropped_and_disturbs_nobody(lasting)
         deaf.sendall(frame(Submit(i, [1, 2, 3, i], params)))
     client = await connect(lasting)
     assert len(await collect(client, [4, 5, 6], max_tokens=30)) == 30
-    await eventually(lambda: client.stats.running == 0, 20)
+    await eventually(lambda: client.stats.running == 0)
     deaf.close()
     await client.close()
 
@@ -205,7 +205,7 @@ async def test_drain_finishes_what_runs(worker):
     await eventually(lambda: client.stats.running == 1)
     worker.send_signal(signal.SIGTERM)
     assert len(await running) == 150
-    wait_until(lambda: worker.poll() == 0, 5)
+    wait_until(lambda: worker.poll() == 0)
     await client.close()
 
 
@@ -235,7 +235,7 @@ async def test_a_second_signal_hands_over_what_runs(worker):
         assert end == "moved"
         assert tokens == whole[: len(tokens)]
         assert 20 < len(tokens) < 1900
-    wait_until(lambda: worker.poll() == 0, 5)
+    wait_until(lambda: worker.poll() == 0)
     for client in clients:
         await eventually(lambda client=client: client.failure is not None)
         await client.close()
@@ -247,14 +247,14 @@ async def test_death_is_noticed_at_once(worker):
     await eventually(lambda: client.stats.running == 1)
     worker.kill()
     with pytest.raises(EngineDead):
-        await asyncio.wait_for(running, 2)
+        await asyncio.wait_for(running, 30)
     assert not client.usable
     await client.close()
 
 
 def test_the_worker_goes_with_its_launcher(worker):
     worker.stdin.close()
-    wait_until(lambda: worker.poll() == 0, 5)
+    wait_until(lambda: worker.poll() == 0)
 
 
 def test_frames_in_any_pieces():

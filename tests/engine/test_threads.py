@@ -49,7 +49,7 @@ def meet(workers: int, work: int = LARGE) -> int:
 
 
 def until(condition) -> None:
-    wait_until(condition, 30, every_s=0.001)
+    wait_until(condition, 60, every_s=0.001)
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -107,7 +107,7 @@ def test_a_request_that_kills_its_worker_kills_two_and_is_refused(tmp_path):
     with faulty(tmp_path, f"step:exit:9:@{POISON}", DRAGOMAN_REPLAY_WAIT_S="280") as live:
         undisturbed = streamed(live.post("/v1/completions", LONG))
         neighbour = Background(live, LONG)
-        wait_until(lambda: live.metric("vllm:num_requests_running") == 1, 20)
+        wait_until(lambda: live.metric("vllm:num_requests_running") == 1)
         statuses = [httpx.post(f"{live.url}/v1/completions", json=POISONED, timeout=390).status_code for _ in range(6)]
         assert all(400 <= status < 600 for status in statuses), statuses
         assert streamed(neighbour.end()) == undisturbed
@@ -127,7 +127,7 @@ def test_a_step_that_never_ends_is_noticed_by_its_progress(tmp_path):
         (worker,) = live.workers()
         undisturbed = streamed(live.post("/v1/completions", LONG))
         neighbour = Background(live, LONG)
-        wait_until(lambda: live.metric("vllm:num_requests_running") == 1, 20)
+        wait_until(lambda: live.metric("vllm:num_requests_running") == 1)
         begin = time.monotonic()
         poisoned = Background(live, POISONED)
         wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, PATIENCE_S)

@@ -13,8 +13,6 @@ import pytest
 from tests.live import LiveServer, events
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
 STORY = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
 HOUR_S = 3600
 
@@ -64,12 +62,12 @@ def test_an_hour_forward_and_back(clock, tmp_path):
         for seconds in (HOUR_S, -HOUR_S, 0):
             story = threading.Thread(target=tell)
             story.start()
-            wait_until(lambda: live.metric("vllm:num_requests_running") == 1, 20)
+            wait_until(lambda: live.metric("vllm:num_requests_running") == 1)
             set_clock(shift, seconds)
             assert abs(created(live) - before - seconds) < 300, "the server's clock has moved"
             story.join(120)
             steps = live.metric("vllm:iteration_tokens_total_count")
-            wait_until(lambda: live.healthy(), 5)
+            wait_until(lambda: live.healthy())
             assert live.metric("vllm:iteration_tokens_total_count") >= steps
         for answer in answers:
             assert text(answer) == undisturbed

@@ -160,7 +160,7 @@ def test_a_link_that_is_cut_for_a_while_costs_time_and_nothing_else(cluster, tmp
         load.more(10)
         for cut_s in (3.0, LONGER_THAN_IS_WAITED_S):
             streams = [Stream(cluster, seed) for seed in range(2)]
-            wait_until(lambda streams=streams: all(len(stream.pieces) > 20 for stream in streams), 60)
+            wait_until(lambda streams=streams: all(len(stream.pieces) > 20 for stream in streams))
             host.cut()
             time.sleep(cut_s)
             assert all(stream.thread.is_alive() for stream in streams)
@@ -185,7 +185,7 @@ def test_a_leader_that_cannot_reach_a_worker_replaces_it_and_the_old_one_ends_it
     with load.running():
         load.more(10)
         streams = [Stream(cluster, seed) for seed in range(2)]
-        wait_until(lambda: all(len(stream.pieces) > 20 for stream in streams), 60)
+        wait_until(lambda: all(len(stream.pieces) > 20 for stream in streams))
         host.cut()
         cut_at = time.monotonic()
         load.more(10)  # the new worker's

@@ -29,7 +29,7 @@ def database(request):
         return
     name = f"dragoman_{secrets.token_hex(4)}"
     try:
-        admin = psycopg.connect(ADMIN, autocommit=True, connect_timeout=3)
+        admin = psycopg.connect(ADMIN, autocommit=True, connect_timeout=30)
     except psycopg.OperationalError:
         pytest.skip("no PostgreSQL on this machine")
     with admin:

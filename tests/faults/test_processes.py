@@ -68,7 +68,7 @@ def test_a_killed_reconciler_leaves_its_workers_to_the_next_one(cluster):
     assert (workers[0]["process_id"], workers[0]["epoch"]) == (before["process_id"], before["epoch"])
     assert len(workers) == 2
     cluster.run("stop", "demo", "--wait", "60")
-    wait_until(lambda: has_ended(before["process_id"]), 30)
+    wait_until(lambda: has_ended(before["process_id"]))
 
 
 def test_of_two_reconcilers_one_leads_and_the_other_takes_over(cluster):
@@ -96,7 +96,7 @@ def test_without_a_reconciler_workers_end_with_their_lease(tmp_path):
         (worker,) = cluster.deployment()["workers"]
         os.kill(reconciler.pid, signal.SIGKILL)
         assert not has_ended(worker["process_id"])
-        wait_until(lambda: has_ended(worker["process_id"]), 30, lambda: cluster.log)
+        wait_until(lambda: has_ended(worker["process_id"]), 60, lambda: cluster.log)
         assert "the lease has expired" in cluster.log
     finally:
         cluster.stop()

@@ -147,6 +147,6 @@ def test_a_spare_takes_the_place_of_a_worker_that_dies(cluster):
     os.kill(serving, signal.SIGKILL)
     answer = made.post("/v1/completions", {"prompt": PROMPT, **ASK})
     assert answer.status_code == 200, answer.text
-    wait_until(lambda: serving not in dict((pid, state) for state, pid in workers()), 60)
+    wait_until(lambda: serving not in dict((pid, state) for state, pid in workers()))
     assert spare in {pid for _, pid in workers()}
     made.delete()

@@ -70,7 +70,7 @@ def test_new_options_replace_the_workers_without_loss(cluster):
 def test_fifty_requests_of_every_dialect_wake_one_worker(cluster):
     cluster.deploy("sleeps", "--min-workers", "0", "--max-workers", "2", "--scale-to-zero", "--idle-timeout-s", "1")
     wait_until(lambda: cluster.deployment("sleeps")["state"] == "inactive", 60, lambda: json.dumps(cluster.status()))
-    wait_until(lambda: not cluster.deployment("sleeps")["workers"], 60)
+    wait_until(lambda: not cluster.deployment("sleeps")["workers"])
     assert "sleeps" in {card["id"] for card in httpx.get(f"{cluster.url}/v1/models").json()["data"]}
     assert httpx.get(f"{cluster.url}/v2/models/sleeps/ready").status_code == 200
     assert httpx.get(f"{cluster.url}/v1/models/unheard-of").status_code == 404
@@ -86,7 +86,7 @@ def test_calls_over_grpc_wake_a_deployment_and_are_answered(cluster):
     cluster.deploy("naps", "--min-workers", "0", "--max-workers", "1", "--scale-to-zero", "--idle-timeout-s", "1")
     for call in (_unary, _streamed):
         wait_until(lambda: cluster.deployment("naps")["state"] == "inactive", 60, lambda: json.dumps(cluster.status()))
-        wait_until(lambda: not cluster.deployment("naps")["workers"], 60)
+        wait_until(lambda: not cluster.deployment("naps")["workers"])
         with grpc.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
             assert call(channel) == "The capital of France is Paris."
     launched = [line for line in cluster.log.splitlines() if "worker launched" in line and "naps/" in line]

@@ -14,7 +14,6 @@ from tests.cluster import Cluster
 from tests.live import free_port
 
 LIST = "/org.pytorch.serve.grpc.management.ManagementAPIsService/ListModels"
-pytestmark = pytest.mark.timeout(300)
 ATTEMPTS = 12
 """Connections, which the kernel distributes among the processes; each process gets one of so many almost certainly."""
 
@@ -45,7 +44,7 @@ def statuses(cluster, key):
                 LIST, manage.ListModelsRequest.SerializeToString, manage.ManagementResponse.FromString
             )
             try:
-                call(manage.ListModelsRequest(), timeout=30, metadata=(("authorization", f"Bearer {key}"),))
+                call(manage.ListModelsRequest(), timeout=60, metadata=(("authorization", f"Bearer {key}"),))
                 found.add("OK")
             except grpc.RpcError as error:
                 found.add(error.code().name)

@@ -89,7 +89,7 @@ def test_family_equals_generate(family, models_dir):
             assert len(found) == 12
             reference.assert_equal(prompt, found)
         assert line_of(process) == "0\n"
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_what_cannot_be_split_is_refused(models_dir):
@@ -126,7 +126,7 @@ def test_all_processes_end_with_any(victim, loaded, models_dir):
         line_of(process)
         if victim == "other":
             os.kill(other, 9)
-            assert process.wait(30) == 4
+            assert process.wait(60) == 4
         else:
             process.kill()
             process.wait()
@@ -148,5 +148,5 @@ def test_a_step_that_fails_here_ends_the_worker(models_dir):
     with rank_0(model, script) as process:
         other = int(line_of(process))
         assert line_of(process) == "error\n"
-        assert process.wait(30) == 4
+        assert process.wait(60) == 4
         assert_gone(other)

@@ -19,7 +19,7 @@ ADMIN = os.environ.get("TEST_POSTGRESQL", "postgresql://postgres@127.0.0.1/postg
 def database_url():
     name = f"dragoman_{secrets.token_hex(4)}"
     try:
-        admin = psycopg.connect(ADMIN, autocommit=True, connect_timeout=3)
+        admin = psycopg.connect(ADMIN, autocommit=True, connect_timeout=30)
     except psycopg.OperationalError:
         pytest.skip("no PostgreSQL on this machine")
     with admin:

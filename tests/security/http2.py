@@ -19,7 +19,7 @@ class RudeClient:
     """One connection that sends whatever it is told, and throws away what comes."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self.protocol = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         self.protocol.initiate_connection()
         self.socket.sendall(self.protocol.data_to_send())

@@ -16,8 +16,6 @@ from tests.security.http2 import RudeClient
 from tests.server.test_grpc_limits import asking, places_taken, unary
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(400)  # a server starts, on whatever the machine has left
-
 FLOOD_S = 4.0
 SLOWEST_S = 5.0
 """Of a neighbour's call while both cores are busy with the flood's two ends."""
@@ -77,13 +75,13 @@ def test_a_flood_stops_nobody(live, name):
     before, slowest, calls = process.memory_info().rss, 0.0, 0
     with grpc.insecure_channel(f"127.0.0.1:{live.grpc_port}") as channel:
         ask = unary(channel, "ServerLive", pb.ServerLiveResponse)
-        assert ask(pb.ServerLiveRequest(), timeout=30).live
+        assert ask(pb.ServerLiveRequest(), timeout=60).live
         used = process.cpu_times()
         with Flood(live.grpc_port, FLOODS[name]) as flood:
             until = time.monotonic() + FLOOD_S
             while time.monotonic() < until:
                 begin = time.monotonic()
-                assert ask(pb.ServerLiveRequest(), timeout=30).live
+                assert ask(pb.ServerLiveRequest(), timeout=60).live
                 assert live.get("/ping").status_code == 200
                 slowest, calls = max(slowest, time.monotonic() - begin), calls + 1
         now = process.cpu_times()
@@ -94,9 +92,9 @@ def test_a_flood_stops_nobody(live, name):
         f"{slowest * 1000:.0f} ms; {now.user + now.system - used.user - used.system:.1f} s of CPU in {FLOOD_S:.0f} s"
     )
     assert slowest < SLOWEST_S
-    wait_until(lambda: places_taken(live) == 0, 30)
+    wait_until(lambda: places_taken(live) == 0)
     live.wait_idle()
-    wait_until(lambda: process.memory_info().rss - before < 60 << 20, 30, lambda: process.memory_info().rss - before)
+    wait_until(lambda: process.memory_info().rss - before < 60 << 20, 60, lambda: process.memory_info().rss - before)
 
 
 BOMB_BYTES = 256 << 20

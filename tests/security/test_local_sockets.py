@@ -36,8 +36,6 @@ from tests.live import LiveServer
 from tests.management.admin_login import log_in
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(400)  # a server starts, on whatever the machine has left
-
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory):
@@ -134,7 +132,7 @@ def test_garbage_does_no_harm_to_a_worker(live):
         assert isinstance(to_client.decode(known.recv(1 << 16)[4:]), Ready)
     for seed in range(2000):
         with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.settimeout(20)
+            stranger.settimeout(60)
             stranger.connect(path)
             try:
                 stranger.sendall(garbage(seed))
@@ -157,7 +155,7 @@ def test_garbage_does_no_harm_to_a_worker(live):
 def test_another_version_of_the_protocol_is_refused(live, hello):
     """A web process of another version, during an upgrade: it is told why, and never answered wrongly."""
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(20)
+        stranger.settimeout(60)
         stranger.connect(str(worker_socket(live)))
         stranger.sendall(frame(hello))
         received = b""
@@ -173,7 +171,7 @@ def test_a_stranger_is_not_listened_to_for_long(live):
     (worker,) = live.workers()
     before = worker.memory_info().rss
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(20)
+        stranger.settimeout(60)
         stranger.connect(str(worker_socket(live)))
         announced = struct.pack("<I", 200 << 20)
         with pytest.raises(ConnectionError):
@@ -186,7 +184,7 @@ def say_much(page: ClientConnection) -> None:
     for _ in range(50):
         page.send("x" * (8 << 20))
     while True:
-        page.recv(timeout=30)
+        page.recv(timeout=60)
 
 
 def test_a_websocket_has_limits(live):
@@ -195,7 +193,7 @@ def test_a_websocket_has_limits(live):
     with contextlib.closing(log_in(live.admin_url, live.data_dir)) as browser:
         cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
         with connect(address, origin=live.admin_url, additional_headers={"cookie": cookie}, max_size=None) as page:
-            assert "deployments" in page.recv(timeout=30)
+            assert "deployments" in page.recv(timeout=60)
             process = psutil.Process(live.process.pid)
             before = process.memory_info().rss
             with pytest.raises(ConnectionClosed):
@@ -204,7 +202,7 @@ def test_a_websocket_has_limits(live):
         with connect(address, origin=live.admin_url, additional_headers={"cookie": cookie}) as page:
             for text in ("{", "[]", "null", '{"type": "websocket.disconnect"}', "\u0000"):
                 page.send(text)
-            assert "deployments" in page.recv(timeout=30)
+            assert "deployments" in page.recv(timeout=60)
     assert live.healthy()
     assert httpx.get(f"{live.admin_url}/sg_inf/openapi.json", timeout=60).status_code == 200
     assert not re.search("Traceback", live.log)

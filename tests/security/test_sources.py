@@ -16,8 +16,6 @@ from tests.conftest import DEMO
 from tests.live import LiveServer
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(400)  # a server starts, on whatever the machine has left
-
 ADAPTER = DEMO.parent / "demo-adapters" / "pirate"
 SECRET = "a-line-that-no-client-may-read"
 

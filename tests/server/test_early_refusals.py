@@ -30,7 +30,7 @@ def head(path: str, *lines: str, method: str = "POST") -> bytes:
 
 def answer_to(port: int, *parts: bytes) -> bytes:
     """Everything that comes until the server closes; nothing of a body is sent."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         for part in parts:
             connection.sendall(part)
         received = b""
@@ -86,7 +86,7 @@ def test_scalegenais_clients_read_json(guarded):
 def test_who_deserves_it_is_asked_to_go_on(guarded):
     body = b'{"prompt": "Hi", "max_tokens": 1}'
     lines = (f"authorization: Bearer {guarded.key}", f"content-length: {len(body)}", "expect: 100-continue")
-    with socket.create_connection(("127.0.0.1", guarded.front_port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", guarded.front_port), timeout=60) as connection:
         connection.sendall(head("/v1/completions", *lines))
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)
@@ -100,7 +100,7 @@ def test_gigabytes_are_not_swallowed(guarded, chunked, with_key):
     lines = ["transfer-encoding: chunked" if chunked else f"content-length: {HUGE}"]
     lines += [f"authorization: Bearer {guarded.key}"] if with_key else []
     taken = 0
-    with socket.create_connection(("127.0.0.1", guarded.front_port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", guarded.front_port), timeout=60) as connection:
         connection.sendall(head("/v1/completions", *lines))
         with contextlib.suppress(ConnectionError):
             while taken < 1 << 10:

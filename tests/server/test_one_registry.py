@@ -100,7 +100,7 @@ def test_an_adapter_is_everybodys(live, admin):
     for way, register in WAYS.items():
         assert register(live, admin, f"by-{way}").status_code in (200, 302), way
     expected = {"json", "pirate", *(f"by-{way}" for way in WAYS)}
-    wait_until(lambda: shown(live) == [expected] * 3, 20, lambda: str(shown(live)))
+    wait_until(lambda: shown(live) == [expected] * 3, 60, lambda: str(shown(live)))
     answers = {name: chat(live, name) for name in (*expected, "demo")}
     assert {answers[f"by-{way}"] for way in WAYS} == {answers["json"]}
     assert answers["json"] != answers["demo"]

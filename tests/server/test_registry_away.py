@@ -191,7 +191,7 @@ def test_workers_are_replaced_while_the_disk_is_full(small_disk):
         wait_until(lambda: index(live).json()[0]["state"] == "UNAVAILABLE", PATIENCE_S)
         assert live.post("/v2/repository/models/demo/load", {}).status_code == 200
         expected = [(1, "failed"), (2, "failed"), (3, "exited"), (4, "ready")]
-        with contextlib.closing(sqlite3.connect(live.data_dir / "dragoman.sqlite3", timeout=10)) as database:
+        with contextlib.closing(sqlite3.connect(live.data_dir / "dragoman.sqlite3", timeout=60)) as database:
             query = "select epoch, state from management_worker order by epoch"
             wait_until(lambda: database.execute(query).fetchall() == expected, PATIENCE_S, lambda: live.log)
     finally:

@@ -149,7 +149,7 @@ def hand_over(worker: psutil.Process) -> None:
                 return False
         return True
 
-    wait_until(ended, 20, every_s=0.02)
+    wait_until(ended, 60, every_s=0.02)
 
 
 @pytest.mark.parametrize(("end", "cause"), [(kill, "worker_died"), (hand_over, "moved")])

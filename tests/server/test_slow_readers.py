@@ -43,7 +43,7 @@ def test_an_answer_that_nobody_reads_is_given_up(impatient, body):
     with impatient.raw("/v1/completions", body) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         port = connection.getsockname()[1]
-        wait_until(lambda: connected(impatient, port), 10)
+        wait_until(lambda: connected(impatient, port))
         wait_until(lambda: not connected(impatient, port), 120, lambda: impatient.log)
     impatient.wait_idle()
     assert impatient.healthy()

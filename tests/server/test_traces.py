@@ -185,7 +185,7 @@ def test_the_metrics_of_the_conventions(receiver, traced):
             if "error.type" not in labels and labels["gen_ai.operation.name"] == "text_completion"
         ]
 
-    wait_until(lambda: all(whole(name) for name in names), 30, lambda: receiver.metrics)
+    wait_until(lambda: all(whole(name) for name in names), 60, lambda: receiver.metrics)
     for name in names:
         point = whole(name)[0]
         assert receiver.metrics[name].unit == "s"
@@ -209,4 +209,4 @@ def test_a_collector_that_is_away_delays_neither_answers_nor_the_end(tmp_path):
     assert live.post("/v1/completions", ASK).status_code == 200
     begin = time.monotonic()
     assert live.stop() == 0
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 60

@@ -154,14 +154,14 @@ async def test_blocks_come_from_the_other_instance(pair, server):
     async with pair.coordinator() as coordinator:
         answer = await coordinator.ask("/v1/completions", body)
     assert joined(answer.body) == joined(expected)
-    await eventually(lambda: pair.decode.server.metric("dragoman_kv_blocks_fetched_total") > fetched + 5, 30)
+    await eventually(lambda: pair.decode.server.metric("dragoman_kv_blocks_fetched_total") > fetched + 5)
     assert pair.decode.server.metric("dragoman_kv_transfer_failures_total") == 0
-    await eventually(lambda: pair.prefill.server.metric("dragoman_kv_blocks_held") == 0, 30)
+    await eventually(lambda: pair.prefill.server.metric("dragoman_kv_blocks_held") == 0)
 
 
 async def test_a_second_reader_ends_the_first_ones_stream(pair):
     async with pair.coordinator() as first, pair.coordinator() as second:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await first.lost.wait()
         assert first.closed == "new connection is to established, close the old one."
         answer = await second.ask("/infer", {"inputs": PROMPT})
@@ -172,7 +172,7 @@ async def test_a_client_that_hangs_up(pair):
     """The coordinator stops the request at both instances."""
     async with pair.coordinator() as coordinator:
         asked = asyncio.create_task(coordinator.ask("/v1/completions", LONG, request_id="abc"))
-        await eventually(lambda: pair.decode.status()["resource"]["runningRequestNum"] == 1, 60)
+        await eventually(lambda: pair.decode.status()["resource"]["runningRequestNum"] == 1)
         stops = [
             member.stop("abc")
             for member in (pair.decode, pair.prefill)
@@ -180,14 +180,14 @@ async def test_a_client_that_hangs_up(pair):
         assert stops == [200, 404]
         answer = await asked
         assert answer.body.endswith(b"data: [DONE]\n\n")
-        await eventually(lambda: pair.decode.status()["resource"]["runningRequestNum"] == 0, 60)
+        await eventually(lambda: pair.decode.status()["resource"]["runningRequestNum"] == 0)
 
 
 async def test_a_role_changes_while_a_request_runs(pair, server):
     expected = alone(server, "/v1/completions", LONG, "1000")
     async with pair.coordinator() as coordinator:
         asked = asyncio.create_task(coordinator.ask("/v1/completions", LONG))
-        await eventually(lambda: pair.decode.status()["resource"]["runningRequestNum"] == 1, 60)
+        await eventually(lambda: pair.decode.status()["resource"]["runningRequestNum"] == 1)
         pair.decode.become("prefill", pair.prefill)
         assert pair.decode.results_refused() == "Only the Decode node supports dresult but you send to prefill"
         assert joined((await asked).body) == joined(expected)
@@ -202,7 +202,7 @@ async def test_a_worker_dies(pair, server):
     expected = alone(server, "/v1/chat/completions", chat, "1000")
     async with pair.coordinator() as coordinator:
         asked = asyncio.create_task(coordinator.ask("/v1/chat/completions", chat))
-        await eventually(lambda: pair.decode.status()["resource"]["runningRequestNum"] == 1, 60)
+        await eventually(lambda: pair.decode.status()["resource"]["runningRequestNum"] == 1)
         for worker in pair.decode.server.workers():
             worker.kill()
         answer = await asked
@@ -214,9 +214,9 @@ async def test_a_decode_instance_dies(pair):
     """The coordinator sees it at once; later requests are refused until the instance is back."""
     async with pair.coordinator() as coordinator:
         asked = asyncio.create_task(coordinator.ask("/v1/completions", LONG))
-        await eventually(lambda: pair.decode.status()["resource"]["runningRequestNum"] == 1, 60)
+        await eventually(lambda: pair.decode.status()["resource"]["runningRequestNum"] == 1)
         pair.decode.server.stop(signal.SIGKILL)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await coordinator.lost.wait()
         asked.cancel()
         with suppress(asyncio.CancelledError):

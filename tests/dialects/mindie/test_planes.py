@@ -175,12 +175,12 @@ def test_stop_service_drains_and_ends(tmp_path):
 
     threads = [threading.Thread(target=stream)]
     threads[0].start()
-    wait_until(lambda: server.metric("vllm:num_requests_running") == 1, 20)
+    wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
     threads.append(
         threading.Thread(target=lambda: stopped.append(httpx.get(f"{server.management_url}/stopService", timeout=60)))
     )
     threads[1].start()
-    wait_until(lambda: httpx.get(f"{server.management_url}/v2/health/ready").status_code == 503, 10)
+    wait_until(lambda: httpx.get(f"{server.management_url}/v2/health/ready").status_code == 503)
     refused = httpx.get(f"{server.management_url}/v1/status")
     assert refused.json() == {"error": "The service has been stopped.", "error_type": "Service Unavailable"}
     refused = httpx.post(f"{server.mindie_url}/infer", json={"inputs": "a"})
@@ -194,31 +194,31 @@ def test_stop_service_drains_and_ends(tmp_path):
     assert stopped[0].status_code == 200
     assert stopped[0].content == b""
     assert streamed[0].text.endswith("data: [DONE]\n\n")
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0
 
 
 def test_stop_service_goes_on_when_its_client_leaves(tmp_path):
     server = LiveServer(tmp_path / "var").start()
     body = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with server.raw("/v1/completions", body) as connection:
-        wait_until(lambda: server.metric("vllm:num_requests_running") == 1, 20)
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
         with pytest.raises(httpx.ReadTimeout):
             httpx.get(f"{server.management_url}/stopService", timeout=0.2)
         while connection.recv(65536):
             pass
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0
 
 
 def test_stop_service_by_force(tmp_path):
     server = LiveServer(tmp_path / "var").start()
     body = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     with server.raw("/v1/completions", body):
-        wait_until(lambda: server.metric("vllm:num_requests_running") == 1, 20)
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
         begun = time.monotonic()
         answer = httpx.get(f"{server.management_url}/stopService?mode=Force")
         assert (answer.status_code, answer.content) == (200, b"")
-        server.process.wait(20)
-        assert time.monotonic() - begun < 15
+        server.process.wait(60)
+        assert time.monotonic() - begun < 30
 
 
 def test_planes_can_be_switched_off(tmp_path):

@@ -16,7 +16,7 @@ def test_golden(mindie):
 def test_a_running_request_takes_a_slot(mindie):
     body = {"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True, "temperature": 2.0}
     with mindie.server.raw("/v1/completions", body):
-        wait_until(lambda: mindie.manage("/v2/models/demo/getSlotCount").json()["free_slots"] == 63, 10)
+        wait_until(lambda: mindie.manage("/v2/models/demo/getSlotCount").json()["free_slots"] == 63)
     mindie.server.wait_idle()
 
 

@@ -41,7 +41,7 @@ def test_millions_of_elements_are_refused_at_once(mindie):
     assert mindie.post("/infer", b'{"x":[' + b"[]," * 10_000_000 + b"[]]}").status_code == 422
     quotes = b'{"inputs":"a","parameters":{"max_new_tokens":1},"x":"' + b'\\"' * 15_000_000 + b'"}'
     assert mindie.post("/infer", quotes).status_code == 200
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
 
 
 def test_an_id_that_runs_is_refused(mindie):
@@ -92,7 +92,7 @@ def test_disconnects_abort(mindie):
         before = mindie.server.metric("vllm:request_success_total", finished_reason="abort")
         with socket.create_connection(("127.0.0.1", mindie.server.mindie_port)) as connection:
             connection.sendall((head + content).encode())
-            wait_until(lambda: mindie.server.metric("vllm:num_requests_running") > 0, 10)
+            wait_until(lambda: mindie.server.metric("vllm:num_requests_running") > 0)
         mindie.server.wait_idle()
         assert mindie.server.metric("vllm:request_success_total", finished_reason="abort") == before + 1
 

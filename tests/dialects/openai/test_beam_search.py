@@ -121,8 +121,8 @@ def test_stopping_keeps_the_beams_so_far(exact):
     thread = threading.Thread(target=run)
     thread.start()
     stop = f"{exact.mindie_url}/v2/models/demo/stopInfer"
-    wait_until(lambda: httpx.post(stop, json={"id": "beams"}).status_code == 200, 10)
-    thread.join(30)
+    wait_until(lambda: httpx.post(stop, json={"id": "beams"}).status_code == 200)
+    thread.join(60)
     assert answers[0].status_code == 200
     assert len(answers[0].json()["choices"]) <= 4
     exact.wait_idle()

@@ -20,7 +20,7 @@ def infer(port):
         call = channel.unary_unary(
             f"/{SERVICE}/ModelInfer", pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
         )
-        return call(request, timeout=30).outputs[0].contents.bytes_contents[0]
+        return call(request, timeout=60).outputs[0].contents.bytes_contents[0]
 
 
 def test_it_works(tmp_path):

@@ -45,7 +45,7 @@ def test_exact_counts(counted):
     def value(name):
         return counted.metric(f"vllm:{name}", engine="0")
 
-    wait_until(lambda: value("iteration_tokens_total_count") == N * M, 5, lambda: counted.get("/metrics").text)
+    wait_until(lambda: value("iteration_tokens_total_count") == N * M, 60, lambda: counted.get("/metrics").text)
     assert value("time_to_first_token_seconds_count") == N
     assert value("inter_token_latency_seconds_count") == N * (M - 1)
     for name in ("e2e_request_latency", "request_queue_time", "request_inference_time", "request_prefill_time"):
@@ -61,10 +61,10 @@ def test_exact_counts(counted):
 def test_tgis_batches(counted):
     steps = counted.metric("tgi_batch_inference_count", method="decode")
     assert counted.metric("tgi_batch_inference_success", method="decode") == steps > 0
-    wait_until(lambda: counted.metric("tgi_batch_inference_duration_count", method="decode") >= steps, 5)
+    wait_until(lambda: counted.metric("tgi_batch_inference_duration_count", method="decode") >= steps)
     assert counted.metric("tgi_batch_inference_duration_sum", method="prefill") > 0
 
 
 def test_adapters_in_slots(counted):
     counted.post("/v1/completions", {"model": "json", "prompt": "a", "max_tokens": 1})
-    wait_until(lambda: 'running_lora_adapters="json"' in counted.get("/metrics").text, 5)
+    wait_until(lambda: 'running_lora_adapters="json"' in counted.get("/metrics").text)

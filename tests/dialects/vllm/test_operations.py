@@ -17,13 +17,13 @@ def test_version_and_ping(server):
 
 
 def test_load_counts_what_is_inside(server):
-    wait_until(lambda: server.get("/load").json() == {"server_load": 0}, 10)
+    wait_until(lambda: server.get("/load").json() == {"server_load": 0})
     body = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True}
     thread = threading.Thread(target=lambda: server.post("/v1/completions", body))
     thread.start()
-    wait_until(lambda: server.get("/load").json() == {"server_load": 1}, 10)
+    wait_until(lambda: server.get("/load").json() == {"server_load": 1})
     thread.join(60)
-    wait_until(lambda: server.get("/load").json() == {"server_load": 0}, 10)
+    wait_until(lambda: server.get("/load").json() == {"server_load": 0})
 
 
 @pytest.mark.parametrize(("method", "path"), [(method, path) for method, paths in REFUSED.items() for path in paths])

@@ -110,7 +110,7 @@ def test_the_last_one_removes_the_file(make, tmp_path, other):
     first.remove()
     assert opened(second, tmp_path) == list(KINDS)
     other.stdin.close()
-    assert other.wait(30) == 0
+    assert other.wait(60) == 0
     assert opened(second, tmp_path) == list(KINDS)
     second.remove()
     assert not list(tmp_path.iterdir())
@@ -119,13 +119,13 @@ def test_the_last_one_removes_the_file(make, tmp_path, other):
 def test_a_process_that_ends_removes_its_file(tmp_path, other):
     assert (tmp_path / FILE).exists()
     other.stdin.close()
-    assert other.wait(30) == 0
+    assert other.wait(60) == 0
     assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_process_left_opens_nothing(make, tmp_path, other):
     other.kill()
-    other.wait(30)
+    other.wait(60)
     left = read(tmp_path)
     keys = make()
     assert not any(keys.opens(kind, f"Bearer {entry['key']}") for kind, entry in left.items())
