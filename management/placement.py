@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from engine.config import EngineConfig
 from engine.process.flight import FOLDER
+from management.launchers.base import name_of
 from management.leadership import LeadershipLost
 from management.models import Model, Worker
 from management.offload_folders import offload_folder
@@ -141,7 +142,7 @@ class Placement:
         """
         adopted = []
         for worker in rows:
-            handle = self.launcher.adopt(worker.address)
+            handle = self.launcher.adopt(worker.address, name_of(worker.worker_id, worker.epoch))
             if handle is None:
                 worker.state, worker.reason = Worker.State.FAILED, "lost while no reconciler watched it"
                 worker.ended_at = timezone.now()

@@ -87,6 +87,11 @@ class WorkerHandle(Protocol):
         """Free what this process holds of the worker: it has ended, or another process has taken it over."""
 
 
+def name_of(worker_id: str, epoch: int) -> str:
+    """The name of one incarnation of a worker."""
+    return f"{worker_id}/{epoch}"
+
+
 class Launcher(Protocol):
     """Starts workers in one kind of place, such as processes of this machine. Registered in `management.launchers`."""
 
@@ -97,8 +102,10 @@ class Launcher(Protocol):
         OSError, with nothing left behind, if none can be started at the moment.
         """
 
-    def adopt(self, address: str) -> WorkerHandle | None:
-        """Take over the worker at this address, which an earlier process launched with a lease; None if none is there."""
+    def adopt(self, address: str, name: str) -> WorkerHandle | None:
+        """Take over the worker at this address, which an earlier process launched with a lease; None if none is there. `name`: its
+        worker id and epoch, as `name_of` gives it.
+        """
 
     def address(self, name: str) -> str:
         """An address on which the worker of this name should listen (`engine.address`). This process can reach it, others without

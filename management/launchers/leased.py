@@ -173,7 +173,7 @@ class LeasedLauncher:
             stdin.write(msgspec.json.encode(self._network.completed(config)) + b"\n")
         return self._handle(config.address, process)
 
-    def adopt(self, address: str) -> WorkerHandle | None:
+    def adopt(self, address: str, name: str) -> WorkerHandle | None:
         """Connect to the worker's control channel."""
         try:
             return self._handle(address)

@@ -128,7 +128,7 @@ class LocalLauncher:
         self._workers.append(LocalWorker(self._network.completed(config), secrets))
         return self._workers[-1]
 
-    def adopt(self, address: str) -> None:
+    def adopt(self, address: str, name: str) -> None:
         """None: its workers never outlive it."""
 
     def address(self, name: str) -> str:

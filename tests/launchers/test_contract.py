@@ -29,7 +29,7 @@ class Held:
     def __init__(self, handle, address: str, epoch: int) -> None:
         self.handle, self.address, self.heard = handle, address, []
         self._lock, self._stop = threading.Lock(), threading.Event()
-        self._epoch = epoch
+        self.number = epoch
         self._thread = threading.Thread(target=self._renew)
         self._thread.start()
 
@@ -40,7 +40,7 @@ class Held:
     def look(self) -> int | None:
         """One pass of a reconciler: its exit code first, then its reports."""
         with self._lock:
-            self.handle.renew(self._epoch)
+            self.handle.renew(self.number)
             code = self.handle.exit_code()
             self.heard += self.handle.statuses()
             self.address = next((each.address for each in self.heard if each.address), self.address)
@@ -206,14 +206,14 @@ def test_another_launcher_takes_a_worker_over_and_drains_it(make, launch):
     worker = launch()
     worker.until("ready")
     second = make()
-    handle = second.adopt(worker.address)
-    held = Held(handle, worker.address, worker._epoch + 1000)
+    handle = second.adopt(worker.address, f"demo/0/{worker.number}")
+    held = Held(handle, worker.address, worker.number + 1000)
     assert held.until("ready").model.architecture
     held.do("drain")
     held.do("hand_over")
     assert held.end() == ExitStatus.STOPPED
     held.let_go()
-    assert second.adopt(worker.address) is None
+    assert second.adopt(worker.address, f"demo/0/{worker.number}") is None
     second.close()
     assert worker.end() == ExitStatus.STOPPED
 
@@ -227,4 +227,4 @@ def test_a_worker_whose_lease_nobody_renews_ends_itself(launcher, launch):
 
 
 def test_where_nobody_listens_nothing_is_taken_over(launcher):
-    assert launcher.adopt(launcher.address("nobody")) is None
+    assert launcher.adopt(launcher.address("nobody"), "demo/0/1") is None

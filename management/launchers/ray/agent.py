@@ -20,7 +20,7 @@ from ray import exceptions
 from ray._private.state import state  # Ray has no public name for the machines that leave
 
 from engine.failures import ExitStatus
-from management.launchers.ray.messages import Attached, Begin, End, Ended, FromAgent, Leaves, Placed, ToAgent
+from management.launchers.ray.messages import Attached, Begin, Ended, FromAgent, Hold, Leaves, Placed, ToAgent
 from management.launchers.ray.supervisor import Supervisor
 
 NAMESPACE = "dragoman"
@@ -79,12 +79,14 @@ class Agent:
                 self._looked = time.monotonic()
                 self._look(state.get_draining_nodes())
 
-    def _obey(self, command: Begin | End) -> None:
+    def _obey(self, command: ToAgent) -> None:
         if isinstance(command, Begin):
             try:
                 self._begin(command)
             except ValueError as error:  # Ray refuses the name or the labels
                 self._say(Ended(command.name, ExitStatus.FAULT, str(error)[:MOST_OF_REASON]))
+        elif isinstance(command, Hold):
+            self._hold(command.name)
         elif (worker := self._workers.pop(command.name, None)) is not None:
             ray.kill(worker.actor)
 
@@ -104,6 +106,14 @@ class Agent:
         ports = (begin.first_port, begin.last_port)
         answer = actor.start.remote(msgspec.json.encode(begin.config), ports, begin.secrets)
         self._workers[begin.name] = Supervised(begin.name, actor, answer)
+
+    def _hold(self, name: str) -> None:
+        try:
+            actor = ray.get_actor(name, NAMESPACE)
+        except ValueError:  # it is gone; the worker's own connection tells the rest
+            return
+        node_id = state.actor_table(actor._actor_id.hex())["Address"]["NodeID"]
+        self._workers[name] = Supervised(name, actor, actor.wait.remote(), node_id)
 
     def _hear(self, worker: Supervised) -> None:
         """Take the answer of a call that has ended."""

@@ -22,10 +22,10 @@ import msgspec
 
 from engine.address import parse
 from engine.failures import ExitStatus
-from management.launchers.base import LauncherError, WorkerStatus
+from management.launchers.base import LauncherError, WorkerStatus, name_of
 from management.launchers.local import ROOT
 from management.launchers.place import ANYWHERE, Place
-from management.launchers.ray.messages import Attached, Begin, End, FromAgent, Leaves, Placed, ToAgent
+from management.launchers.ray.messages import Attached, Begin, End, FromAgent, Hold, Leaves, Placed, ToAgent
 from management.launchers.remote import RemoteWorker
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ class RayWorker:
 
     process_id: int | None = None
 
-    def __init__(self, name: str, launcher: RayLauncher) -> None:
-        self._name, self._launcher = name, launcher
-        self._remote: RemoteWorker | None = None
-        self._unread = [WorkerStatus("loading", doing="waiting for a machine")]
+    def __init__(self, name: str, launcher: RayLauncher, remote: RemoteWorker | None = None) -> None:
+        """`remote`: of a worker that is taken over."""
+        self._name, self._launcher, self._remote = name, launcher, remote
+        self._unread = [] if remote else [WorkerStatus("loading", doing="waiting for a machine")]
         self._code: int | None = None
         self._ended_at = 0.0
         self._epoch = 0
@@ -169,21 +169,25 @@ class RayLauncher:
         self.hear()
         if not self._attached:
             raise OSError(f"Ray's head at {os.environ['RAY_ADDRESS']} is not reached yet")
-        name = f"{config.worker_id}/{config.epoch}"
+        name = name_of(config.worker_id, config.epoch)
         ports = self._network.ports
         wanted = msgspec.structs.replace(config, tls=self.credentials)
         self._send(Begin(name, wanted, place, ports[0], ports[-1], dict(secrets or {})))
         self._workers[name] = RayWorker(name, self)
         return self._workers[name]
 
-    def adopt(self, address: str) -> WorkerHandle | None:
-        """Connect to the worker's control channel. One that has no machine yet is not started."""
+    def adopt(self, address: str, name: str) -> WorkerHandle | None:
+        """Connect to the worker's control channel; Ray need not be there. One that has no machine yet is not started."""
         if not address:
             return None
         try:
-            return RemoteWorker(parse(address), self.credentials)
+            worker = RayWorker(name, self, RemoteWorker(parse(address), self.credentials))
         except OSError:
             return None
+        self._workers[name] = worker
+        if self._attached:
+            self._send(Hold(name))
+        return worker
 
     def address(self, name: str) -> str:
         """Empty: Ray chooses the machine."""
@@ -233,6 +237,8 @@ class RayLauncher:
         if isinstance(message, Attached):
             self._attached = True
             logger.info("attached to Ray at %s", os.environ["RAY_ADDRESS"])
+            for name in self._workers:  # of an earlier agent or reconciler
+                self._send(Hold(name))
             return
         worker = self._workers.get(message.name)
         if worker is None:

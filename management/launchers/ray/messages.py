@@ -19,6 +19,12 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     secrets: dict[str, str] = {}
 
 
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """Watch the supervisor of a worker that another agent has started."""
+
+    name: str
+
+
 class End(msgspec.Struct, frozen=True, tag="end"):
     """Kill a worker's supervisor, and the worker with it."""
 
@@ -53,5 +59,5 @@ class Leaves(msgspec.Struct, frozen=True, tag="leaves"):
     in_s: float
 
 
-ToAgent = Begin | End
+ToAgent = Begin | Hold | End
 FromAgent = Attached | Placed | Ended | Leaves

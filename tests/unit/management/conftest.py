@@ -78,7 +78,7 @@ class FakeLauncher:
         self.workers.append(FakeWorker(config))
         return self.workers[-1]
 
-    def adopt(self, address):
+    def adopt(self, address, name):
         return next((w for w in self.workers if w.code is None and w.config.address == address), None)
 
     def threads(self, workers):

@@ -19,7 +19,7 @@ from management.launchers.network import Network
 from management.launchers.place import Place
 from management.launchers.ray import launcher as launcher_module
 from management.launchers.ray.launcher import RayLauncher
-from management.launchers.ray.messages import Attached, Begin, End, Ended, Leaves, Placed, ToAgent
+from management.launchers.ray.messages import Attached, Begin, End, Ended, Hold, Leaves, Placed, ToAgent
 from tests.certificates import Authority, credentials
 from tests.live import OWN_PORTS
 from tests.unit.management.test_remote_workers import Worker
@@ -73,7 +73,7 @@ class Agent:
     def end(self) -> None:
         self._pipe.close()
 
-    def heard(self) -> list[Begin | End]:
+    def heard(self) -> list[Begin | Hold | End]:
         lines = self.commands.read_bytes().splitlines()
         return [msgspec.json.decode(line, type=ToAgent) for line in lines]
 
@@ -248,19 +248,25 @@ def test_without_an_agent_workers_go_on_and_another_agent_is_started(launcher, a
     wait_until(lambda: launcher.hear() or launcher._agent is not None)
     agent.connect()
     agent.say(Attached())
-    wait_until(lambda: launcher.hear() or launcher._attached)
+    wait_until(lambda: launcher.hear() or Hold(NAME) in agent.heard())
+    agent.say(Leaves(NAME, 25.0))
+    heard_by(runs, lambda each: each.leaves_in_s == 25.0)
     worker.close()
     wait_until(lambda: runs.exit_code() == -signal.SIGKILL)
     for each in (runs, waits):
         each.release()
 
 
-def test_workers_are_taken_over_without_ray(launcher, network, monkeypatch):
-    assert launcher.adopt("") is None
-    assert launcher.adopt(network.address()) is None
+def test_workers_are_taken_over_without_ray(launcher, agent, network, monkeypatch):
+    assert launcher.adopt("", "demo/0/1") is None
+    assert launcher.adopt(network.address(), "demo/0/1") is None
     worker = Worker(network.address(), network.credentials, monkeypatch)
-    handle = launcher.adopt(worker.address)
+    handle = launcher.adopt(worker.address, "demo/0/1")
     worker.report("ready")
     heard_by(handle, lambda each: each.state == "ready")
+    agent.say(Attached())  # later, it is watched by Ray too
+    wait_until(lambda: launcher.hear() or (agent.commands.exists() and agent.heard() == [Hold("demo/0/1")]))
+    agent.say(Ended("demo/0/1", 4))
     worker.close()
+    wait_until(lambda: handle.exit_code() == 4)
     handle.release()
