@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,7 +52,8 @@ class RayNode:
 class RayCluster:
     storage: Path | None = None
     """Where the head keeps its state; None: it is lost with the head."""
-    environment: dict[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"
+    """The head's address."""
     port: int = field(default_factory=free_port)
     nodes: list[RayNode] = field(default_factory=list)
 
@@ -62,7 +64,7 @@ class RayCluster:
     @property
     def address(self) -> str:
         """What RAY_ADDRESS says."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def client(self) -> dict[str, str]:
@@ -77,10 +79,20 @@ class RayCluster:
             f"--ray-client-server-port={free_port()}",
             "--include-dashboard=false",
         ]
-        return self._start([*options, f"--temp-dir={self.folder}"], cpus, 0, labels, stored)
+        options += [f"--node-ip-address={self.host}", f"--temp-dir={self.folder}"]
+        return self._start(options, cpus, 0, labels, stored)
 
-    def add_node(self, cpus: int = 2, gpus: int = 0, labels: dict[str, str] | None = None) -> RayNode:
-        return self._start([f"--address={self.address}"], cpus, gpus, labels, {})
+    def add_node(
+        self,
+        cpus: int = 2,
+        gpus: int = 0,
+        labels: dict[str, str] | None = None,
+        host: str = "",
+        inside: Sequence[str] = (),
+    ) -> RayNode:
+        """A machine beside the head; or one with an address of its own, started by the command `inside`."""
+        options = [f"--address={self.address}", f"--node-ip-address={host or self.host}"]
+        return self._start(options, cpus, gpus, labels, {}, inside)
 
     def ray(self, *arguments: str) -> str:
         """A command of Ray's own; returns its output."""
@@ -110,7 +122,13 @@ class RayCluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(
-        self, options: list[str], cpus: int, gpus: int, labels: dict[str, str] | None, environment: dict[str, str]
+        self,
+        options: list[str],
+        cpus: int,
+        gpus: int,
+        labels: dict[str, str] | None,
+        environment: dict[str, str],
+        inside: Sequence[str] = (),
     ) -> RayNode:
         log = self.folder / f"start-{len(self.nodes)}.log"
         given = ",".join(f"{name}={value}" for name, value in (HERE | (labels or {})).items())
@@ -119,11 +137,11 @@ class RayCluster:
             f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--labels={given}", f"--object-store-memory={STORE_BYTES}",
             "--min-worker-port=0", "--max-worker-port=0",
         ]  # fmt: skip
-        environment = {**os.environ, **QUICK, **self.client, **self.environment, **environment}
+        environment = {**os.environ, **QUICK, **self.client, **environment}
         del environment["RAY_ADDRESS"]
         with log.open("w") as file:
             process = subprocess.Popen(
-                command,
+                [*inside, *command],
                 cwd=ROOT,
                 env=environment,
                 stdout=file,
