@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
 import time
 
@@ -184,8 +183,8 @@ def test_while_rays_head_is_away_requests_are_answered_and_after_it_workers_are_
             assert epochs == [old["epoch"], 1]
             assert len(engines(ray.nodes[1])) == 2
         finally:
-            again.send_signal(signal.SIGTERM)
-            again.wait(30)
+            again.kill()
+            again.wait()
     assert load.lost == {}
     assert httpx.get(f"{cluster.url}/health").status_code == 200
 
