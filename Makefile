@@ -7,7 +7,7 @@ PROTOCOL_CLIENTS := .venv-protocol-clients
 SCALEGEN := .venv-scalegen
 MODEL ?=
 
-.PHONY: help serve test unit lint types coverage test-gpu bench bench-web bench-gpu curve gpu-wheels load faults soak protocol setup setup-dev otel lock clean
+.PHONY: help serve test unit lint types coverage test-gpu bench bench-web bench-gpu curve gpu-wheels load faults soak protocol setup setup-dev otel ray lock clean
 
 serve: $(VENV)/.serve  ## Serve the demo model, or MODEL=directory-or-hub-id
 	@exec $(VENV)/bin/python -W ignore manage.py serve $(if $(MODEL),--model "$(MODEL)")
@@ -55,7 +55,7 @@ soak: $(VENV)/.dev  ## SOAK_S seconds of mixed load, after which nothing may be 
 	$(VENV)/bin/python -m loadtests --shapes soak --seconds $(SOAK_S)
 
 faults: $(VENV)/.dev  ## Every fault and attack, the slow ones too: most of an hour
-	$(VENV)/bin/python -m pytest tests/faults tests/security -n 0 -m "slow or not slow"
+	$(VENV)/bin/python -m pytest tests/faults tests/security tests/launchers -n 0 -m "slow or not slow"
 
 
 # On a machine that has torch, transformers, Triton, numba and peft, and may have no network: what else the engine and
@@ -82,6 +82,9 @@ setup: $(VENV)/.serve  ## Install what serving needs
 
 otel: $(VENV)/.serve requirements/otel.lock  ## Install what traces need
 	$(PYTHON) scripts/install.py $(VENV) requirements/otel.lock
+
+ray: $(VENV)/.serve requirements/ray.lock  ## Install what the launcher ray needs
+	$(PYTHON) scripts/install.py $(VENV) requirements/ray.lock
 
 setup-dev: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done $(SCALEGEN)/.done  ## Install what tests need as well
 
@@ -115,6 +118,7 @@ lock:  ## Resolve the dependencies anew
 	uv pip compile pyproject.toml --extra dev --python-version 3.11 --generate-hashes --no-emit-package torch -o requirements/dev.lock
 	uv pip compile pyproject.toml --python-version 3.11 --generate-hashes --no-emit-package torch -c requirements/dev.lock -o requirements/serve.lock
 	uv pip compile requirements/otel.in --python-version 3.11 --generate-hashes -c requirements/dev.lock -o requirements/otel.lock
+	uv pip compile requirements/ray.in --python-version 3.11 --generate-hashes -c requirements/dev.lock -o requirements/ray.lock
 	uv pip compile requirements/loadtest.in --python-version 3.11 --generate-hashes -c requirements/dev.lock -o requirements/loadtest.lock
 	uv pip compile requirements/torch-cuda.in --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes -c requirements/serve.lock -o requirements/torch-cuda.lock
 	uv pip compile requirements/clients.in --python-version 3.11 --generate-hashes -o requirements/clients.lock

@@ -14,22 +14,22 @@ from django.db import Error, close_old_connections
 from django.utils import timezone
 
 from engine.config import EngineConfig
-from engine.process.cpus import usable_cpus
 from engine.process.flight import FOLDER
-from management.launchers.cpus import threads_of
+from management.launchers.base import name_of
 from management.leadership import LeadershipLost
 from management.models import Model, Worker
 from management.offload_folders import offload_folder
+from management.places import gpus_of, place_of, price_at
 from management.services.errors import RegistryError
 from management.services.secrets import HUB_TOKEN, decrypt
 from management.watched import Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from management.launchers.base import Launcher
     from management.ledger import Ledger
-    from management.models import Deployment
+    from management.models import Deployment, Price
     from management.watched import Crashes
 
 logger = structlog.get_logger(__name__)
@@ -49,16 +49,24 @@ class Placement:
     log_format: Literal["console", "json"] = "console"
 
     def launch(
-        self, deployment: Deployment, index: int, crashes: Crashes, price_per_hour: float | None, workers_on_host: int
+        self,
+        deployment: Deployment,
+        index: int,
+        crashes: Crashes,
+        price_per_hour: float | None,
+        workers_on_host: int,
+        left: float | None,
     ) -> Watched | None:
-        """Launch one worker, one of `workers_on_host` that share the CPUs; None if it failed, which `crashes` then knows."""
+        """Launch one worker, one of `workers_on_host` that share the CPUs; None if it failed, which `crashes` then knows.
+
+        `left`: USD per hour that it may cost; None is no limit.
+        """
         worker = Worker(
             deployment=deployment,
             version=deployment.version,
             engine_options=deployment.engine_options,
             index=index,
             epoch=self.ledger.next_epoch(deployment.pk, index),
-            node=os.uname().nodename,
             price_per_hour=price_per_hour or 0.0,
             started_at=timezone.now(),
         )
@@ -75,13 +83,18 @@ class Placement:
             "log_format": self.log_format,
         }
         if not options.get("threads"):
-            options["threads"] = threads_of(workers_on_host, usable_cpus())
+            options["threads"] = self.launcher.threads(workers_on_host)
         try:
             worker.address = self.launcher.address(f"{deployment.pk}-{index}-{worker.epoch}")
+            place = place_of(deployment, self._prices(), left)
+            if worker.address:
+                worker.node = os.uname().nodename
+            else:  # until it has a machine, it counts as the dearest that it may get
+                worker.price_per_hour = place.most_per_hour or worker.price_per_hour
             config = msgspec.convert({**options, "address": worker.address}, EngineConfig)
             secrets = self._secrets(deployment)
             self.ledger.claim(worker)
-            handle = self.launcher.launch(config, secrets)
+            handle = self.launcher.launch(config, secrets, place)
         except msgspec.ValidationError as error:  # options that an earlier release stored
             crashes.failed = f"engine_options: {error}"
             logger.error("deployment failed", deployment=deployment.name, reason=crashes.failed)
@@ -105,6 +118,15 @@ class Placement:
         watched.write(process_id=handle.process_id)
         return watched
 
+    def note_price(self, watched: Watched, labels: Mapping[str, str]) -> None:
+        """Record what a worker costs on the machine that it was given."""
+        price = price_at(labels, gpus_of(watched.worker.deployment), self._prices())
+        if price is not None:
+            watched.write(price_per_hour=price)
+
+    def _prices(self) -> Iterable[Price]:
+        return self.ledger.registries.prices if self.ledger.registries else ()
+
     def _secrets(self, deployment: Deployment) -> dict[str, str]:
         """The variables that only this deployment's workers get. Raises RegistryError."""
         tokens = self.ledger.registries.hub_tokens if self.ledger.registries else {}
@@ -120,7 +142,7 @@ class Placement:
         """
         adopted = []
         for worker in rows:
-            handle = self.launcher.adopt(worker.address)
+            handle = self.launcher.adopt(worker.address, name_of(worker.worker_id, worker.epoch))
             if handle is None:
                 worker.state, worker.reason = Worker.State.FAILED, "lost while no reconciler watched it"
                 worker.ended_at = timezone.now()

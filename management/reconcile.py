@@ -29,6 +29,7 @@ from management.autoscale.decision import Abort, Drain, Kill, Prepare, Promote, 
 from management.ledger import Ledger, Observed
 from management.models import Deployment, Worker
 from management.placement import Placement
+from management.places import left_of
 from management.scaling import (
     SILENT_DECISIONS,
     LoadHistory,
@@ -41,7 +42,7 @@ from management.scaling import (
 )
 from management.services.capacity import worker_price
 from management.services.snapshots import Registries, build_snapshot
-from management.watched import Crashes, Watched, hang_reason, is_replacing, serving_of
+from management.watched import LEAVING_S, Crashes, Watched, hang_reason, is_replacing, serving_of
 
 if TYPE_CHECKING:
     from management.autoscale.decision import Outcome
@@ -203,21 +204,15 @@ class Reconciler:
         reports = handle.statuses()
         watched.silent_s = 0.0 if reports else watched.silent_s + awake_s
         for status in reports:
-            if status.state == "loading" and watched.draining_since is None:
-                if (worker.state, worker.reason) != (Worker.State.LOADING, status.doing):
-                    logger.info("worker loading", worker=worker.worker_id, doing=status.doing)
-                    watched.write(state=Worker.State.LOADING, reason=status.doing)
-            elif status.state == "ready" and watched.draining_since is None:
-                watched.ready_since = time.monotonic()
-                watched.write(state=Worker.State.READY, reason="", ready_at=timezone.now())
-                self.ledger.note_model(worker.deployment_id, status.model)
-                logger.info("worker ready", worker=worker.worker_id, epoch=worker.epoch)
-            elif status.reason:
-                watched.reason = status.reason
+            watched.heed(status)
+            if status.labels:
+                self.placement.note_price(watched, status.labels)
         if code is not None:
             self._ended(watched, code)
         elif watched.draining_since is not None:
             self._limit_drain(watched)
+        elif watched.leaves_at is not None and time.monotonic() > watched.leaves_at - LEAVING_S:
+            self._drain(watched)
         elif worker.state == Worker.State.READY and (hang := hang_reason(watched.silent_s, reports)):
             watched.reason = hang
             logger.error("worker hung, killing it", worker=worker.worker_id, reason=hang)
@@ -228,6 +223,8 @@ class Reconciler:
         deployment = self._row(watched.worker.deployment_id)
         patience_s = FORGOTTEN_DRAIN_S if deployment is None else float(deployment.drain_timeout_s)
         drained_s = time.monotonic() - (watched.draining_since or 0.0)
+        if watched.leaves_at is not None and watched.draining_since is not None:
+            patience_s = min(patience_s, watched.leaves_at - HAND_OVER_PATIENCE_S - watched.draining_since)
         if drained_s > patience_s and not watched.handed_over:
             watched.handed_over = True
             watched.handle.hand_over()
@@ -333,7 +330,7 @@ class Reconciler:
         ]
         mine = [w for w in self._of(deployment) if w.draining_since is None and w.is_current(deployment)]
         expected = max(wanted, len(staying) + len(mine) + 1)
-        watched = self.placement.launch(deployment, index, crashes, price, expected)
+        watched = self.placement.launch(deployment, index, crashes, price, expected, left_of(deployment, mine))
         if watched is not None:
             self.watched[watched.key] = watched
         return watched

@@ -8,6 +8,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import structlog
+from django.utils import timezone
+
 from engine.failures import ExitStatus
 from management.autoscale.observation import WorkerState, WorkerView
 from management.models import Worker
@@ -19,9 +22,13 @@ if TYPE_CHECKING:
     from management.ledger import Ledger
     from management.models import Deployment
 
+logger = structlog.get_logger(__name__)
+
 HUNG_AFTER_S = 20.0
 """Seconds without a status report after which a worker counts as hung."""
 MAX_CRASHES = 5
+LEAVING_S = 10.0
+"""A worker whose machine will be taken away drains from so many seconds before, at the latest; until then its successor may get ready."""
 STABLE_AFTER_S = 60.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -52,6 +59,8 @@ class Watched:
     silent_s: float = 0.0
     """Seconds since its last report, without time in which this process was suspended."""
     spare: bool = False
+    leaves_at: float | None = None
+    """When its machine will be taken away, if that is known."""
 
     @property
     def key(self) -> Key:
@@ -74,9 +83,11 @@ class Watched:
         return self.worker.state in (Worker.State.STARTING, Worker.State.LOADING)
 
     def is_current(self, deployment: Deployment) -> bool:
-        """Whether the worker was launched with the deployment's desired version and options."""
+        """Whether the worker was launched with the deployment's desired version and options, on a machine that stays."""
         return (
-            self.worker.version_id == deployment.version_id and self.worker.engine_options == deployment.engine_options
+            self.leaves_at is None
+            and self.worker.version_id == deployment.version_id
+            and self.worker.engine_options == deployment.engine_options
         )
 
     def view(self, running: int) -> WorkerView:
@@ -95,6 +106,26 @@ class Watched:
             price_per_hour=self.worker.price_per_hour,
             launched_at=self.launched_at,
         )
+
+    def heed(self, status: WorkerStatus) -> None:
+        """Note what a report says of the worker's state, place and reason."""
+        worker = self.worker
+        if status.address:
+            self.write(address=status.address, node=status.node)
+        if status.leaves_in_s is not None:
+            self.leaves_at = time.monotonic() + status.leaves_in_s
+            logger.warning("the worker's machine leaves", worker=worker.worker_id, in_s=round(status.leaves_in_s, 1))
+        if status.state == "loading" and self.draining_since is None:
+            if (worker.state, worker.reason) != (Worker.State.LOADING, status.doing):
+                logger.info("worker loading", worker=worker.worker_id, doing=status.doing)
+                self.write(state=Worker.State.LOADING, reason=status.doing)
+        elif status.state == "ready" and self.draining_since is None:
+            self.ready_since = time.monotonic()
+            self.write(state=Worker.State.READY, reason="", ready_at=timezone.now())
+            self.ledger.note_model(worker.deployment_id, status.model)
+            logger.info("worker ready", worker=worker.worker_id, epoch=worker.epoch)
+        elif status.reason:
+            self.reason = status.reason
 
     def write(self, **fields: object) -> None:
         """Set observed fields of the worker and queue them to be written."""

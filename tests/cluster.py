@@ -135,7 +135,8 @@ class Cluster:
         for row in self.status()["deployments"] if (self.data_dir / "dragoman.sqlite3").exists() else []:
             for worker in row["workers"]:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker["process_id"], signal.SIGKILL)
+                    if worker["process_id"] is not None:  # else Ray's, which ends with its node
+                        os.kill(worker["process_id"], signal.SIGKILL)
 
 
 class Load:

@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from engine.messages import ModelInfo
+from management.launchers.place import ANYWHERE, Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from engine.config import EngineConfig
+
+
+class LauncherError(ValueError):
+    """The launcher cannot work here; the text says what to set or to install."""
 
 
 class WorkerStatus(msgspec.Struct):
@@ -32,6 +37,12 @@ class WorkerStatus(msgspec.Struct):
     quiet_s: float = 0.0
     patience_s: float = 0.0
     model: ModelInfo | None = None
+    address: str = ""
+    """Where the worker will listen, once, if its launcher knew no address before; with `node`, its machine, and its labels."""
+    node: str = ""
+    labels: dict[str, str] = {}
+    leaves_in_s: float | None = None
+    """Seconds until the worker's machine will be taken away."""
 
     @property
     def hangs(self) -> bool:
@@ -76,19 +87,34 @@ class WorkerHandle(Protocol):
         """Free what this process holds of the worker: it has ended, or another process has taken it over."""
 
 
+def name_of(worker_id: str, epoch: int) -> str:
+    """The name of one incarnation of a worker."""
+    return f"{worker_id}/{epoch}"
+
+
 class Launcher(Protocol):
     """Starts workers in one kind of place, such as processes of this machine. Registered in `management.launchers`."""
 
-    def launch(self, config: EngineConfig, secrets: Mapping[str, str] | None = None) -> WorkerHandle:
-        """Start a worker; `secrets` are environment variables for it alone. Raises OSError, with nothing left behind, if none can be started at the moment."""
+    def launch(
+        self, config: EngineConfig, secrets: Mapping[str, str] | None = None, place: Place = ANYWHERE
+    ) -> WorkerHandle:
+        """Start a worker; `secrets` are environment variables for it alone. A launcher of one machine has no choice of places. Raises
+        OSError, with nothing left behind, if none can be started at the moment.
+        """
 
-    def adopt(self, address: str) -> WorkerHandle | None:
-        """Take over the worker at this address, which an earlier process launched with a lease; None if none is there."""
+    def adopt(self, address: str, name: str) -> WorkerHandle | None:
+        """Take over the worker at this address, which an earlier process launched with a lease; None if none is there. `name`: its
+        worker id and epoch, as `name_of` gives it.
+        """
 
     def address(self, name: str) -> str:
         """An address on which the worker of this name should listen (`engine.address`). This process can reach it, others without
-        the user's or the cluster's rights cannot. Raises OSError if there is none at the moment. `name` is unique among all workers of this server, ended ones included.
+        the user's or the cluster's rights cannot. Empty: it is known when the worker has a machine (`WorkerStatus.address`). Raises
+        OSError if there is none at the moment. `name` is unique among all workers of this server, ended ones included.
         """
+
+    def threads(self, workers: int) -> int:
+        """The engine option `threads`, where it is not set, of one of so many workers; 0: it counts the CPUs itself."""
 
     def close(self) -> None:
         """End all running workers; leased ones run on until their leases end."""

@@ -21,9 +21,12 @@ import msgspec
 from engine.address import Channel, UnixAddress, parse
 from engine.failures import ExitStatus
 from engine.process.control import Renew
+from engine.process.cpus import usable_cpus
 from management.launchers.base import WorkerStatus
+from management.launchers.cpus import threads_of
 from management.launchers.environment import worker_environment
 from management.launchers.local import COMMAND, ROOT
+from management.launchers.place import ANYWHERE, Place
 from management.launchers.remote import RemoteWorker
 
 if TYPE_CHECKING:
@@ -152,7 +155,9 @@ class LeasedLauncher:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory, self._network = directory, network
 
-    def launch(self, config: EngineConfig, secrets: Mapping[str, str] | None = None) -> WorkerHandle:
+    def launch(
+        self, config: EngineConfig, secrets: Mapping[str, str] | None = None, place: Place = ANYWHERE
+    ) -> WorkerHandle:
         """Start a process in a session of its own; raises OSError."""
         process = subprocess.Popen(
             COMMAND,
@@ -168,7 +173,7 @@ class LeasedLauncher:
             stdin.write(msgspec.json.encode(self._network.completed(config)) + b"\n")
         return self._handle(config.address, process)
 
-    def adopt(self, address: str) -> WorkerHandle | None:
+    def adopt(self, address: str, name: str) -> WorkerHandle | None:
         """Connect to the worker's control channel."""
         try:
             return self._handle(address)
@@ -178,6 +183,10 @@ class LeasedLauncher:
     def address(self, name: str) -> str:
         """A Unix socket in the directory, or a port."""
         return self._network.address() or f"unix:{self._directory / name}.sock"
+
+    def threads(self, workers: int) -> int:
+        """Its share of this machine's CPUs."""
+        return threads_of(workers, usable_cpus())
 
     def close(self) -> None:
         """Nothing: the workers run on until their leases end, or another launcher takes them over."""

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine.process.cpus import usable_cpus
 from management.launchers.base import WorkerStatus
+from management.launchers.cpus import threads_of
 from management.launchers.environment import worker_environment
 from management.launchers.network import THIS_HOST
+from management.launchers.place import ANYWHERE, Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,18 +120,24 @@ class LocalLauncher:
         self._network = network
         self._workers: list[LocalWorker] = []
 
-    def launch(self, config: EngineConfig, secrets: Mapping[str, str] | None = None) -> LocalWorker:
+    def launch(
+        self, config: EngineConfig, secrets: Mapping[str, str] | None = None, place: Place = ANYWHERE
+    ) -> LocalWorker:
         """Start a child process; raises OSError."""
         self._workers = [worker for worker in self._workers if not worker.closed]
         self._workers.append(LocalWorker(self._network.completed(config), secrets))
         return self._workers[-1]
 
-    def adopt(self, address: str) -> None:
+    def adopt(self, address: str, name: str) -> None:
         """None: its workers never outlive it."""
 
     def address(self, name: str) -> str:
         """A Unix socket in the private folder, or a port."""
         return self._network.address() or f"unix:{self._directory / name}.sock"
+
+    def threads(self, workers: int) -> int:
+        """Its share of this machine's CPUs."""
+        return threads_of(workers, usable_cpus())
 
     def close(self) -> None:
         """End all children and remove the folder."""

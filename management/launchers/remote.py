@@ -28,16 +28,22 @@ class RemoteWorker:
     """A worker with a lease at a TCP address."""
 
     def __init__(
-        self, address: Address, credentials: Credentials | None, process: subprocess.Popen[bytes] | None = None
+        self,
+        address: Address,
+        credentials: Credentials | None,
+        process: subprocess.Popen[bytes] | None = None,
+        starts: bool = False,
     ) -> None:
-        """`process` is set by the launcher that started it. Raises OSError if a worker to take over is not there."""
-        self._process = process
+        """`process` is set by the launcher that started it here. `starts`: it was started elsewhere just now, and need not listen
+        yet. Raises OSError if a worker to take over is not there.
+        """
+        self._process, self._starts = process, starts
         self.process_id: int | None = None if process is None else process.pid
         self._link = Link(address, credentials)
         self._last: WorkerStatus | None = None
         self._wanted = Wanted.RUN
         self._epoch = 0
-        if process is None and not self._link.wait():
+        if process is None and not starts and not self._link.wait():
             self._link.close()
             raise OSError(f"no worker answers at {address}")
 
@@ -45,8 +51,13 @@ class RemoteWorker:
         """Decode the lines that have arrived."""
         found = [msgspec.json.decode(line, type=WorkerStatus) for line in self._link.lines()]
         if found:
-            self._last = found[-1]
+            self._last, self._starts = found[-1], False
         return found
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._link.connected
 
     def exit_code(self) -> int | None:
         """The exit status. That of a worker taken over is known only by its last report; without one it was killed."""
@@ -56,7 +67,7 @@ class RemoteWorker:
             return -signal.SIGKILL
         state = "" if self._last is None else self._last.state
         said = not self._link.connected and state in ("failed", "exited")
-        if not said and not self._link.refused:
+        if self._starts or (not said and not self._link.refused):
             return None
         if state == "failed":
             return ExitStatus.MODEL_REFUSED

@@ -26,17 +26,21 @@ FIELDS = {
     "idle_timeout_s": int,
     "max_price_per_hour": float,
     "min_throughput_rate": float,
+    "gpu_type": str,
+    "gpus_per_worker": int,
 }
+SWITCHES = ("scale_to_zero", "spot", "use_on_prem", "use_cloudburst", "use_other_gpus", "expand_gpu_types")
+LISTS = ("on_prem_node_ids", "instance_types")
 
 
 def add_fields(parser: CommandParser) -> None:
     """Add an argument for each field; those that are not given are None."""
-    for name, kind in FIELDS.items():
+    kinds: dict[str, dict[str, Any]] = {name: {"type": kind} for name, kind in FIELDS.items()}
+    kinds |= {key: {"action": BooleanOptionalAction} for key in SWITCHES}
+    kinds |= {key: {"nargs": "*", "metavar": "NAME"} for key in LISTS}
+    for name, how in kinds.items():
         help_text = Deployment._meta.get_field(name).help_text or None
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=help_text)
-    parser.add_argument(
-        "--scale-to-zero", action=BooleanOptionalAction, help="Sleep while idle; needs --min-workers 0."
-    )
+        parser.add_argument(f"--{name.replace('_', '-')}", help=help_text, **how)
     parser.add_argument("--strategy", choices=[each.value for each in Strategy])
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="An engine option; may be repeated."
@@ -45,7 +49,7 @@ def add_fields(parser: CommandParser) -> None:
 
 def fields_of(options: dict[str, Any]) -> dict[str, Any]:
     """The given fields, by name."""
-    return {name: options[name] for name in (*FIELDS, "scale_to_zero", "strategy") if options[name] is not None}
+    return {name: options[name] for name in (*FIELDS, *SWITCHES, *LISTS, "strategy") if options[name] is not None}
 
 
 def pair(text: str, name: str) -> tuple[str, str]:

@@ -23,6 +23,7 @@ from config.options import Options, get_options
 from engine.network.credentials import CredentialsError
 from engine.process.precautions import write_no_core
 from management.launchers import LAUNCHERS
+from management.launchers.base import LauncherError
 from management.leadership import Leadership
 from management.ledger import Ledger
 from management.reconcile import Reconciler
@@ -47,7 +48,7 @@ class Command(BaseCommand):
             call_command("migrate", verbosity=0, interactive=False)
             ensure_admin(settings.data_dir / "admin-password")
             reconciler = make_reconciler(settings)
-        except (DatabaseError, ValidationError, CredentialsError, OSError) as error:
+        except (DatabaseError, ValidationError, CredentialsError, LauncherError, OSError) as error:
             raise CommandError(str(error)) from error
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -63,7 +64,7 @@ class Command(BaseCommand):
 
 
 def make_reconciler(settings: Options) -> Reconciler:
-    """A reconciler that acts while it leads, and whose workers outlive it. Raises OSError."""
+    """A reconciler that acts while it leads, and whose workers outlive it. Raises OSError or LauncherError."""
     loads = StoredLoads()
     return Reconciler(
         LAUNCHERS[settings.launcher](settings.shared_dir(), settings.network),

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from engine.process.cpus import usable_cpus
 from management import placement, reconcile, scaling, watched
 from management.launchers.base import WorkerStatus
+from management.launchers.cpus import threads_of
+from management.launchers.place import ANYWHERE
 from management.reconcile import Reconciler
 from management.services.deployments import create_deployment
 from management.services.models import register_model
@@ -62,17 +65,24 @@ class FakeWorker:
 class FakeLauncher:
     def __init__(self):
         self.workers: list[FakeWorker] = []
+        self.places: list[tuple[dict[str, str], ...]] = []
         self.error: OSError | None = None
 
-    def launch(self, config, secrets=None):
+    def launch(self, config, secrets=None, place=ANYWHERE):
         self.secrets = secrets
+        self.places.append(place.choices)
+        if not place.choices:
+            raise OSError("no machine is allowed")
         if self.error is not None:
             raise self.error
         self.workers.append(FakeWorker(config))
         return self.workers[-1]
 
-    def adopt(self, address):
+    def adopt(self, address, name):
         return next((w for w in self.workers if w.code is None and w.config.address == address), None)
+
+    def threads(self, workers):
+        return threads_of(workers, usable_cpus())
 
     def address(self, name):
         return f"unix:/nowhere/{name}.sock"

@@ -63,6 +63,15 @@ def test_change_scale_stop_and_delete(capsys, deployment):
     output(capsys, "change", "demo", "--max-workers", "4", "--option", "max_num_seqs=2")
     deployment.refresh_from_db()
     assert (deployment.max_workers, deployment.engine_options) == (4, {"max_num_seqs": 2})
+    output(
+        capsys, "change", "demo", "--spot", "--gpu-type", "L4", "--gpus-per-worker", "2", "--on-prem-node-ids", "a", "b"
+    )
+    deployment.refresh_from_db()
+    assert (deployment.spot, deployment.gpu_type, deployment.gpus_per_worker) == (True, "L4", 2)
+    assert deployment.on_prem_node_ids == ["a", "b"]
+    output(capsys, "change", "demo", "--no-spot", "--gpu-type", "", "--gpus-per-worker", "0", "--on-prem-node-ids")
+    deployment.refresh_from_db()
+    assert (deployment.spot, deployment.gpu_type, deployment.on_prem_node_ids) == (False, "", [])
     output(capsys, "scale", "demo", "3")
     deployment.refresh_from_db()
     assert deployment.replicas == 3

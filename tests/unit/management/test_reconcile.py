@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from management import placement, reconcile, watched
+from management import reconcile, watched
 from management.launchers.base import WorkerStatus
 from management.launchers.cpus import threads_of
 from management.models import Worker
@@ -301,7 +301,7 @@ def test_workers_on_one_host_share_its_cpus(workers, cpus, threads):
 
 
 def test_a_launch_divides_the_cpus_among_all_workers(reconciler, launcher, deployment, monkeypatch):
-    monkeypatch.setattr(placement, "usable_cpus", lambda: 12)
+    monkeypatch.setattr(launcher, "threads", lambda workers: threads_of(workers, 12))
     other = create_deployment("other", register_model("other", "/models/other", "tester"), "tester")
     start_deployment(deployment, "tester", replicas=2)
     reconciler.reconcile_once()

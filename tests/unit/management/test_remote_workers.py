@@ -65,7 +65,7 @@ def worker(launcher, network, monkeypatch):
 def adopted(launcher, worker):
     """The handle of a worker that knows of it."""
     before = len(worker.control._launchers)
-    handle = launcher.adopt(worker.address)
+    handle = launcher.adopt(worker.address, "demo/0/1")
     wait_until(lambda: len(worker.control._launchers) > before)
     return handle
 
@@ -99,7 +99,7 @@ def test_a_worker_that_runs_is_taken_over(launcher, worker):
 
 
 def test_what_a_launcher_wants_is_done_once_and_in_order(launcher, worker):
-    handle = launcher.adopt(worker.address)
+    handle = launcher.adopt(worker.address, "demo/0/1")
     handle.renew(5)
     handle.drain()
     wait_until(lambda: worker.signals == [signal.SIGTERM])
@@ -107,7 +107,7 @@ def test_what_a_launcher_wants_is_done_once_and_in_order(launcher, worker):
         handle.renew(5)
     handle.hand_over()
     wait_until(lambda: worker.signals == [signal.SIGTERM] * 2)
-    earlier = launcher.adopt(worker.address)  # one that has been replaced and does not know it
+    earlier = launcher.adopt(worker.address, "demo/0/1")  # one that has been replaced and does not know it
     earlier.renew(4)
     earlier.kill()
     assert earlier.exit_code() == -signal.SIGKILL
@@ -120,7 +120,7 @@ def test_what_a_launcher_wants_is_done_once_and_in_order(launcher, worker):
 
 def test_a_wish_that_was_lost_with_a_connection_is_said_again(launcher, worker):
     """Also both at once: each line brings the worker one step on."""
-    handle = launcher.adopt(worker.address)
+    handle = launcher.adopt(worker.address, "demo/0/1")
     handle._link._write, write = lambda line: None, handle._link._write
     handle.renew(5)
     handle.drain()
@@ -148,13 +148,13 @@ def test_how_a_worker_ended_is_told_by_its_last_word(launcher, worker, last, sta
 
 
 def test_a_worker_that_nobody_reaches_is_not_there(launcher, network, tmp_path):
-    assert launcher.adopt(launcher.address("1-0-1")) is None
+    assert launcher.adopt(launcher.address("1-0-1"), "demo/0/1") is None
     stranger = Authority("stranger")
     other = LeasedLauncher(tmp_path / "other", Network(credentials=credentials(tmp_path, stranger, stranger.issue())))
     assert other.address("1-0-1").startswith("unix:")
     door = parse(launcher.address("1-0-2")).endpoint(network.credentials)
     listener = door.listen(Channel.CONTROL)
-    assert other.adopt(f"tcp://127.0.0.1:{door._listener.getsockname()[1]}") is None
+    assert other.adopt(f"tcp://127.0.0.1:{door._listener.getsockname()[1]}", "demo/0/1") is None
     door.release(Channel.CONTROL)
     listener.close()
 
@@ -174,7 +174,7 @@ def test_both_sides_give_up_a_silent_connection(launcher, worker, monkeypatch):
 
 def test_a_lease_that_nobody_renews_runs_out(launcher, network, monkeypatch):
     worker = Worker(launcher.address("1-0-1"), network.credentials, monkeypatch, lease_s=2.0)
-    handle = launcher.adopt(worker.address)
+    handle = launcher.adopt(worker.address, "demo/0/1")
     for _ in range(20):
         handle.renew(1)
         assert not worker.expired.wait(0.2)
