@@ -22,6 +22,8 @@ PROMPTS_OF_ONE_REQUEST = 32
 OVERLOAD_TIMES = 5.0
 ANSWER_TIMES = 4
 TURNS = 5
+MOST_WARM_UP_S = 30.0
+"""Of a soak, whose seconds are those of a whole run."""
 
 Figures = dict[str, float | None]
 
@@ -213,7 +215,7 @@ def _soak(profile: Profile) -> Plan:
     # Deaths are far apart, since a deployment whose workers die again and again is given up; and a request outlives its worker as
     # long as a new one takes to start, which is not what is judged here.
     return Plan((
-        Stage("warm-up", max(5.0, profile.stage_s), len(everyone), everyone, work),
+        Stage("warm-up", min(MOST_WARM_UP_S, max(5.0, profile.stage_s)), len(everyone), everyone, work),
         Stage("idle-before", 5, 0, STREAM, watched=True),
         Stage("soak", profile.soak_s, max(profile.most, len(everyone)), everyone, work, watched=True,
               kill_every_s=min(300.0, profile.soak_s / 4)),
