@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import os
 import ssl
 import sys
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from config.options import Options
+from config.refusals import UnusableSettings, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,10 @@ def _status(options: Options) -> int:
 
 def check_reconcile(options: Options, alive: bool) -> str:
     """Ask the registry who leads. Raises Unhealthy."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+    try:
+        read_settings()
+    except UnusableSettings as error:
+        raise Unhealthy(str(error)) from error
     import django
     from django.db import Error
 
