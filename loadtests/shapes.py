@@ -21,6 +21,8 @@ RUDE = ("HangUpUser", "NonReaderUser", "BadBodyUser")
 PROMPTS_OF_ONE_REQUEST = 32
 OVERLOAD_TIMES = 5.0
 ANSWER_TIMES = 4
+ARRIVALS = {"arrivals-25": 0.25, "arrivals-50": 0.5, "arrivals-80": 0.8}
+"""Stages of an open loop, and their shares of the rate at which a closed one was answered."""
 TURNS = 5
 MOST_WARM_UP_S = 30.0
 """Of a soak, whose seconds are those of a whole run."""
@@ -96,15 +98,18 @@ def _dialects_figures(run: Measured) -> Figures:
 
 
 def _open(profile: Profile) -> Plan:
-    pacers = Stage("arrivals", 2 * profile.stage_s, 4, STREAM, profile.work, times=0.5, times_of="full")
+    arrivals = tuple(
+        Stage(name, 2 * profile.stage_s, 4, STREAM, profile.work, times=share, times_of="full")
+        for name, share in ARRIVALS.items()
+    )
     rest = Stage("rest", 2, 0, STREAM)  # in which the last answers come
-    return Plan((*alone(profile), streams("full", profile, profile.most), pacers, rest))
+    return Plan((*alone(profile), streams("full", profile, profile.most), *arrivals, rest))
 
 
 def _open_figures(run: Measured) -> Figures:
-    figures = run.against_calibration("arrivals")
+    figures = run.against_calibration("arrivals-50")
     del figures["throughput_share"]
-    return {**figures, "failures": run.failures()}
+    return {**figures, "arrivals_share": run.arrivals_share(ARRIVALS), "failures": run.failures()}
 
 
 def _overload(profile: Profile) -> Plan:
@@ -241,8 +246,8 @@ SHAPES = {
     "steps": Shape("Load comes and goes, and one user finds the server as before.", _steps, _steps_figures,
                    ("calm_ttft_multiple", "calm_gap_multiple", "failures")),
     "dialects": Shape("Users of all dialects at once.", _dialects, _dialects_figures, (*LOADED, "silent_users")),
-    "open": Shape("Requests arrive at random, at half the rate that the server can answer.", _open, _open_figures,
-                  LOADED[1:]),
+    "open": Shape("Requests arrive at random, at a quarter, half and four fifths of the rate that the server can answer.",
+                  _open, _open_figures, ("arrivals_share", *LOADED[1:])),
     "overload": Shape("Requests arrive at random, at five times that rate; then one user.", _overload,
                       _overload_figures,
                       ("goodput_share", "ttft_p95_multiple", "refusal_p95_ms", "refusal_p95_multiple",
