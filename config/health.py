@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from config.options import Options
-from config.refusals import UnusableSettings, read_settings
+from config.refusals import UnusableSettings, one_line, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +97,7 @@ def check_reconcile(options: Options, alive: bool) -> str:
     try:
         leader = current_leader()
     except Error as error:
-        raise Unhealthy(f"the registry cannot be read ({type(error).__name__})") from error
+        raise Unhealthy(f"the registry cannot be read: {one_line(error)}") from error
     if leader is None:
         raise Unhealthy("no reconciler leads")
     return f"{leader} leads"

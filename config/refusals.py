@@ -62,12 +62,17 @@ def folder_refused(folder: Path, error: OSError) -> str:
 
 def registry_refused(error: Error, data_dir: Path, database_url: str) -> str:
     """Why the database cannot be used, in one line. No text of a database's driver has a password."""
-    text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    text = one_line(error)
     file = data_dir / DATABASE
     if not database_url:
         text = f"{file}: {text}{of_another_user(file)}"
     missing = any(words in text for words in NO_TABLE)
     return f"the registry cannot be used: {text}" + ("; run `migrate` first" if missing else "")
+
+
+def one_line(error: Error) -> str:
+    """What the database's driver says, which may be several lines."""
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or type(error).__name__
 
 
 def of_another_user(path: Path) -> str:
