@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from importlib import import_module
@@ -19,6 +18,8 @@ WITHOUT_DJANGO = {
 """Commands that need no Django, or must run before it reads settings that may be what is wrong: `main(program, arguments)`
 returns the exit status.
 """
+INVALID_SETTINGS = 2
+"""The exit status if the settings cannot be used."""
 
 
 def main(arguments: list[str]) -> None:
@@ -31,12 +32,33 @@ def main(arguments: list[str]) -> None:
     if arguments[1:] and arguments[1] in WITHOUT_DJANGO:
         command = import_module(WITHOUT_DJANGO[arguments[1]])
         sys.exit(command.main(arguments[0], arguments[2:]))
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     if arguments[1:2] == ["serve"]:
         _take_settings(arguments[2:])
-    from django.core.management import execute_from_command_line
+    _execute(arguments)
 
-    execute_from_command_line(arguments)
+
+def _execute(arguments: list[str]) -> None:
+    """Run a command of Django's. Exit if settings or the database cannot be used, which commands of others do not expect."""
+    from config.options import get_options
+    from config.refusals import UnusableSettings, read_settings, registry_refused
+
+    try:
+        read_settings()
+    except UnusableSettings as error:
+        for line in error.lines:
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(INVALID_SETTINGS)
+    from django.core.management import execute_from_command_line
+    from django.db import OperationalError, ProgrammingError
+
+    try:
+        execute_from_command_line(arguments)
+    except (OperationalError, ProgrammingError) as error:
+        if "--traceback" in arguments:
+            raise
+        options = get_options()
+        print(f"error: {registry_refused(error, options.data_dir, options.database_url)}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _take_settings(arguments: list[str]) -> None:
@@ -44,6 +66,7 @@ def _take_settings(arguments: list[str]) -> None:
     from pydantic import ValidationError
 
     from config.options import get_options
+    from config.refusals import VALIDATORS
     from config.serve_flags import apply_flags, flag_of
 
     apply_flags(arguments)
@@ -52,5 +75,5 @@ def _take_settings(arguments: list[str]) -> None:
     except ValidationError as error:
         for each in error.errors():
             name = flag_of(str(each["loc"][0])) if each["loc"] else "settings"
-            print(f"error: {name}: {each['msg']}", file=sys.stderr)
-        sys.exit(2)
+            print(f"error: {name}: {each['msg'].removeprefix(VALIDATORS)}", file=sys.stderr)
+        sys.exit(INVALID_SETTINGS)

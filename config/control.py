@@ -40,6 +40,10 @@ class Control(Protocol):
     shares_ports: bool
     """Whether other processes may serve the same ports."""
 
+    def registry_reachable(self) -> bool:
+        """Whether the database could be used when it was last tried. Thread-safe."""
+        ...
+
     def refresh(self) -> None:
         """Read the registries and publish a snapshot. Thread-safe; raises `django.db.Error`."""
         ...
@@ -93,6 +97,10 @@ class EmbeddedControl:
         self._reconciler.reconcile_once()  # the worker loads its model while the rest starts
         self._threads = _started(self._stop, self._reconciler.run, LoadReporter(self.process, load).run)
 
+    def registry_reachable(self) -> bool:
+        """As the reconciler's loop has found it."""
+        return self._reconciler.ledger.reachable
+
     def hurry(self) -> None:
         """Nothing: the reconciler looks at the load in every pass."""
 
@@ -134,6 +142,10 @@ class FollowingControl:
         self._follower.refresh()
         self._reporter = LoadReporter(self.process, load)
         self._threads = _started(self._stop, self._follower.run, self._reporter.run)
+
+    def registry_reachable(self) -> bool:
+        """As the follower has found it."""
+        return self._follower.reachable
 
     def hurry(self) -> None:
         """Report the load to the reconciler now."""

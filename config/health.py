@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import os
 import ssl
 import sys
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from config.options import Options
+from config.refusals import UnusableSettings, one_line, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,10 @@ def _status(options: Options) -> int:
 
 def check_reconcile(options: Options, alive: bool) -> str:
     """Ask the registry who leads. Raises Unhealthy."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+    try:
+        read_settings()
+    except UnusableSettings as error:
+        raise Unhealthy(str(error)) from error
     import django
     from django.db import Error
 
@@ -96,7 +99,7 @@ def check_reconcile(options: Options, alive: bool) -> str:
     try:
         leader = current_leader()
     except Error as error:
-        raise Unhealthy(f"the registry cannot be read ({type(error).__name__})") from error
+        raise Unhealthy(f"the registry cannot be read: {one_line(error)}") from error
     if leader is None:
         raise Unhealthy("no reconciler leads")
     return f"{leader} leads"

@@ -32,12 +32,15 @@ def default_data_dir() -> Path:
 
 def runtime_dir(data_dir: Path) -> Path:
     """The folder of sockets that this user's processes of one data folder share. A Unix socket's path is short, so it is not
-    below the data folder. Raises PermissionError if the folder is another user's.
+    below the data folder. Raises OSError if it cannot be made, or is another user's.
     """
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     place = hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:12]
     folder = Path(base) / f"dragoman-{os.getuid()}-{place}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, f"{folder} cannot be made: {error.strerror}; set DRAGOMAN_RUNTIME_DIR") from error
     found = folder.lstat()
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700 or not stat.S_ISDIR(found.st_mode):
         raise PermissionError(f"{folder} must be a folder of this user that nobody else can enter")

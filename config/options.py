@@ -10,6 +10,7 @@ import socket
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationInfo, create_model, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -177,6 +178,18 @@ class Options(EngineSettings, ClusterOptions):
     enable_faults: bool = Field(
         False, description="Whether fault points act; refused beyond loopback and in an installed package."
     )
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_of_postgresql(cls, value: str) -> str:
+        try:
+            parts = urlsplit(value)
+            known = not value or (parts.scheme in ("postgresql", "postgres") and (parts.port or 1) > 0)
+        except ValueError:  # its text has the address, and may have the password
+            known = False
+        if not known:
+            raise ValueError("an address is postgresql://user:password@host:port/name, with special characters as %XX")
+        return value
 
     @field_validator("faults")
     @classmethod

@@ -88,7 +88,7 @@ class Server:
         self.load = LoadRecorder(control.process, self.router, self.holding)
         self.holding.on_refused = self.load.rejected
         self.holding.on_first = self._report_now
-        metrics = Metrics(self.router, logs.dropped_lines)
+        metrics = Metrics(self.router, logs.dropped_lines, control.registry_reachable)
         hosts = [options.host, *(host for setup in setups for host in setup.hosts)]
         options.check_faults(hosts)
         registry = DjangoRegistry(control, options.allowed_adapter_roots(hosts))

@@ -29,8 +29,6 @@ def _database(url: str) -> dict[str, Any]:
             "OPTIONS": {"init_command": pragmas, "transaction_mode": "IMMEDIATE", "timeout": STATEMENT_TIMEOUT_S},
         }
     parts = urlsplit(url)
-    if parts.scheme not in {"postgresql", "postgres"}:
-        raise ValueError("DRAGOMAN_DATABASE_URL must begin with postgresql://")
     return {
         "ENGINE": "config.postgresql",  # Django's own backend, with a timeout for every wait
         "NAME": unquote(parts.path.lstrip("/")),

@@ -27,6 +27,7 @@ FIGURES = {
     "calm_gap_multiple": Figure("mean gap of one user after load, as a multiple of that before", low=0.01),
     "silent_users": Figure("classes of users that had no good answer", high=100),
     "goodput_share": Figure("tokens/s of good answers, as a share of the most", at_least=True, high=2),
+    "arrivals_share": Figure("requests of open loops that were sent, as a share of the plan", at_least=True, high=1),
     "refusal_p95_ms": Figure("p95 of the time until a refusal", low=0.01, high=60_000),
     "refusal_p95_multiple": Figure("the same, as a multiple of the TTFT p50 of one user alone", low=0.01),
     "untold_refusals": Figure("refusals that do not say when to try again", high=1_000_000),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from loadtests.figures import StageFigures, failures, median, percentile, ratio, stage_figures
 from loadtests.plan import ALONE, ENGINE, Plan
 from loadtests.residue import Observation, slope_mib_per_min
 from loadtests.samples import Outcome, Sample, Window, of_window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 RECOVERED_TIMES = 5.0
 """An answer is in time again if its TTFT is at most this multiple of the p95 of one user alone."""
@@ -56,6 +60,16 @@ class Measured:
     def failures_of(self, name: str) -> list[Sample]:
         """Of one stage, by what it allows."""
         return failures(self.samples_of(name), self.plan.stage(name).may_refuse)
+
+    def arrivals_share(self, stages: Iterable[str]) -> float | None:
+        """The requests that were sent in open loops, as a share of those that were to be sent: whether Locust kept pace."""
+        sent = planned = 0.0
+        for name in stages:
+            stage, window = self.plan.stage(name), self.window(name)
+            if window is not None:
+                planned += stage.times * self.stage(stage.times_of).answers_per_s * window.seconds
+                sent += len(self.samples_of(name))
+        return ratio(sent, planned)
 
     def missing(self, name: str) -> int:
         """Users of a stage of one request each that have no sample."""

@@ -21,7 +21,11 @@ RUDE = ("HangUpUser", "NonReaderUser", "BadBodyUser")
 PROMPTS_OF_ONE_REQUEST = 32
 OVERLOAD_TIMES = 5.0
 ANSWER_TIMES = 4
+ARRIVALS = {"arrivals-25": 0.25, "arrivals-50": 0.5, "arrivals-80": 0.8}
+"""Stages of an open loop, and their shares of the rate at which a closed one was answered."""
 TURNS = 5
+MOST_WARM_UP_S = 30.0
+"""Of a soak, whose seconds are those of a whole run."""
 
 Figures = dict[str, float | None]
 
@@ -94,15 +98,18 @@ def _dialects_figures(run: Measured) -> Figures:
 
 
 def _open(profile: Profile) -> Plan:
-    pacers = Stage("arrivals", 2 * profile.stage_s, 4, STREAM, profile.work, times=0.5, times_of="full")
+    arrivals = tuple(
+        Stage(name, 2 * profile.stage_s, 4, STREAM, profile.work, times=share, times_of="full")
+        for name, share in ARRIVALS.items()
+    )
     rest = Stage("rest", 2, 0, STREAM)  # in which the last answers come
-    return Plan((*alone(profile), streams("full", profile, profile.most), pacers, rest))
+    return Plan((*alone(profile), streams("full", profile, profile.most), *arrivals, rest))
 
 
 def _open_figures(run: Measured) -> Figures:
-    figures = run.against_calibration("arrivals")
+    figures = run.against_calibration("arrivals-50")
     del figures["throughput_share"]
-    return {**figures, "failures": run.failures()}
+    return {**figures, "arrivals_share": run.arrivals_share(ARRIVALS), "failures": run.failures()}
 
 
 def _overload(profile: Profile) -> Plan:
@@ -213,7 +220,7 @@ def _soak(profile: Profile) -> Plan:
     # Deaths are far apart, since a deployment whose workers die again and again is given up; and a request outlives its worker as
     # long as a new one takes to start, which is not what is judged here.
     return Plan((
-        Stage("warm-up", max(5.0, profile.stage_s), len(everyone), everyone, work),
+        Stage("warm-up", min(MOST_WARM_UP_S, max(5.0, profile.stage_s)), len(everyone), everyone, work),
         Stage("idle-before", 5, 0, STREAM, watched=True),
         Stage("soak", profile.soak_s, max(profile.most, len(everyone)), everyone, work, watched=True,
               kill_every_s=min(300.0, profile.soak_s / 4)),
@@ -239,8 +246,8 @@ SHAPES = {
     "steps": Shape("Load comes and goes, and one user finds the server as before.", _steps, _steps_figures,
                    ("calm_ttft_multiple", "calm_gap_multiple", "failures")),
     "dialects": Shape("Users of all dialects at once.", _dialects, _dialects_figures, (*LOADED, "silent_users")),
-    "open": Shape("Requests arrive at random, at half the rate that the server can answer.", _open, _open_figures,
-                  LOADED[1:]),
+    "open": Shape("Requests arrive at random, at a quarter, half and four fifths of the rate that the server can answer.",
+                  _open, _open_figures, ("arrivals_share", *LOADED[1:])),
     "overload": Shape("Requests arrive at random, at five times that rate; then one user.", _overload,
                       _overload_figures,
                       ("goodput_share", "ttft_p95_multiple", "refusal_p95_ms", "refusal_p95_multiple",

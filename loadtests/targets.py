@@ -48,12 +48,20 @@ def load_targets(path: Path, profile: str, shapes: Iterable[str]) -> Targets:
             raise TargetsError(f"{path}: unknown profile {name}; known: {', '.join(PROFILES)}")
         for shape, targets in _table(path, name, tables).items():
             _check(path, name, shape, _table(path, f"{name}.{shape}", targets))
-    if profile not in found:
-        raise TargetsError(f"{path}: no targets for the profile {profile}; it has {', '.join(found) or 'none'}")
-    for shape in shapes:
-        if not found[profile].get(shape):
+    wanted = {shape: _inherited(found, profile, shape) for shape in shapes}
+    for shape, targets in wanted.items():
+        if not targets:
             raise TargetsError(f"{path}: no targets for {profile}.{shape}; a run without targets cannot fail")
-    return {shape: dict(found[profile][shape]) for shape in shapes}
+    return wanted
+
+
+def _inherited(found: dict[str, Any], profile: str, shape: str) -> dict[str, float]:
+    """A profile's targets for a shape: those of the profile before it, with its own in their place."""
+    lineage = list(PROFILES)[: list(PROFILES).index(profile) + 1]
+    merged: dict[str, float] = {}
+    for name in lineage:
+        merged |= found.get(name, {}).get(shape, {})
+    return merged
 
 
 def judged(targets: dict[str, float], measured: dict[str, float | None]) -> list[Verdict]:

@@ -32,7 +32,8 @@ class RegistryFollower:
 
     holder: SnapshotHolder
     _reading: threading.Lock = field(default_factory=threading.Lock)
-    _reachable: bool = True
+    reachable: bool = True
+    """Whether the database could be used when it was last tried."""
 
     def refresh(self) -> None:
         """Read the registries and publish a snapshot. Thread-safe; raises `django.db.Error`."""
@@ -76,6 +77,6 @@ class RegistryFollower:
         changes.close()
 
     def _note_reachable(self, reachable: bool, error: str = "") -> None:
-        if reachable != self._reachable:
-            self._reachable = reachable
+        if reachable != self.reachable:
+            self.reachable = reachable
             logger.warning("registry reachable again" if reachable else "registry unreachable", error=error)

@@ -112,7 +112,8 @@ class Ledger:
     """By (deployment id, index, epoch): workers with unwritten fields, or without a row; oldest first."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _reading: threading.Lock = field(default_factory=threading.Lock)
-    _reachable: bool = True
+    reachable: bool = True
+    """Whether the database could be used when it was last tried."""
 
     def forget_earlier_workers(self) -> None:
         """Mark workers of an earlier server process as exited, and continue their epochs. Raises `django.db.Error`."""
@@ -276,15 +277,15 @@ class Ledger:
             if done and (self.leadership is None or self.leadership.leads):
                 done = self._attempt(publish) and self._attempt(self.write) and self._attempt(self.keep_house)
             pause = INTERVAL_S if done else min(pause * 2, LONGEST_PAUSE_S)
-            if done != self._reachable:
-                self._reachable = done
+            if done != self.reachable:
+                self.reachable = done
                 logger.warning("registry reachable again" if done else "registry unreachable; workers keep running")
 
     def _attempt(self, step: Callable[[], object]) -> bool:
         try:
             step()
         except Error as error:
-            if self._reachable:
+            if self.reachable:
                 logger.warning("registry unreachable", error=str(error))
             close_old_connections()
             return False

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-
 MAX_CONFIG_BYTES = 1 << 20
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """The names under which configurations give the longest sequence."""
@@ -20,6 +18,8 @@ def longest_sequence(source: str) -> int | None:
     if not path.is_file():
         if not _is_hub_id(source):
             return None
+        from huggingface_hub import try_to_load_from_cache  # only here: it costs every process memory
+
         cached = try_to_load_from_cache(source, "config.json")
         if not isinstance(cached, str):
             return None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.doctor.finding import Finding, error, ok, warning
+from config.refusals import of_another_user
 from engine.process.cpus import usable_cpus
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def check_devices(options: Options) -> list[Finding]:
 def check_data_folder(options: Options) -> list[Finding]:
     """Whether the data folder can be written, has room, and keeps its secrets."""
     folder = options.data_dir
-    place = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    place = existing(folder)
     if not place.is_dir():
         return [error("disk", f"{place} is no folder", "set DRAGOMAN_DATA_DIR")]
     try:
@@ -86,11 +87,32 @@ def check_data_folder(options: Options) -> list[Finding]:
             file.write(b"x")
     except OSError as problem:
         return [error("disk", f"{place} cannot be written: {problem.strerror}", "set DRAGOMAN_DATA_DIR")]
-    findings = [check_space(place)]
+    findings = [check_space(place), *check_owners(folder)]
     for path in (folder / "secret-key", folder / "secrets-key", folder / "admin-password"):
         if path.exists() and path.stat().st_mode & 0o077:
             findings.append(warning("disk", f"others may read {path}", f"chmod 600 {path}"))
     return findings
+
+
+def can_be_used(folder: Path) -> bool:
+    """Whether the data folder and what is in it can be read and written, or the folder be made; its disk may be full."""
+    place = existing(folder)
+    return place.is_dir() and all(os.access(path, os.R_OK | os.W_OK) for path in (place, *folder.glob("*")))
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that there is."""
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
+
+
+def check_owners(folder: Path) -> list[Finding]:
+    """Whether this user may use what commands of another one have made in the data folder."""
+    own = os.geteuid()
+    return [
+        error("disk", f"{path} cannot be read and written{of_another_user(path)}", f"chown {own} {path}")
+        for path in sorted(folder.glob("*"))
+        if not os.access(path, os.R_OK | os.W_OK)
+    ]
 
 
 def check_space(folder: Path) -> Finding:

@@ -10,6 +10,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from config.doctor.finding import Finding, Level, error, ok, warning
 from config.installation import DATABASE
+from config.refusals import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +28,7 @@ def check_database(options: Options) -> tuple[list[Finding], bool]:
         newer = set(executor.loader.applied_migrations) - set(executor.loader.disk_migrations)
     except Error as problem:
         place = "DRAGOMAN_DATABASE_URL" if options.database_url else options.data_dir / DATABASE
-        return [error("database", f"{place}: the database cannot be used ({type(problem).__name__})")], False
+        return [error("database", f"{place}: the database cannot be used: {one_line(problem)}")], False
     if newer:
         hint = "install that version, or restore a backup of this one's"
         return [error("database", f"{len(newer)} migrations are of another version of the server", hint)], False
@@ -48,7 +49,7 @@ def check_models(options: Options, setups: Iterable[Setup], *, registered: bool)
             for row in Deployment.objects.filter(deleted=False).select_related("version"):
                 sources.setdefault(row.version.source, Level.ERROR if row.replicas else Level.WARNING)
         except Error as problem:
-            return [error("models", f"the registry cannot be read ({type(problem).__name__})")]
+            return [error("models", f"the registry cannot be read: {one_line(problem)}")]
     return [check_model(source, level) for source, level in sources.items()]
 
 

@@ -57,7 +57,7 @@ def examine() -> list[Finding]:
         *checked("cpu", machine.check_cpu),
         *checked("gpu", lambda: machine.check_devices(options)),
     ]
-    if all(finding.level < Level.ERROR for finding in folder):
+    if machine.can_be_used(options.data_dir):
         findings += checked("database", lambda: registry(options, setups))
     return findings
 

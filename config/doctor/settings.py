@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from config.doctor.finding import Finding, error, ok, warning
 from config.options import Options
+from config.refusals import PREFIX, settings_refused
 from config.telemetry import TelemetryError, exports
 from inference.dialects import declared_dialects
 from inference.planes.declaration import SetupError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from inference.planes.declaration import Setup
 
 CHECK = "settings"
-PREFIX = "DRAGOMAN_"
 
 
 def check_values() -> tuple[Options | None, list[Finding]]:
@@ -34,10 +34,7 @@ def check_values() -> tuple[Options | None, list[Finding]]:
 
 def refusals(problem: ValidationError) -> list[Finding]:
     """A finding for each refused setting, without its value, which may be a secret."""
-    return [
-        error(CHECK, f"{PREFIX}{str(each['loc'][0]).upper()}: {each['msg']}" if each["loc"] else each["msg"])
-        for each in problem.errors(include_input=False, include_url=False)
-    ]
+    return [error(CHECK, line) for line in settings_refused(problem)]
 
 
 def check_names(environment: Mapping[str, str]) -> list[Finding]:

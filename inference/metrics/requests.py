@@ -48,9 +48,14 @@ TGI_COUNTS = ("generated_tokens", "input_length", "max_new_tokens")
 class Metrics(Observer):
     """Counts requests of all dialects and renders the metrics page."""
 
-    def __init__(self, router: EngineRouter, dropped_log_lines: Callable[[], int]) -> None:
-        """`dropped_log_lines` returns the number of log lines dropped because the reader was too slow."""
+    def __init__(
+        self, router: EngineRouter, dropped_log_lines: Callable[[], int], registry_reachable: Callable[[], bool]
+    ) -> None:
+        """`dropped_log_lines` returns the number of log lines dropped because the reader was too slow; `registry_reachable`
+        whether the database could be used when it was last tried.
+        """
         self._dropped_log_lines = dropped_log_lines
+        self._registry_reachable = registry_reachable
         self._vllm_registry, self._tgi_registry = CollectorRegistry(), CollectorRegistry()
         self._vllm_registry.register(EngineCollector(router))
         self._vllm_registry.register(OffloadCollector(router))
@@ -226,6 +231,9 @@ class Metrics(Observer):
             "# HELP dragoman_event_loop_tasks Tasks of this process's event loop.",
             "# TYPE dragoman_event_loop_tasks gauge",
             f"dragoman_event_loop_tasks {len(asyncio.all_tasks())}",
+            "# HELP dragoman_registry_reachable Whether the database could be used when it was last tried.",
+            "# TYPE dragoman_registry_reachable gauge",
+            f"dragoman_registry_reachable {int(self._registry_reachable())}",
         ]
         own = "\n".join(lines).encode() + b"\n"
         return generate_latest(self._vllm_registry) + generate_latest(self._tgi_registry) + own

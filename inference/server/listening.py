@@ -121,8 +121,8 @@ def _bind(address: Address) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
         bound.listen(BACKLOG)
-    except OSError:
+    except OSError as error:
         bound.close()
-        raise
+        raise OSError(error.errno, f"port {address[1]} of {address[0]} cannot be bound: {error.strerror}") from error
     bound.setblocking(False)
     return bound

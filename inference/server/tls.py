@@ -231,11 +231,15 @@ def _certificates(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise TlsError(f"{path}: no readable certificate") from error
+        raise TlsError(f"{path}: no readable certificate: {_reason(error, 'a certificate')}") from error
 
 
 def _revocation_list(path: Path) -> x509.CertificateRevocationList:
     try:
         return x509.load_pem_x509_crl(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise TlsError(f"{path}: no readable revocation list") from error
+        raise TlsError(f"{path}: no readable revocation list: {_reason(error, 'a revocation list')}") from error
+
+
+def _reason(error: OSError | ValueError, what: str) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else f"it is not {what} as PEM"

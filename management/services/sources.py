@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from django.db import IntegrityError
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 
 from management.models import ModelVersion
 from management.services.errors import RegistryError
@@ -123,6 +121,9 @@ def is_cached(named: str) -> bool:
     """Whether the hub's local cache has the configuration of the model with this id."""
     if not HUB_ID.fullmatch(named) or ".." in named:
         return False
+    from huggingface_hub import try_to_load_from_cache  # only here: it costs every process memory
+    from huggingface_hub.errors import HFValidationError
+
     try:
         return isinstance(try_to_load_from_cache(named, CONFIG), str)
     except HFValidationError:

@@ -93,6 +93,19 @@ def test_an_overload_that_is_met():
     assert figures["failures"] == 0, "refusals are none here"
 
 
+def test_a_load_generator_that_falls_behind_is_seen():
+    plan = SHAPES["open"].plan(PROFILES["cpu-small"])
+    windows = [window("alone", 0, 10), window("full", 10, 20, 16)]
+    samples = [sample(10 + i / 10, total_ms=50) for i in range(100)]  # ten answers a second
+    begin = 20.0
+    for stage, sent in (("arrivals-25", 25), ("arrivals-50", 50), ("arrivals-80", 20)):
+        windows.append(window(stage, begin, begin + 10, 4))
+        samples += [sample(begin + 0.05 + i / 10, total_ms=5000) for i in range(sent)]  # whatever becomes of them
+        begin += 10
+    figures = SHAPES["open"].measure(Measured(plan, samples, windows))
+    assert figures["arrivals_share"] == pytest.approx(95 / 155)
+
+
 def test_recovery_is_after_the_last_bad_answer():
     late = {"ttft_ms": 90, "total_ms": 200}
     figures = overloaded(sample(20.5), sample(21, **late), sample(24, outcome=Outcome.REFUSED), sample(25), sample(26))

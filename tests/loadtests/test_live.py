@@ -123,6 +123,26 @@ def test_what_makes_no_sense_is_refused_before_anything_is_sent(options, told):
     assert told in done.stderr
 
 
+def test_processes_of_one_machine_share_the_users(server, tmp_path):
+    done = load(server, tmp_path, "ramp", "--users", "4", "--processes", "2", seconds=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = read_record(tmp_path / "ramp.json")
+    last = [sample for sample in record.samples if sample.at_s >= record.windows[-1].begin_s]
+    assert len({sample.worker for sample in last}) == 2
+    assert all(stage.requests for stage in record.stages)
+
+
+def test_an_open_loop_keeps_its_pace_whatever_is_answered(server, tmp_path):
+    done = load(server, tmp_path, "open", "--users", "4", more="arrivals_share = 0.01\n", seconds=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = read_record(tmp_path / "open.json")
+    stages = {stage.stage: stage for stage in record.stages}
+    requests = [stages[f"arrivals-{share}"].requests for share in (25, 50, 80)]
+    assert requests == sorted(requests)
+    assert requests[0] > 0
+    assert record.figures["arrivals_share"] is not None
+
+
 def test_a_master_has_the_samples_of_its_workers(server, tmp_path):
     port = str(free_port())
     follow = [sys.executable, "-W", "ignore", "-m", "locust", "-f", "loadtests/locustfile.py", "--worker",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loadtests.catalogue import FIGURES
 from loadtests.plan import PROFILES
 from loadtests.shapes import SHAPES
 from loadtests.targets import TargetsError, judged, load_targets
@@ -18,6 +19,22 @@ def test_the_shipped_targets_bound_every_figure_of_every_shape(profile):
     targets = load_targets(SHIPPED, profile, SHAPES)
     for name, shape in SHAPES.items():
         assert set(targets[name]) == set(shape.figures)
+
+
+def test_each_profile_demands_as_much_as_the_one_before_it_and_more_of_something():
+    before, *larger = (load_targets(SHIPPED, profile, SHAPES) for profile in PROFILES)
+    for targets in larger:
+        pairs = [(name, targets[shape][name], before[shape][name]) for shape in SHAPES for name in targets[shape]]
+        assert all(own >= less if FIGURES[name].at_least else own <= less for name, own, less in pairs)
+        assert any(own != less for _, own, less in pairs)
+        before = targets
+
+
+def test_a_profile_has_the_targets_of_the_one_before_it_unless_it_says_otherwise(tmp_path):
+    text = "[cpu-small.ramp]\nfailures = 1\nthroughput_share = 0.5\n[cpu.ramp]\nthroughput_share = 0.6\n[gpu.ramp]\nfailures = 0\n"
+    assert loaded(tmp_path, text) == {"ramp": {"failures": 1, "throughput_share": 0.5}}
+    assert loaded(tmp_path, text, "cpu") == {"ramp": {"failures": 1, "throughput_share": 0.6}}
+    assert loaded(tmp_path, text, "gpu") == {"ramp": {"failures": 0, "throughput_share": 0.6}}
 
 
 def loaded(tmp_path, text, profile="cpu-small", shapes=("ramp",)):
@@ -35,7 +52,7 @@ def test_it_works(tmp_path):
     ("text", "told"),
     [
         ("[tpu.ramp]\nfailures = 0\n", "unknown profile tpu"),
-        ("[gpu.ramp]\nfailures = 0\n", "no targets for the profile cpu-small"),
+        ("[gpu.ramp]\nfailures = 0\n", "no targets for cpu-small.ramp"),
         ("[cpu-small.spiral]\nfailures = 0\n", "unknown shape cpu-small.spiral"),
         ("[cpu-small.ramp]\nfailure = 0\n", "cpu-small.ramp.failure is not a figure"),
         ("[cpu-small.ramp]\nrecovery_s = 5\n", "cpu-small.ramp.recovery_s is not a figure of this shape"),

@@ -104,10 +104,12 @@ def test_a_database_that_goes_and_comes_back(outage, live, cluster):
                 assert page.status_code == 503
                 assert page.headers["retry-after"]
             assert live.post("/v1/completions", QUESTION).status_code == 200
+            wait_until(lambda: live.metric("dragoman_registry_reachable") == 0, PATIENCE_S, lambda: live.log)
             replace_worker(live)
         finally:
             come_back(cluster)
         wait_until(lambda: index(live).status_code == 200, PATIENCE_S, lambda: live.log)
+        wait_until(lambda: live.metric("dragoman_registry_reachable") == 1, PATIENCE_S, lambda: live.log)
         wait_until(lambda: admin_page(admin).status_code == 200, PATIENCE_S, lambda: live.log)
         wait_until(lambda: index(live).json()[0]["state"] == "READY", PATIENCE_S, lambda: live.log)
         assert live.post("/v2/repository/models/demo/load", {}).status_code == 200

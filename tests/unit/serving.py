@@ -271,7 +271,7 @@ class Serving:
         self.keys: dict[str, Any] = {}
         self.holder = SnapshotHolder()
         self.router = EngineRouter(self.holder, random=FirstOf())
-        metrics = Metrics(self.router, lambda: 0)
+        metrics = Metrics(self.router, lambda: 0, lambda: True)
         self.registry = KnownRegistry(self)
         authenticator = Authenticator(api_key_required)
         rates = rates or RateMeter()

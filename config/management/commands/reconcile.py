@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from config import faults, logs
 from config.first_admin import ensure_admin
 from config.options import Options, get_options
+from config.refusals import registry_refused
 from engine.network.credentials import CredentialsError
 from engine.process.precautions import write_no_core
 from management.launchers import LAUNCHERS
@@ -48,7 +49,9 @@ class Command(BaseCommand):
             call_command("migrate", verbosity=0, interactive=False)
             ensure_admin(settings.data_dir / "admin-password")
             reconciler = make_reconciler(settings)
-        except (DatabaseError, ValidationError, CredentialsError, LauncherError, OSError) as error:
+        except DatabaseError as error:
+            raise CommandError(registry_refused(error, settings.data_dir, settings.database_url)) from error
+        except (ValidationError, CredentialsError, LauncherError, OSError) as error:
             raise CommandError(str(error)) from error
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

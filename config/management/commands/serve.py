@@ -18,6 +18,7 @@ from config import faults, logs
 from config.first_admin import ensure_admin
 from config.installation import DEMO_ADAPTERS, DEMO_MODEL
 from config.options import Options, get_options
+from config.refusals import registry_refused
 from config.serve_flags import add_flags, engine_options, unapplied
 from inference import dialects
 from inference.planes.declaration import SetupError
@@ -71,8 +72,8 @@ class Command(BaseCommand):
             ensure_admin(settings.data_dir / "admin-password")
             deployment = deploy_as_configured(asked(options), settings, setups)
         except DatabaseError as error:
-            raise CommandError(f"the registry cannot be used: {error}") from error
-        except (RegistryError, SetupError, ValidationError) as error:
+            raise CommandError(registry_refused(error, settings.data_dir, settings.database_url)) from error
+        except (RegistryError, SetupError, ValidationError, OSError) as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"Starting {deployment.name} ({deployment.version.source}) ...")
         self.stdout.flush()
@@ -82,7 +83,7 @@ class Command(BaseCommand):
 
         try:
             status = Server(settings, declared, setups, EmbeddedControl(settings)).run()
-        except (SetupError, TlsError, ValueError, RegistryLed, DatabaseError) as error:
+        except (SetupError, TlsError, ValueError, RegistryLed, DatabaseError, OSError) as error:
             raise CommandError(str(error)) from error
         sys.exit(status)
 

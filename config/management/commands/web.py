@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from config import faults, logs
 from config.options import get_options
+from config.refusals import registry_refused
 from inference import dialects
 from inference.planes.declaration import SetupError
 from inference.server.tls import TlsError
@@ -38,7 +39,7 @@ class Command(BaseCommand):
             setups = [dialect.set_up(settings) for dialect in declared]
             status = Server(settings, declared, setups, FollowingControl()).run()
         except DatabaseError as error:
-            raise CommandError(f"the registry cannot be used: {error}; run `migrate` first") from error
+            raise CommandError(registry_refused(error, settings.data_dir, settings.database_url)) from error
         except (SetupError, TlsError, ValidationError, ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         sys.exit(status)

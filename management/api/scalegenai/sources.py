@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 from django.conf import settings
-from huggingface_hub import snapshot_download
 
 from management.api.scalegenai.errors import FieldError, InvalidFields, Location
 from management.models import Adapter, Model
@@ -100,6 +99,8 @@ def _downloaded(lora: Lora, location: Location) -> Path:
     """The adapter's snapshot in the hub's cache. Raises InvalidFields."""
     if not services.HUB_ID.fullmatch(lora.source) or ".." in lora.source:
         raise InvalidFields([FieldError(location, "must be a directory or a hub id")])
+    from huggingface_hub import snapshot_download  # only here: it costs every process memory
+
     repository, limit = lora.source, settings.MAX_ADAPTER_BYTES
     try:
         files = snapshot_download(repository, token=lora.token, allow_patterns=ADAPTER_FILES, dry_run=True)

@@ -16,6 +16,7 @@ from management.models import Deployment, Model, ModelVersion
 from management.services.adapters import read_adapter, register_adapter
 from management.services.deployments import create_deployment, start_deployment
 from management.services.discovery import register_beside
+from management.services.errors import RegistryError
 from management.services.models import register_model
 
 if TYPE_CHECKING:
@@ -84,11 +85,13 @@ class Command(DeploymentCommand):
 
 
 def _version(source: str, kind: str) -> ModelVersion:
-    """The default version of a registered model of this name, or of a newly registered one."""
+    """The default version of a registered model of this name, or of a newly registered one. Raises RegistryError."""
     known = ModelVersion.objects.filter(model__name=source, is_default=True).first()
     if known is not None:
         return known
     path = Path(source).expanduser()
+    if not path.is_dir() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
+        raise RegistryError(f"model: {source}: the directory does not exist")
     return register_model(_model_name(source), str(path.resolve()) if path.is_dir() else source, ACTOR, kind)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
-from management.api.scalegenai import sources
 from management.models import Adapter, ApiKey, AuditEvent, Deployment, Model
 from management.services.adapters import register_adapter
 from management.services.models import register_model
@@ -134,8 +134,8 @@ def test_adapters_come_from_the_hub(call, create, monkeypatch, tmp_path):
         tokens.append(token)
         return [] if dry_run else downloaded(repository, token=token, cache_dir=tmp_path, **options)
 
-    downloaded = sources.snapshot_download
-    monkeypatch.setattr(sources, "snapshot_download", from_cache)
+    downloaded = huggingface_hub.snapshot_download
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", from_cache)
     row = create(hf_token="hf_one", llm_loras=[{"name": "pirate", "hf_repo": "org/pirate"}])
     assert row.adapters.get().current.source == "org/pirate"
     assert set(tokens) == {"hf_one"}
