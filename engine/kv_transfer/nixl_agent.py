@@ -107,7 +107,7 @@ class Agent:
 
     @contextmanager
     def slab(self, count: int) -> Iterator[Slab]:
-        """Registered memory of at least `count` bytes. It is used again, for to register takes long."""
+        """Registered memory of at least `count` bytes, which is used again. Raises OSError."""
         with self._lock:
             fitting = [] if self.broken else [slab for slab in self._free if len(slab.data) >= count]
             slab = fitting[0] if fitting else self._registered(count)
@@ -174,13 +174,19 @@ class Agent:
             raise ConnectionError(f"NIXL: a read ended as {state}")
 
     def progress(self) -> None:
-        """Answer the reads of others for a moment."""
-        self._agent.get_new_notifs()
+        """Answer the reads of others for a moment. Raises OSError."""
+        try:
+            self._agent.get_new_notifs()
+        except self.errors as error:
+            raise ConnectionError(f"NIXL: {error}") from error
 
     def _registered(self, count: int) -> Slab:
         data = np.empty(count, np.uint8)
-        made = self._agent.register_memory([(int(data.ctypes.data), count, 0, "")], MEMORY)
-        return Slab(data, self._agent.get_partial_agent_metadata(made, inc_conn_info=True, backends=[BACKEND]))
+        try:
+            made = self._agent.register_memory([(int(data.ctypes.data), count, 0, "")], MEMORY)
+            return Slab(data, self._agent.get_partial_agent_metadata(made, inc_conn_info=True, backends=[BACKEND]))
+        except self.errors as error:
+            raise ConnectionError(f"NIXL: {error}") from error
 
     def _forget(self, peer: str) -> None:
         try:
