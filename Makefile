@@ -7,7 +7,7 @@ PROTOCOL_CLIENTS := .venv-protocol-clients
 SCALEGEN := .venv-scalegen
 MODEL ?=
 
-.PHONY: help serve test unit lint types coverage test-gpu bench bench-web bench-gpu curve gpu-wheels load faults soak protocol setup setup-dev otel ray lock clean
+.PHONY: help serve test unit lint types coverage test-gpu bench bench-web bench-gpu curve gpu-wheels load faults soak protocol setup setup-dev otel nixl ray lock clean
 
 serve: $(VENV)/.serve  ## Serve the demo model, or MODEL=directory-or-hub-id
 	@exec $(VENV)/bin/python -W ignore manage.py serve $(if $(MODEL),--model "$(MODEL)")
@@ -86,6 +86,9 @@ otel: $(VENV)/.serve requirements/otel.lock  ## Install what traces need
 ray: $(VENV)/.serve requirements/ray.lock  ## Install what the launcher ray needs
 	$(PYTHON) scripts/install.py $(VENV) requirements/ray.lock
 
+nixl: $(VENV)/.serve requirements/nixl.lock  ## Install what KV transfer by NIXL needs
+	$(PYTHON) scripts/install.py $(VENV) requirements/nixl.lock
+
 setup-dev: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done $(SCALEGEN)/.done  ## Install what tests need as well
 
 $(VENV)/.serve: requirements/serve.lock
@@ -119,6 +122,7 @@ lock:  ## Resolve the dependencies anew
 	uv pip compile pyproject.toml --python-version 3.11 --generate-hashes --no-emit-package torch -c requirements/dev.lock -o requirements/serve.lock
 	uv pip compile requirements/otel.in --python-version 3.11 --generate-hashes -c requirements/dev.lock -o requirements/otel.lock
 	uv pip compile requirements/ray.in --python-version 3.11 --generate-hashes -c requirements/dev.lock -o requirements/ray.lock
+	uv pip compile requirements/nixl.in --no-deps --python-version 3.11 --generate-hashes -o requirements/nixl.lock
 	uv pip compile requirements/loadtest.in --python-version 3.11 --generate-hashes -c requirements/dev.lock -o requirements/loadtest.lock
 	uv pip compile requirements/torch-cuda.in --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes -c requirements/serve.lock -o requirements/torch-cuda.lock
 	uv pip compile requirements/clients.in --python-version 3.11 --generate-hashes -o requirements/clients.lock

@@ -1,6 +1,7 @@
 """`cluster-certificates`: makes an authority and the certificates of a cluster's hosts and clients, for tests and small clusters.
 
-An authority that is in the folder already signs further hosts' certificates. It prints no key and changes no file that is there.
+An authority that is in the folder already signs further hosts' certificates. It also writes the authority's list of revoked certificates, the only
+file that it ever changes. It prints no key.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY = "authority"
 CLIENT = "client"
+REVOKED = "revocations.pem"
 AUTHORITY_DAYS = 3650
 DAYS = 825
 CLOCKS_DIFFER = datetime.timedelta(hours=1)
@@ -31,22 +33,33 @@ SERVER_AND_CLIENT = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT
 
 
 def main(program: str, arguments: list[str]) -> int:
-    """`cluster-certificates DIRECTORY --hosts HOST...`: the exit status is 0, or 1 if a file cannot be made."""
+    """`cluster-certificates DIRECTORY --hosts HOST... --revoke HOST...`: the exit status is 0, or 1 if a file cannot be made."""
     parser = argparse.ArgumentParser(prog=f"{program} cluster-certificates", description=__doc__)
     parser.add_argument("directory", type=Path, help="The folder of the files; made if it is not there.")
     parser.add_argument(
-        "--hosts", nargs="+", required=True, metavar="HOST",
+        "--hosts", nargs="+", default=[], metavar="HOST",
         help="Names or IP addresses by which hosts with workers are reached (WORKER_HOST); each gets HOST.pem and HOST.key.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--revoke", nargs="+", default=[], metavar="HOST",
+        help=f"Hosts whose certificates in the folder, or `{CLIENT}`, go into the list of revoked ones, {REVOKED} (CLUSTER_REVOCATIONS).",
     )  # fmt: skip
     parser.add_argument("--days", type=int, default=DAYS, help=f"Days that the hosts' certificates last; {DAYS}.")
     options = parser.parse_args(arguments)
     for host in options.hosts:
         if not re.fullmatch(r"[A-Za-z0-9._:-]+", host) or host in (AUTHORITY, CLIENT):
             parser.error(f"{host}: is no name of a host")
+    for host in options.revoke:
+        if not re.fullmatch(r"[A-Za-z0-9._:-]+", host) or host == AUTHORITY:
+            parser.error(f"{host}: is no name of a host")
+    if not options.hosts and not options.revoke:
+        parser.error("--hosts or --revoke is needed")
     if not 1 <= options.days <= AUTHORITY_DAYS:
         parser.error(f"--days: must be from 1 to {AUTHORITY_DAYS}")
     try:
-        for path in make(options.directory, list(dict.fromkeys(options.hosts)), options.days):
+        if options.revoke:
+            print(f"{revoke(options.directory, options.revoke)} is written")
+        for path in make(options.directory, list(dict.fromkeys(options.hosts)), options.days) if options.hosts else ():
             print(f"{path} is made")
     except FileExistsError as error:
         print(f"error: {error.filename} is there, and is not replaced", file=sys.stderr)
@@ -69,9 +82,38 @@ def make(directory: Path, hosts: list[str], days: int = DAYS) -> list[Path]:
             if path.exists():
                 raise FileExistsError(17, "is there", str(path))
     certificate, key = _read(directory) if known else _authority(directory)
+    if not (directory / REVOKED).exists():
+        revoke(directory, [])
     for name in wanted:
         _issue(directory, name, certificate, key, days)
     return [path for name in (wanted if known else [AUTHORITY, *wanted]) for path in _files(directory, name)]
+
+
+def revoke(directory: Path, hosts: list[str]) -> Path:
+    """Add the certificates of these hosts to the list of revoked ones, which lasts as long as the authority; returns its path. Raises OSError or
+    ValueError, before anything is written.
+    """
+    authority, signer = _read(directory)
+    path = directory / REVOKED
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(authority.subject)
+        .last_update(datetime.datetime.now(datetime.UTC) - CLOCKS_DIFFER)
+        .next_update(authority.not_valid_after_utc)
+    )
+    entries = {each.serial_number: each for each in x509.load_pem_x509_crl(path.read_bytes())} if path.exists() else {}
+    for host in hosts:
+        serial = x509.load_pem_x509_certificate(_files(directory, host)[0].read_bytes()).serial_number
+        now = datetime.datetime.now(datetime.UTC)
+        entries[serial] = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+    for entry in entries.values():
+        builder = builder.add_revoked_certificate(entry)
+    content = builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(content)
+    fresh.chmod(0o644)
+    fresh.replace(path)  # at once: processes read it
+    return path
 
 
 def _files(directory: Path, name: str) -> tuple[Path, Path]:

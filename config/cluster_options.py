@@ -31,6 +31,21 @@ class ClusterOptions(BaseSettings):
     cluster_key: Path | None = Field(None, description="PEM file of its key, which only its owner may read.")
     cluster_key_password_file: Path | None = Field(None, description="File with the password of an encrypted key.")
 
+    cluster_revocations: Path | None = Field(
+        None, description="PEM file of the authority's revocation list; certificates that it names are refused."
+    )
+    nixl_devices: str = Field(
+        "",
+        description="Network devices, separated by commas, over which `kv_transport` nixl may move KV blocks between hosts without encryption.",
+    )
+
+    @field_validator("nixl_devices")
+    @classmethod
+    def _are_devices(cls, value: str) -> str:
+        if value and not re.fullmatch(r"[A-Za-z0-9_.:-]+(,[A-Za-z0-9_.:-]+)*", value):
+            raise ValueError(f"{value!r} is no list of network devices, separated by commas")
+        return value
+
     @field_validator("worker_host")
     @classmethod
     def _is_host(cls, value: str) -> str:
@@ -57,11 +72,15 @@ class ClusterOptions(BaseSettings):
             raise ValueError("cluster_authority, cluster_certificate and cluster_key need each other")
         if self.cluster_key_password_file and not self.cluster_key:
             raise ValueError("cluster_key_password_file needs cluster_key")
+        if self.cluster_revocations and not self.cluster_key:
+            raise ValueError("cluster_revocations needs cluster_authority, cluster_certificate and cluster_key")
         if self.worker_host and not self.cluster_key:
             raise ValueError(
                 "worker_host needs cluster_authority, cluster_certificate and cluster_key: workers never speak plain text over "
                 "TCP; `cluster-certificates` makes these files"
             )
+        if self.nixl_devices and not self.worker_host:
+            raise ValueError("nixl_devices needs worker_host: workers on Unix sockets use no network")
         return self
 
     @property
@@ -77,9 +96,10 @@ class ClusterOptions(BaseSettings):
             certificate=_path(self.cluster_certificate),
             key=_path(self.cluster_key),
             password=_path(password),
+            revoked=_path(self.cluster_revocations),
         )
         credentials.check()
-        return Network(self.worker_host, ports, credentials)
+        return Network(self.worker_host, ports, credentials, self.nixl_devices)
 
 
 def _path(path: Path | None) -> str:

@@ -32,5 +32,6 @@ def cluster_files(options: Options) -> TlsFiles | None:
         options.cluster_certificate,
         options.cluster_key,
         (options.cluster_authority,),
+        (options.cluster_revocations,) if options.cluster_revocations else (),
         password=options.cluster_key_password_file,
     )

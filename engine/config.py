@@ -75,6 +75,13 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     kv_offload_dir: Annotated[
         str, Option("Folder of the KV blocks on disk, which a deployment's workers share; empty: none.", reserved=True)
     ] = ""
+    nixl_devices: Annotated[
+        str,
+        Option(
+            "Network devices over which NIXL may move KV blocks without encryption, separated by commas; empty: none.",
+            reserved=True,
+        ),
+    ] = ""
     log_format: Annotated[Literal["console", "json"], Option("How the worker writes its log lines.", reserved=True)] = (
         "console"
     )
@@ -152,6 +159,14 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             setting=True,
         ),
     ] = 0
+    kv_transport: Annotated[
+        Literal["sockets", "nixl"],
+        Option(
+            "How the KV blocks of a prompt get from one worker to another: in frames over the connection between them, or by NIXL "
+            "(the extra nixl).",
+            setting=True,
+        ),
+    ] = "sockets"
     block_size: Annotated[int, Option("Tokens in one block of the KV cache.", 1, 256)] = 16
     prefix_caching: Annotated[
         bool, Option("Keep the blocks of finished sequences for prompts with the same beginning.")

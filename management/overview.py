@@ -78,6 +78,7 @@ def _deployment(row: Deployment, loads: Iterable[DeploymentLoad]) -> dict[str, A
             {
                 "worker": worker.worker_id,
                 "epoch": worker.epoch,
+                "role": row.role_of(worker.index),
                 "state": worker.state,
                 "doing": worker.reason,
                 "process_id": worker.process_id,

@@ -13,11 +13,13 @@ from django.db import Error
 
 from management import live
 from management.models import Deployment, Worker
+from management.snapshot import WorkerRole
 
 logger = structlog.get_logger(__name__)
 
 INTERVAL_S = 1.0
 NOT_STAFF = 4403
+ROLES = {WorkerRole.BOTH: "Both", WorkerRole.PREFILL: "Prefill", WorkerRole.DECODE: "Decode"}
 
 
 class StatusConsumer(AsyncJsonWebsocketConsumer):
@@ -69,6 +71,7 @@ def status() -> dict[str, Any]:
         {
             "worker": worker.worker_id,
             "epoch": worker.epoch,
+            "role": ROLES[worker.deployment.role_of(worker.index)],
             "state": worker.get_state_display(),
             "running": s.running if (s := stats.get(worker.worker_id)) else None,
             "waiting": s.waiting if s else None,

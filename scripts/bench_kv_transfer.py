@@ -1,9 +1,10 @@
 """Measures prefill and decode apart: how fast blocks move, and what it does to the times of a mix of requests.
 
-    python -m scripts.bench_kv_transfer [--model DIR] [--tokens 2048] [--rounds 5] [--streams 8] [--prompts 6] [--seconds 20]
+    python -m scripts.bench_kv_transfer [--transport sockets nixl] [--model DIR] [--tokens 2048] [--rounds 5] [--streams 8] [--prompts 6]
+        [--seconds 20]
 
-1. The blocks of a prompt go from one KV cache to another, in one process, by `engine.kv_transfer`: digests, copies and all. The
-   ratio is to a bare Unix socket that copies as many bytes; the two take turns, and cells are medians.
+1. The blocks of a prompt go from one KV cache to another, in one process, by each transport of `engine.kv_transfer`: digests, copies and all.
+   The ratio is to a bare Unix socket that copies as many bytes; they take turns, and cells are medians.
 2. Two worker processes serve running streams while long prompts arrive: first joined (each does both), then split (one prefills, one
    decodes). Cells: the long prompts' median time to the first token, and the streams' median, 99th percentile and longest time
    between tokens.
@@ -36,8 +37,8 @@ from engine.config import EngineConfig
 from engine.kv_transfer.blocks import CacheBlocks
 from engine.kv_transfer.handle import Identity, KvSource, new_transfer_id
 from engine.kv_transfer.holds import Hold, Holds
-from engine.kv_transfer.sockets import Sockets
-from engine.kv_transfer.transport import Wanted
+from engine.kv_transfer.transport import Transport, Wanted
+from engine.kv_transfer.transports import TRANSPORTS, transport_for
 from engine.messages import FrameBuffer, to_worker
 from engine.sampling.params import SamplingParams
 
@@ -68,8 +69,10 @@ class Into:
         self._blocks.write(range(first, first + count), data, 0, count)
 
 
-def transferred_s(sender: CacheBlocks, receiver: CacheBlocks, num_blocks: int, folder: Path) -> float:
-    """Seconds in which the blocks get from one cache to the other."""
+def transferred_s(
+    transports: tuple[Transport, Transport], sender: CacheBlocks, receiver: CacheBlocks, num_blocks: int, folder: Path
+) -> float:
+    """Seconds in which the blocks get from one cache to the other, with a sender's transport and a receiver's."""
     path = folder / new_transfer_id()[:8]
     identity = Identity("m", sender.dtype, sender.layout, "", "", "")
     source = KvSource(f"unix:{path}", "w", 1, new_transfer_id(), num_blocks * BLOCK_SIZE, BLOCK_SIZE)
@@ -84,13 +87,13 @@ def transferred_s(sender: CacheBlocks, receiver: CacheBlocks, num_blocks: int, f
         def serve() -> None:
             connection, _ = listener.accept()
             (body,) = FrameBuffer().feed(connection.recv(4096))
-            Sockets().serve(connection, to_worker.decode(body), holds, sender.block_bytes)  # type: ignore[arg-type]
+            transports[0].serve(connection, to_worker.decode(body), holds, sender.block_bytes)  # type: ignore[arg-type]
 
         thread = threading.Thread(target=serve)
         thread.start()
         begin = time.perf_counter()
         wanted = Wanted(identity, source.num_tokens, 0, num_blocks, sender.block_bytes)
-        Sockets().fetch(source, wanted, Into(receiver))
+        transports[1].fetch(source, wanted, Into(receiver))
         elapsed = time.perf_counter() - begin
         thread.join()
     return elapsed
@@ -115,24 +118,32 @@ def copied_s(count: int) -> float:
         return time.perf_counter() - begin
 
 
-def compare_rates(tokens: int, rounds: int, folder: Path) -> None:
+def compare_rates(names: list[str], tokens: int, rounds: int, folder: Path) -> None:
     """Print the first part."""
     num_blocks = -(-tokens // BLOCK_SIZE)
     sender, receiver = CacheBlocks(cache(num_blocks)), CacheBlocks(cache(num_blocks))
     size = num_blocks * sender.block_bytes
-    times = [(transferred_s(sender, receiver, num_blocks, folder), copied_s(size)) for _ in range(rounds + 1)][1:]
-    ours, bare = (size / statistics.median(part) / 1e9 for part in zip(*times, strict=True))
-    print(
-        f"{tokens} tokens, {size / 1e6:.0f} MB: transfer {ours:.2f} GB/s, bare socket {bare:.2f} GB/s, ratio {ours / bare:.2f}"
-    )
+    pairs = []
+    for name in names:
+        config = EngineConfig(model="m", kv_transport=name)  # type: ignore[arg-type]  # argparse checks it
+        pairs.append((transport_for(config), transport_for(config)))
+    times: list[list[float]] = []
+    for _ in range(rounds + 1):
+        ours = [transferred_s(pair, sender, receiver, num_blocks, folder) for pair in pairs]
+        times.append([*ours, copied_s(size)])
+    *rates, bare = (size / statistics.median(part) / 1e9 for part in zip(*times[1:], strict=True))
+    for name, rate in zip(names, rates, strict=True):
+        print(
+            f"{tokens} tokens, {size / 1e6:.0f} MB: {name} {rate:.2f} GB/s, bare socket {bare:.2f} GB/s, ratio {rate / bare:.2f}"
+        )
 
 
 class Worker:
     """A worker process."""
 
-    def __init__(self, model: str, folder: Path, name: str) -> None:
-        self._name, self._address = name, f"unix:{folder / name}"
-        config = EngineConfig(model=model, address=self._address, worker_id=name, epoch=1, threads=1)
+    def __init__(self, model: str, folder: Path, name: str, **options: Any) -> None:
+        self._name, self.address = name, f"unix:{folder / name}"
+        config = EngineConfig(model=model, address=self.address, worker_id=name, epoch=1, threads=1, **options)
         command = [sys.executable, "-m", "engine"]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None
@@ -145,7 +156,7 @@ class Worker:
         while json.loads(self._process.stdout.readline())["state"] != "ready":
             pass
         threading.Thread(target=self._process.stdout.read, daemon=True).start()
-        client = EngineClient(self._address, self._name, 1)
+        client = EngineClient(self.address, self._name, 1)
         await client.connect()
         return client
 
@@ -204,16 +215,16 @@ async def mix(clients: list[EngineClient], split: bool, asked: argparse.Namespac
     return firsts, gaps
 
 
-async def compare_times(asked: argparse.Namespace, folder: Path) -> None:
+async def compare_times(asked: argparse.Namespace, transport: str, folder: Path) -> None:
     """Print the second part."""
-    workers = [Worker(asked.model, folder, name) for name in ("a", "b")]
+    workers = [Worker(asked.model, folder, name, kv_transport=transport) for name in ("a", "b")]
     try:
         clients = [await worker.connect() for worker in workers]
-        for split in (False, True):
+        for split in (False, True) if transport == asked.transport[0] else (True,):
             firsts, gaps = await mix(clients, split, asked)
             last = statistics.quantiles(gaps, n=100)[-1]
             print(
-                f"{'split' if split else 'joined'}: TTFT {statistics.median(firsts) * 1e3:.0f} ms of {len(firsts)} prompts; between tokens "
+                f"{f'split by {transport}' if split else 'joined'}: TTFT {statistics.median(firsts) * 1e3:.0f} ms of {len(firsts)} prompts; between tokens "
                 f"{statistics.median(gaps) * 1e3:.1f} ms, p99 {last * 1e3:.1f} ms, longest {max(gaps) * 1e3:.0f} ms of {len(gaps)}"
             )
         for client in clients:
@@ -226,6 +237,7 @@ async def compare_times(asked: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     """Measure both parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transport", nargs="+", choices=TRANSPORTS, default=["sockets"])
     parser.add_argument("--model", default=str(DEMO))
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
@@ -234,8 +246,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dragoman-kv-") as folder:
-        compare_rates(asked.tokens, asked.rounds, Path(folder))
-        asyncio.run(compare_times(asked, Path(folder)))
+        compare_rates(asked.transport, asked.tokens, asked.rounds, Path(folder))
+        for transport in asked.transport:
+            asyncio.run(compare_times(asked, transport, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,17 @@ settings.register_profile("tests", deadline=None, derandomize="CI" in os.environ
 settings.load_profile("tests")
 
 ROOT = Path(__file__).resolve().parent.parent
-WHOLE_SERVERS = ("clients", "deploy", "dialects", "faults", "loadtests", "management", "security", "server")
+WHOLE_SERVERS = (
+    "clients",
+    "deploy",
+    "dialects",
+    "faults",
+    "loadtests",
+    "launchers",
+    "management",
+    "security",
+    "server",
+)
 """Folders of tests that run whole servers, each beside another test process and whatever else the machine does."""
 DEMO = ROOT / "models" / "demo"
 

@@ -1,17 +1,22 @@
 """What a coordinator of MindIE does with prefill and decode instances, after the vendor's: forwards a client's request to the
-one, reads the results of the other, and tells the client the first one's output before the other's.
+one, reads the results of the other, and tells the client the first one's output before the other's. `FrontDoor` is where clients come in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import h11
 import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
 
 PATIENCE_S = 60.0
 
@@ -36,6 +41,17 @@ class Messages:
             else:
                 found.append((request_id, keyword.decode(), payload))
         return found
+
+
+@dataclass(frozen=True)
+class Told:
+    """A part of an answer."""
+
+    status: int
+    content: bytes
+    streamed: bool = False
+    again: bool = False
+    """Whether it is the first part after an instance gave the request back."""
 
 
 @dataclass
@@ -116,35 +132,104 @@ class Coordinator:
 
     async def ask(self, path: str, body: Any, results_id: str = "", request_id: str = "") -> Answer:
         """The whole answer to a client; `results_id` is the id under which Triton's texts come."""
-        request_id = request_id or self.new_id()
-        content, answer = json.dumps(body).encode(), Answer(200)
-        recompute = False
+        answer = Answer(200)
+        async for told in self.answers(path, json.dumps(body).encode(), request_id or self.new_id(), results_id):
+            answer.status = told.status
+            answer.retries += told.again
+            answer.chunks.append(told.content)
+        return answer
+
+    async def answers(
+        self, path: str, content: bytes, request_id: str, results_id: str = ""
+    ) -> AsyncGenerator[Told, None]:
+        """What a client is told, as it comes."""
+        queue, again = self._queues[results_id or request_id], False
         while True:
-            first = await self.forward(path, content, request_id, recompute)
+            first = await self.forward(path, content, request_id, again)
             if first.status_code != 200:
-                return Answer(first.status_code, [first.content])
+                yield Told(first.status_code, first.content)
+                return
             told = first.json()
             assert told["reqId"] == request_id
-            if told.get("output"):
-                answer.chunks.append(told["output"].encode())
+            yield Told(200, told.get("output", "").encode(), told["isStream"], again)
             if told.get("isLastResp"):
-                return answer
-            again = await self._relay(answer, results_id or request_id)
-            if again is None:
-                return answer
-            content, recompute = again, True
-            answer.retries += 1
+                return
+            keyword = "data"
+            while keyword == "data":
+                async with asyncio.timeout(PATIENCE_S):
+                    keyword, content = await queue.get()
+                if keyword != "retry":
+                    yield Told(500 if keyword == "error" else 200, content, told["isStream"])
+            if keyword != "retry":
+                return
+            again = True
 
-    async def _relay(self, answer: Answer, request_id: str) -> bytes | None:
-        """Pass results on; the body to send again if there is one."""
-        queue = self._queues[request_id]
-        while True:
-            async with asyncio.timeout(PATIENCE_S):
-                keyword, payload = await queue.get()
-            if keyword == "retry":
-                return payload
-            answer.chunks.append(payload)
-            if keyword == "error":
-                answer.status = 500
-            if keyword in ("lastData", "error"):
-                return None
+    async def stop(self, path: str, request_id: str) -> None:
+        """Stop a request whose client has gone, at both instances."""
+        for url in (self.decode_url, self.prefill_url):
+            await self._client.post(url + path, json={"id": request_id}, headers={"req-id": request_id})
+
+
+class FrontDoor:
+    """The coordinator's port for inference, on loopback: one request a connection."""
+
+    def __init__(self, coordinator: Coordinator, model: str) -> None:
+        self._coordinator, self._stop_path = coordinator, f"/v2/models/{model}/stopInfer"
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aenter__(self) -> FrontDoor:
+        self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire, body, request = h11.Connection(h11.SERVER), b"", None
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            while not isinstance(event := wire.next_event(), h11.EndOfMessage):
+                if event is h11.NEED_DATA:
+                    wire.receive_data(await reader.read(1 << 16))
+                elif isinstance(event, h11.Request):
+                    request = event
+                elif isinstance(event, h11.Data):
+                    body += event.data
+                else:
+                    return
+            assert request is not None
+            request_id = self._coordinator.new_id()
+            gone = asyncio.create_task(reader.read(1))
+            answers = self._coordinator.answers(request.target.decode(), body, request_id)
+            begun = False
+            try:
+                while not gone.done():
+                    following = asyncio.ensure_future(anext(answers, None))
+                    await asyncio.wait((following, gone), return_when=asyncio.FIRST_COMPLETED)
+                    if not following.done():
+                        following.cancel()
+                        await asyncio.gather(following, return_exceptions=True)
+                        break
+                    told = following.result()
+                    if told is None:
+                        writer.write(wire.send(h11.EndOfMessage()) or b"")
+                        return
+                    # A whole answer comes last, and with it its status.
+                    if not begun and (told.content or told.streamed):
+                        kind = "text/event-stream" if told.streamed else "application/json"
+                        headers = [("content-type", kind), ("connection", "close"), ("transfer-encoding", "chunked")]
+                        writer.write(wire.send(h11.Response(status_code=told.status, headers=headers)) or b"")
+                        begun = True
+                    if told.content:
+                        writer.write(wire.send(h11.Data(data=told.content)) or b"")
+                    await writer.drain()
+                await self._coordinator.stop(self._stop_path, request_id)
+            finally:
+                gone.cancel()
+                await answers.aclose()

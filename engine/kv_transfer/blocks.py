@@ -31,9 +31,10 @@ class CacheBlocks:
         self._on_host = device == "cpu"
         self.block_bytes = sum(rows.shape[1] for rows in self._rows)
 
-    def read(self, blocks: Sequence[int]) -> Bytes:
-        """A copy of the blocks, tensor by tensor: `len(blocks) * block_bytes` bytes."""
-        out = np.empty(len(blocks) * self.block_bytes, np.uint8)
+    def read(self, blocks: Sequence[int], into: Bytes | None = None) -> Bytes:
+        """A copy of the blocks, tensor by tensor: `len(blocks) * block_bytes` bytes, at the begin of `into` if it is given."""
+        count = len(blocks) * self.block_bytes
+        out = np.empty(count, np.uint8) if into is None else into[:count]
         for rows, part in zip(self._rows, self._parts(out, len(blocks)), strict=True):
             if self._on_host:
                 np.take(rows.numpy(), blocks, axis=0, out=part, mode="clip")  # "raise" would make another copy

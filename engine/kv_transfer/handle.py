@@ -40,6 +40,8 @@ class TransferCode(StrEnum):
     FOREIGN_ADAPTER = "foreign_adapter"
     FOREIGN_SALT = "foreign_salt"
     FOREIGN_TOKENS = "foreign_tokens"
+    FOREIGN_TRANSPORT = "foreign_transport"
+    """The workers have different values of `kv_transport`."""
     DAMAGED = "damaged"
     """Bytes do not match their digest."""
     MALFORMED = "malformed"

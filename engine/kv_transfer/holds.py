@@ -88,9 +88,9 @@ class Hold:
         """A worker has all blocks, perhaps before the sequence ends here; called by a sending thread."""
         self._fetched = True
 
-    def read(self, first: int, most: int, timeout_s: float) -> Bytes | None:
-        """The next blocks from number `first` on, at most `most` of them; None if none is filled within `timeout_s`. Called by a
-        sending thread; raises HoldEnded.
+    def read(self, first: int, most: int, timeout_s: float, into: Bytes | None = None) -> Bytes | None:
+        """A copy of the next blocks from number `first` on, at most `most` of them, in `into` if it is given; None if none is filled
+        within `timeout_s`. Called by a sending thread; raises HoldEnded.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._filled > first, timeout_s)
@@ -98,7 +98,7 @@ class Hold:
                 raise HoldEnded
             if self._filled <= first:
                 return None
-            return self._blocks.read(self.block_table[first : min(self._filled, first + most)])
+            return self._blocks.read(self.block_table[first : min(self._filled, first + most)], into)
 
 
 class Holds:

@@ -28,7 +28,8 @@ class Release(msgspec.Struct, array_like=True, tag=True):
 class Pull(msgspec.Struct, array_like=True, tag=True):
     """A worker's first frame on a connection to another one: it asks for the blocks of a transfer, from `first_block` on.
 
-    The connection then speaks the protocol of `engine.kv_transfer.sockets`. `identity` is that of the first `num_tokens` of its sequence.
+    The connection then speaks the protocol of `engine.kv_transfer.wire` and of the named transport. `identity` is that of the first
+    `num_tokens` of its sequence.
     """
 
     protocol: int
@@ -38,6 +39,7 @@ class Pull(msgspec.Struct, array_like=True, tag=True):
     identity: Identity
     num_tokens: int
     first_block: int
+    transport: str = "sockets"
 
 
 class KvStats(msgspec.Struct, array_like=True, gc=False):

@@ -15,8 +15,8 @@ from engine.kv_transfer.blocks import CacheBlocks
 from engine.kv_transfer.handle import Identity, KvSource, TransferCode, salt_digest, token_digest
 from engine.kv_transfer.holds import HOLD_S, Hold, Holds
 from engine.kv_transfer.messages import KvStats
-from engine.kv_transfer.sockets import Sockets
-from engine.kv_transfer.transport import Transport, Wanted
+from engine.kv_transfer.transport import Wanted
+from engine.kv_transfer.transports import transport_for
 from engine.models.identity import model_digest
 
 if TYPE_CHECKING:
@@ -39,12 +39,10 @@ MAX_SENDS = 16
 class Transfers:
     """Holds and arrivals of one engine. Nothing is made or read before the first of them."""
 
-    def __init__(
-        self, config: EngineConfig, directory: Path, cache: Any, pool: BlockPool, transport: Transport | None = None
-    ) -> None:
-        """`cache` is the backend's KV cache; `directory` has the model's files."""
+    def __init__(self, config: EngineConfig, directory: Path, cache: Any, pool: BlockPool) -> None:
+        """`cache` is the backend's KV cache; `directory` has the model's files. Raises ModelError."""
         self._config, self._directory, self._cache, self._pool = config, directory, cache, pool
-        self._transport = transport or Sockets(config.tls)
+        self._transport = transport_for(config)
         self.holds = Holds(pool)
         self._arrivals = Arrivals(self._transport)
         self._sends = threading.BoundedSemaphore(MAX_SENDS)

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from engine.kv_transfer.holds import Holds
     from engine.kv_transfer.messages import Pull
 
-STALL_S = 10.0
-"""Seconds without a byte after which a peer is given up. A sender that waits for blocks to be filled says so every second."""
-
 
 class TransferFailed(Exception):
     """The blocks will not come; the receiver computes the prompt."""
@@ -55,6 +52,11 @@ class Sink(Protocol):
 
 class Transport(Protocol):
     """One way of moving blocks. Its methods run in threads of their own and may block."""
+
+    @property
+    def name(self) -> str:
+        """The value of `kv_transport` that selects it; both workers need the same."""
+        ...
 
     def fetch(self, source: KvSource, wanted: Wanted, sink: Sink) -> None:
         """Fetch the blocks and let the sender give them up; raises TransferFailed."""

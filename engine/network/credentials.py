@@ -29,14 +29,16 @@ class CredentialsError(ValueError):
 
 
 class Credentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Paths of PEM files on this host: the cluster's authority, a certificate of it, its key; and of a text file with the
-    password if the key is encrypted.
+    """Paths of PEM files on this host: the cluster's authority, a certificate of it, its key; of a text file with the
+    password if the key is encrypted; and of the authority's revocation list, if there is one: its certificates are then refused when
+    the list names them, or is out of date.
     """
 
     authority: str
     certificate: str
     key: str
     password: str = ""
+    revoked: str = ""
 
     def check(self) -> None:
         """Raise CredentialsError unless both kinds of context can be made."""
@@ -63,7 +65,8 @@ class Credentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def version(self) -> Version:
         """Changes when one of the files is replaced. Raises OSError."""
-        found = [os.stat(path) for path in (self.authority, self.certificate, self.key)]
+        paths = (self.authority, self.certificate, self.key, *([self.revoked] if self.revoked else []))
+        found = [os.stat(path) for path in paths]
         return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
 
     def _filled(self, context: ssl.SSLContext, protocols: list[str]) -> ssl.SSLContext:
@@ -83,7 +86,20 @@ class Credentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except OSError as error:
             why = "" if password else ", or the key is encrypted and no file with its password is named"
             raise CredentialsError(f"{self.certificate} and {self.key} are no certificate and its key{why}") from error
+        if self.revoked:
+            self._refuse_revoked(context)
         return context
+
+    def _refuse_revoked(self, context: ssl.SSLContext) -> None:
+        trusted = context.cert_store_stats()
+        try:
+            context.load_verify_locations(self.revoked)
+        except OSError as error:
+            raise CredentialsError(f"{self.revoked}: no readable revocation list: {_cause(error)}") from error
+        found = context.cert_store_stats()
+        if found["x509"] != trusted["x509"] or found["crl"] == trusted["crl"]:  # it would be trusted like an authority
+            raise CredentialsError(f"{self.revoked}: a revocation list is expected, and no certificate")
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
     def _password(self) -> bytes:
         if not self.password:

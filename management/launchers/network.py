@@ -28,6 +28,7 @@ class Network:
     ports: range = range(0)
     credentials: Credentials | None = None
     """Always set with a host."""
+    nixl_devices: str = ""
 
     def address(self) -> str | None:
         """An address for a new worker, on a port that is free at the moment; None: on a Unix socket. A worker whose port is taken
@@ -46,8 +47,10 @@ class Network:
         )
 
     def completed(self, config: EngineConfig) -> EngineConfig:
-        """The worker's configuration with this host's certificate, if it listens on a port."""
-        return msgspec.structs.replace(config, tls=self.credentials) if self.host else config
+        """The worker's configuration with this host's certificate and devices, if it listens on a port."""
+        if not self.host:
+            return config
+        return msgspec.structs.replace(config, tls=self.credentials, nixl_devices=self.nixl_devices)
 
 
 THIS_HOST = Network()

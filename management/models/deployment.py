@@ -11,6 +11,7 @@ from django.db import models
 
 from management.autoscale.config import ScalingConfig, Strategy
 from management.models.model import Adapter, Model, ModelVersion, valid_name
+from management.snapshot import WorkerRole
 
 MAX_WORKERS = 1000
 DAY_S = 86_400
@@ -191,6 +192,12 @@ class Deployment(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def role_of(self, index: int) -> WorkerRole:
+        """The role of the worker of that index. It follows from its place, so that its successor has the same."""
+        if not self.prefill_workers:
+            return WorkerRole.BOTH
+        return WorkerRole.PREFILL if index < self.prefill_workers else WorkerRole.DECODE
 
     def clean(self) -> None:
         """Refuse fields that contradict each other; raises ValidationError by field."""

@@ -17,7 +17,6 @@ from management.snapshot import (
     DeploymentEntry,
     Snapshot,
     WorkerEntry,
-    WorkerRole,
 )
 
 if TYPE_CHECKING:
@@ -69,13 +68,6 @@ def read_ready_workers() -> tuple[Worker, ...]:
     return tuple(rows.order_by("started_at", "pk"))
 
 
-def _role(deployment: Deployment, worker: Worker) -> WorkerRole:
-    """A worker's role follows from its place, so that its successor has the same."""
-    if not deployment.prefill_workers:
-        return WorkerRole.BOTH
-    return WorkerRole.PREFILL if worker.index < deployment.prefill_workers else WorkerRole.DECODE
-
-
 def build_snapshot(
     registries: Registries,
     ready: Iterable[Worker] = (),
@@ -124,7 +116,7 @@ def build_snapshot(
                 created=int(row.created_at.timestamp()),
                 is_default=row.is_default,
                 workers=tuple(
-                    WorkerEntry(w.worker_id, w.epoch, w.address, version.pk, _numerics(w), _role(row, w))
+                    WorkerEntry(w.worker_id, w.epoch, w.address, version.pk, _numerics(w), row.role_of(w.index))
                     for w in current
                 ),
                 adapters=tuple(own or adapters.get(version.model_id, ())),

@@ -5,16 +5,46 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
+
+import msgspec
+import pytest
 
 from engine import messages
 from engine.core import EngineCore
-from engine.kv_transfer.handle import KvSource, new_transfer_id
+from engine.kv_transfer.handle import Identity, KvSource, new_transfer_id
 from engine.kv_transfer.messages import Fetch, Pull
+from engine.kv_transfer.nixl import Staged, Window
+from engine.kv_transfer.sockets import Offer, Piece
+from engine.kv_transfer.transports import TRANSPORTS
 from engine.messages import FrameBuffer, RequestOutput, Submit
 from engine.sampling.params import SamplingParams
 from tests.engine.engines import CLIENT, Driver
 from tests.waiting import wait_until
+
+
+@pytest.fixture(scope="module", params=list(TRANSPORTS))
+def transport(request):
+    """The name of each transport; those whose package is missing are skipped."""
+    if request.param == "nixl":
+        pytest.importorskip("nixl", reason="the extra nixl is not installed")
+    return request.param
+
+
+def offer(engine: EngineCore, identity: Identity, block_bytes: int) -> msgspec.Struct:
+    """What a sender with the engine's transport says first."""
+    transport = engine.transfers._transport
+    if transport.name == "sockets":
+        return Offer(identity, block_bytes)
+    with transport._usable().slab(8 * block_bytes) as slab:
+        description = slab.description
+    return Window(identity, block_bytes, slab.address, description, sha256(description).digest())
+
+
+def piece(engine: EngineCore, first: int, count: int) -> msgspec.Struct:
+    """What it says of a piece."""
+    return (Piece if engine.transfers._transport.name == "sockets" else Staged)(first, count)
 
 
 class Door:

@@ -13,7 +13,7 @@ from engine.kv_transfer.handle import KvSource, TransferCode, new_transfer_id
 from engine.messages import AdapterRef
 from tests.conftest import DEMO
 from tests.engine.engines import prompts
-from tests.engine.pairs import Door, Held, idle, joined
+from tests.engine.pairs import Door, Held, idle, joined, transport
 from tests.engine.test_replay import CASES, ON, PHRASE, SAMPLED
 from tests.waiting import wait_until
 
@@ -29,12 +29,15 @@ def make(folder, name: str, **options: object):
     return Held(engine), Door(engine, path)
 
 
+__all__ = ["transport"]
+
+
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+def pair(tmp_path_factory, transport):
     """One that prefills, in chunks, and one that decodes, with draft tokens."""
     folder = tmp_path_factory.mktemp("pair")
-    prefill, door = make(folder, "p", max_num_batched_tokens=32, max_num_seqs=16)
-    decode, other = make(folder, "d", speculative_tokens=6)
+    prefill, door = make(folder, "p", max_num_batched_tokens=32, max_num_seqs=16, kv_transport=transport)
+    decode, other = make(folder, "d", speculative_tokens=6, kv_transport=transport)
     yield prefill, decode, door
     idle(prefill.engine)
     idle(decode.engine)
@@ -45,9 +48,9 @@ def pair(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def plain(tmp_path_factory, transport):
     """One without a prefix cache."""
-    driver, door = make(tmp_path_factory.mktemp("plain"), "plain", prefix_caching=False)
+    driver, door = make(tmp_path_factory.mktemp("plain"), "plain", prefix_caching=False, kv_transport=transport)
     yield driver
     idle(driver.engine)
     driver.engine.close()
@@ -143,10 +146,10 @@ def test_an_ended_text_holds_nothing(pair):
 
 
 @pytest.mark.parametrize("tight", ["prefill", "decode"])
-def test_preempted_on_either_side(tmp_path, tight):
+def test_preempted_on_either_side(tmp_path, tight, transport):
     """One engine has so few blocks that its requests take them from each other."""
     asked = prompts(1700, tuple(range(60, 72)), seed=4)
-    options = {"max_num_seqs": 24, "max_num_batched_tokens": 32, "max_model_len": 112}
+    options = {"max_num_seqs": 24, "max_num_batched_tokens": 32, "max_model_len": 112, "kv_transport": transport}
     prefill, p_door = make(tmp_path, "p", **options)
     decode, d_door = make(tmp_path, "d", **options)
     whole = [prefill.alone(prompt, salt="alone", **SAMPLED)[0] for prompt in asked]
@@ -177,10 +180,11 @@ def test_preempted_on_either_side(tmp_path, tight):
         door.close()
 
 
-def test_the_bits_are_those_of_one_engine(tmp_path):
+def test_the_bits_are_those_of_one_engine(tmp_path, transport):
     """Log-probabilities are equal to the last bit, after long prompts that arrive in many pieces."""
-    prefill, door = make(tmp_path, "p", dtype="bfloat16", max_num_batched_tokens=64)
-    decode, other = make(tmp_path, "d", dtype="bfloat16")
+    options = {"dtype": "bfloat16", "kv_transport": transport}
+    prefill, door = make(tmp_path, "p", max_num_batched_tokens=64, **options)
+    decode, other = make(tmp_path, "d", **options)
     for i, length in enumerate((30, 300, 450)):
         prompt = (PHRASE * 40)[:length]
         asked = {**SAMPLED, "logprobs": 5}
@@ -210,7 +214,7 @@ def test_blocks_are_held_for_a_time(pair, monkeypatch):
 
 def test_blocks_are_sent_as_they_are_filled(pair, monkeypatch):
     """The receiver asks while the prompt is being computed, and has blocks before that ends, also after a preemption."""
-    monkeypatch.setattr("engine.kv_transfer.sockets.BEAT_S", 0.05)
+    monkeypatch.setattr("engine.kv_transfer.wire.BEAT_S", 0.05)
     prefill, decode, _ = pair
     prompt, name = prompts(1700, (320,), seed=12)[0], new_transfer_id()
     asked = {**SAMPLED, "salt": "early"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,8 +25,11 @@ from engine.sampling.params import SamplingParams
 from tests.certificates import Authority, credentials
 from tests.conftest import DEMO, ROOT
 from tests.engine.engines import prompts
+from tests.engine.pairs import transport
 from tests.live import free_port
 from tests.waiting import eventually
+
+__all__ = ["transport"]
 
 PROMPT = prompts(1700, (300,), seed=9)[0]
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=5, ignore_eos=True, logprobs=2)
@@ -34,13 +38,26 @@ PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=5, ignore_eos=True,
 class Worker:
     """A process, and where it listens."""
 
-    def __init__(self, name: str, address: str, files: Credentials | None) -> None:
+    def __init__(self, name: str, address: str, files: Credentials | None, transport: str) -> None:
         self.name, self.address, self.files = name, address, files
+        options = {"kv_transport": transport, "nixl_devices": "lo" if files else ""}
         config = EngineConfig(
-            model=str(DEMO), address=address, tls=files, worker_id=name, epoch=2, threads=1, max_num_batched_tokens=64
+            model=str(DEMO),
+            address=address,
+            tls=files,
+            worker_id=name,
+            epoch=2,
+            threads=1,
+            max_num_batched_tokens=64,
+            **options,
         )
         command = [sys.executable, "-m", "engine"]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        environment = {
+            **os.environ,
+            "UCX_TLS": "tcp",
+        }  # where a device is named; UCX would find that both are on one host
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, env=environment)
         self.process.stdin.write(msgspec.json.encode(config) + b"\n")
         self.process.stdin.flush()
 
@@ -62,13 +79,13 @@ class Worker:
 
 
 @pytest.fixture(params=["unix", "tcp"])
-def workers(request, tmp_path):
+def workers(request, tmp_path, transport):
     files = None
     if request.param == "tcp":
         authority = Authority("cluster")
         files = credentials(tmp_path, authority, authority.issue())
     where = {name: f"tcp://127.0.0.1:{free_port()}" if files else f"unix:{tmp_path / name}" for name in "pd"}
-    made = [Worker(name, where[name], files) for name in "pd"]
+    made = [Worker(name, where[name], files, transport) for name in "pd"]
     yield [worker.wait() for worker in made]
     for worker in made:
         worker.end()

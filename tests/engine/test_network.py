@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from config.cluster_certificates import make
+from config.cluster_certificates import make, revoke
 from engine import client as client_module
 from engine import server as server_module
 from engine.address import Channel, parse
@@ -148,6 +148,54 @@ async def test_a_clients_certificate_makes_no_worker(tmp_path):
     async with serving(client) as address:
         with pytest.raises(EngineDead, match="certificate"):
             await EngineClient(address, "w", 3, credentials=client).connect()
+
+
+async def test_a_revoked_certificate_lets_nobody_in_and_serves_nobody(tmp_path):
+    """The list is picked up by new connections, without a restart; running ones go on."""
+    made = tmp_path / "made"
+    make(made, ["127.0.0.1", "host-b"])
+    host, other = (
+        Credentials(
+            authority=str(made / "authority.pem"),
+            certificate=str(made / f"{name}.pem"),
+            key=str(made / f"{name}.key"),
+            revoked=str(made / "revocations.pem"),
+        )
+        for name in ("127.0.0.1", "host-b")
+    )
+    async with serving(host) as address, connected(address, other) as before:
+        revoke(made, ["host-b"])
+        with pytest.raises(EngineDead, match="cannot be reached"):
+            async with connected(address, other):
+                pytest.fail("it was let in")
+        assert await asyncio.to_thread(heard, address, other) == b""
+        async with connected(address, host) as client:
+            assert client.usable
+        assert before.usable
+        revoke(made, ["127.0.0.1"])
+        with pytest.raises(EngineDead, match="certificate revoked"):
+            await EngineClient(address, "w", 3, credentials=other).connect()
+        (made / "revocations.pem").write_bytes(b"")  # what is damaged changes nothing for a server
+        with pytest.raises(EngineDead, match="no readable revocation list"):
+            await EngineClient(address, "w", 3, credentials=host).connect()
+
+
+async def test_a_revocation_list_that_is_out_of_date_lets_nobody_in(tmp_path, authority):
+    files = msgspec.structs.replace(
+        credentials(tmp_path, authority, authority.issue()), revoked=str(tmp_path / "crl.pem")
+    )
+    replace(tmp_path / "crl.pem", authority.revoke(begin=-3, end=-1))
+    async with serving(files) as address:
+        with pytest.raises(EngineDead, match="CRL has expired"):
+            await EngineClient(address, "w", 3, credentials=files).connect()
+
+
+def heard(address: str, files: Credentials) -> bytes:
+    """What a worker says to another one that wants blocks."""
+    with contextlib.suppress(OSError), parse(address).dial(10, files) as connection:
+        connection.sendall(frame(Hello(1, "w", 3)))
+        return connection.recv(1)
+    return b""
 
 
 def context_of(files: Credentials, *, shown: bool = True, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3):

@@ -12,7 +12,7 @@ from config.unavailable import while_available
 from engine.messages import Stats
 from management import live
 from management.models import Worker
-from management.services.deployments import create_deployment
+from management.services.deployments import change_deployment, create_deployment
 from management.services.models import register_model
 from management.status import StatusConsumer
 
@@ -28,9 +28,11 @@ def communicator(user):
 async def test_staff_sees_workers_with_their_load(monkeypatch):
     def rows():
         deployment = create_deployment("demo", register_model("demo", "/models/demo", "tester"), "tester")
-        Worker.objects.create(
-            deployment=deployment, version=deployment.version, index=0, epoch=3, state="ready", address="x"
-        )
+        change_deployment(deployment, "tester", max_workers=2, prefill_workers=1)
+        for index, epoch in ((0, 3), (1, 4)):
+            Worker.objects.create(
+                deployment=deployment, version=deployment.version, index=index, epoch=epoch, state="ready", address="x"
+            )
         return User.objects.create_user("staff", is_staff=True)
 
     user = await database_sync_to_async(rows)()
@@ -41,7 +43,11 @@ async def test_staff_sees_workers_with_their_load(monkeypatch):
     assert (await socket.connect())[0]
     status = await socket.receive_json_from(5)
     assert status["deployments"][0]["deployment"] == "demo"
-    (worker,) = status["workers"]
+    assert {worker["worker"]: worker["role"] for worker in status["workers"]} == {
+        "demo/0": "Prefill",
+        "demo/1": "Decode",
+    }
+    (worker,) = [worker for worker in status["workers"] if worker["worker"] == "demo/0"]
     assert (worker["state"], worker["running"], worker["kv_usage_percent"]) == ("Ready", 2, 50.0)
     await socket.disconnect()
 

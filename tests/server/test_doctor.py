@@ -184,6 +184,9 @@ def test_the_certificate_of_the_cluster_is_looked_at_too(environment, tmp_path):
     names = {f"DRAGOMAN_CLUSTER_{what}": str(tmp_path / "tls" / file) for what, file in files.items()}
     ends = [(level, text) for check, level, text in findings({**environment, **names})[0] if check == "certificates"]
     assert any(level == "warning" and "host-a.pem" in text for level, text in ends), ends
+    names["DRAGOMAN_CLUSTER_REVOCATIONS"] = str(tmp_path / "tls" / "host-a.pem")
+    found = [(level, text) for check, level, text in findings({**environment, **names})[0] if check == "certificates"]
+    assert any(level == "error" and "no readable revocation list" in text for level, text in found), found
 
 
 def test_files_that_are_no_certificates(tls):

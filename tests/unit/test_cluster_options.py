@@ -41,7 +41,9 @@ def test_with_a_host_they_listen_on_its_ports_and_get_its_certificate(made, tmp_
         assert isinstance(address, TcpAddress)
         assert (address.host, address.port in range(23000, 24000)) == ("127.0.0.1", True)
         launcher.close()
-    assert network.completed(EngineConfig(model="m")).tls.certificate == str(made / "127.0.0.1.pem")
+    network = options(made, worker_host="127.0.0.1", nixl_devices="eth1,mlx5_0:1").network
+    completed = network.completed(EngineConfig(model="m"))
+    assert (completed.tls.certificate, completed.nixl_devices) == (str(made / "127.0.0.1.pem"), "eth1,mlx5_0:1")
 
 
 def test_a_port_that_is_taken_is_not_given(made):
@@ -60,6 +62,9 @@ def test_a_port_that_is_taken_is_not_given(made):
         ({"worker_host": "host-a"}, "never speak plain text over TCP; `cluster-certificates` makes these files"),
         ({"cluster_key": "/k"}, "need each other"),
         ({"cluster_key_password_file": "/p"}, "cluster_key_password_file needs cluster_key"),
+        ({"cluster_revocations": "/r"}, "cluster_revocations needs cluster_authority"),
+        ({"nixl_devices": "eth1"}, "nixl_devices needs worker_host"),
+        ({"nixl_devices": "eth1;eth2"}, "no list of network devices"),
         ({"worker_host": "a b"}, "no host name"),
         ({"worker_host": "0.0.0.0"}, "means every address"),
         ({"worker_ports": "5-4"}, "no range of ports"),
@@ -101,8 +106,47 @@ def test_nothing_is_replaced_and_further_hosts_get_the_same_authority(made, caps
     x509.load_pem_x509_certificate((made / "host-b.pem").read_bytes()).verify_directly_issued_by(authority)
 
 
+def test_revoked_certificates_are_in_a_list_of_the_authority(made, capsys):
+    """The list is the only file that changes. It is empty at first, and keeps what was revoked before."""
+    before = {path: path.read_bytes() for path in made.iterdir() if path.name != "revocations.pem"}
+    authority = x509.load_pem_x509_certificate((made / "authority.pem").read_bytes())
+    revoked: list[int] = []
+    for names in ((), ("host-a",), ("127.0.0.1", "client"), ("host-a",)):
+        if names:
+            assert main("dragoman", [str(made), "--revoke", *names]) == 0
+        found = [x509.load_pem_x509_certificate((made / f"{name}.pem").read_bytes()).serial_number for name in names]
+        revoked = list(dict.fromkeys([*revoked, *found]))
+        crl = x509.load_pem_x509_crl((made / "revocations.pem").read_bytes())
+        assert crl.is_signature_valid(authority.public_key())
+        assert sorted(each.serial_number for each in crl) == sorted(revoked)
+        assert crl.next_update_utc == authority.not_valid_after_utc
+    assert main("dragoman", [str(made), "--revoke", "host-x"]) == 1
+    assert "host-x.pem" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
+    assert options(made, cluster_revocations=made / "revocations.pem").network.credentials.revoked.endswith(
+        "revocations.pem"
+    )
+
+
+@pytest.mark.parametrize("name", ["authority.pem", "nothing.pem", "127.0.0.1.key"])
+def test_what_is_no_revocation_list_is_refused(made, name):
+    """A certificate in its place would be trusted like the authority's own."""
+    with pytest.raises(CredentialsError, match=f"{name}: .*revocation list"):
+        _ = options(made, cluster_revocations=made / name).network
+
+
 @pytest.mark.parametrize(
-    "arguments", [["--hosts"], ["--hosts", "../x"], ["--hosts", "client"], ["--hosts", "a", "--days", "0"]]
+    "arguments",
+    [
+        [],
+        ["--revoke"],
+        ["--revoke", "authority"],
+        ["--revoke", "../x"],
+        ["--hosts"],
+        ["--hosts", "../x"],
+        ["--hosts", "client"],
+        ["--hosts", "a", "--days", "0"],
+    ],
 )
 def test_wrong_arguments_make_nothing(tmp_path, arguments):
     with pytest.raises(SystemExit):

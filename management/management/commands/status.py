@@ -69,7 +69,7 @@ class Command(BaseCommand):
 def render(found: dict[str, Any]) -> Group:
     """The overview as tables."""
     deployments = Table("deployment", "model", "state", "workers", "running", "waiting", "held", "USD/h", "", box=None)
-    workers = Table("worker", "epoch", "state", "requests", "process", "doing", box=None)
+    workers = Table("worker", "epoch", "role", "state", "requests", "process", "doing", box=None)
     decisions = Table("at", "deployment", "rule", "workers", "seen", box=None)
     processes = Table("what", "host, process and name", box=None)
     for row in found["deployments"]:
@@ -82,7 +82,7 @@ def render(found: dict[str, Any]) -> Group:
         )  # fmt: skip
         for worker in row["workers"]:
             workers.add_row(
-                worker["worker"], str(worker["epoch"]), _coloured(worker["state"]), str(worker["running"]),
+                worker["worker"], str(worker["epoch"]), worker["role"], _coloured(worker["state"]), str(worker["running"]),
                 str(worker["process_id"] or ""), worker["doing"],
             )  # fmt: skip
         for decision in row["decisions"]:

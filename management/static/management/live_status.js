@@ -12,7 +12,7 @@
     body.replaceChildren(...status.workers.map((w) => {
       const row = document.createElement("tr");
       const usage = w.kv_usage_percent === null ? "" : `${w.kv_usage_percent} %`;
-      for (const value of [w.worker, w.epoch, w.state, w.running, w.waiting, usage, w.generated_tokens]) {
+      for (const value of [w.worker, w.epoch, w.role, w.state, w.running, w.waiting, usage, w.generated_tokens]) {
         row.insertCell().textContent = value ?? "";
       }
       return row;

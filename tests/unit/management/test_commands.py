@@ -101,6 +101,11 @@ def test_status_shows_workers_and_what_they_do(capsys, deployment):
     shown = output(capsys, "status", "--once")
     assert "demo/0" in shown
     assert "compiling attend" in shown
+    assert row["workers"][0]["role"] == "both"
+    output(capsys, "change", "demo", "--max-workers", "2", "--prefill-workers", "1")
+    (row,) = json.loads(output(capsys, "status", "--json"))["deployments"]
+    assert row["workers"][0]["role"] == "prefill"
+    assert "prefill" in output(capsys, "status", "--once")
 
 
 def test_flight_signals_no_process_that_is_no_worker(deployment):
