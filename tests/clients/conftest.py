@@ -29,7 +29,7 @@ def run_client(server):
             [python, "-W", "ignore", "-c", code],
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=300,
             env=environment,
             check=False,
         )

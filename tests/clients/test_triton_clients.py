@@ -130,15 +130,19 @@ def test_grpc(run_protocol_client):
             raise AssertionError("accepted")
     answers = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
-    client.async_stream_infer("demo", text_inputs(grpc, stream=True), request_id="s1", enable_empty_final_response=True)
     texts = []
-    while True:
-        result, error = answers.get(timeout=60)
-        assert error is None, error
-        texts.append(result.as_numpy("text_output")[0].decode())
-        if result.get_response().parameters["triton_final_response"].bool_param:
+    for attempt in range(50):  # tokens that come at the same time share a response, on a busy machine even all of them
+        client.async_stream_infer("demo", text_inputs(grpc, stream=True), request_id="s1", enable_empty_final_response=True)
+        texts.clear()
+        while True:
+            result, error = answers.get(timeout=60)
+            assert error is None, error
+            texts.append(result.as_numpy("text_output")[0].decode())
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                break
+        if len(texts) > 1:
             break
-    assert len(texts) > 1  # tokens that come at the same time share a response
+    assert len(texts) > 1
     check("".join(texts))
     client.async_stream_infer("nothing", text_inputs(grpc))
     result, error = answers.get(timeout=60)

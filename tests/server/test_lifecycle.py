@@ -19,7 +19,9 @@ STORY = {"prompt": "Once upon a time", "ignore_eos": True, "temperature": 0, "st
 
 @pytest.fixture
 def live(tmp_path):
-    server = LiveServer(tmp_path / "var", environment={"DRAGOMAN_DRAIN_S": "5", "DRAGOMAN_REPLAY_WAIT_S": "90"}).start()
+    server = LiveServer(
+        tmp_path / "var", environment={"DRAGOMAN_DRAIN_S": "60", "DRAGOMAN_REPLAY_WAIT_S": "90"}
+    ).start()
     yield server
     if server.process.poll() is None:
         server.stop(signal.SIGKILL)
@@ -36,7 +38,7 @@ def in_background(server, body, results):
 
 def test_sigterm_lets_streams_finish_and_leaves_no_process(live):
     results: list[httpx.Response] = []
-    threads = [in_background(live, {**STORY, "max_tokens": 200}, results) for _ in range(4)]
+    threads = [in_background(live, {**STORY, "max_tokens": 1500}, results) for _ in range(4)]
     wait_until(lambda: live.metric("vllm:num_requests_running") == 4)
     children = psutil.Process(live.process.pid).children(recursive=True)
     assert live.stop() == 0
@@ -118,7 +120,7 @@ def test_a_stopped_worker_is_noticed_killed_and_replaced(live):
     worker.suspend()
     wait_until(lambda: not live.healthy())
     wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
-    live.wait_ready(30)
+    live.wait_ready()
 
 
 def test_workers_die_with_a_killed_server(live):
