@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-TIMES = ("created", "prefill_time", "decode_time", "batch_size", "queue_wait_time", "seed")
+VARYING = ("created", "prefill_time", "decode_time", "batch_size", "queue_wait_time", "seed", "cached_tokens")
 
 
-def timeless(value):
-    """A frame without what differs from run to run."""
+def steady(value):
+    """A frame without what differs from run to run, and with what a server's prefix cache has."""
     if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
-    return [timeless(each) for each in value] if isinstance(value, list) else value
+        return {k: steady(v) for k, v in value.items() if k not in VARYING}
+    return [steady(each) for each in value] if isinstance(value, list) else value
 
 
 TEXTS = {"text", "content", "text_output"}
@@ -20,14 +20,15 @@ TEXTS = {"text", "content", "text_output"}
 def joined(body: bytes) -> object:
     """A whole answer; or what a stream's frames say together: steps may share one, if a reader lags."""
     rest, found = body.decode(), []
+    streamed = "\0" in rest or rest.lstrip().startswith("data:")
     while rest := rest.lstrip("\0\n").removeprefix("data:").strip():
         if rest == "[DONE]":
             found.append(rest)
             break
         value, end = json.JSONDecoder().raw_decode(rest)
-        found.append(timeless(value))
+        found.append(steady(value))
         rest = rest[end:]
-    if len(found) == 1:
+    if not streamed:
         return found[0]
     told: dict[str, object] = {}
     for frame in found:
