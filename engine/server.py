@@ -62,6 +62,8 @@ and a lost segment of TCP is sent again within that time. Time that a step takes
 MAX_UNSENT_BYTES = MAX_FRAME_BYTES
 """What waits for a client that reads, but slower than its outputs come; more ends its connection."""
 READ_BYTES = 1 << 18
+MAX_ACCEPTED = 64
+"""Connections that are accepted between two steps."""
 BLOCKED_S = 0.005
 """Seconds to sleep when every request waits for an adapter or a grammar."""
 
@@ -172,17 +174,28 @@ class EngineServer:
             timeout = BLOCKED_S
         else:
             timeout = max(0.0, self._last_heartbeat + HEARTBEAT_S - time.monotonic())
+        # All who knock, and what they have said already: else each of them would wait for a step, or two.
+        for _ in range(MAX_ACCEPTED):
+            if not self._heed(timeout):
+                break
+            timeout = 0.0
+
+    def _heed(self, timeout: float) -> bool:
+        """Do the I/O that is ready within `timeout` seconds; whether a connection was accepted."""
+        accepted = False
         for key, events in self.selector.select(timeout):
             if key.data == "lifeline":
                 if not os.read(key.fd, 4096):
                     self.stopping = True
             elif key.data is None:
                 self._accept()
+                accepted = True
             else:
                 if events & selectors.EVENT_WRITE:
                     self._flush(key.data)
                 if events & selectors.EVENT_READ and key.data.client in self.connections:
                     self._receive(key.data)
+        return accepted
 
     def _accept(self) -> None:
         client_socket, _ = self.listener.accept()
