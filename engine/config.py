@@ -117,8 +117,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_step_ms: Annotated[
         int,
         Option(
-            "Most milliseconds of a step that computes prompts beside sequences that decode; longer prompts are computed in "
-            "chunks that fit. 0: no limit.",
+            "Most milliseconds of a step that computes prompts beside sequences that decode, or while another worker comes "
+            "for KV blocks; longer prompts are computed in chunks that fit. 0: no limit.",
             0,
             600_000,
             setting=True,

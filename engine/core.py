@@ -201,7 +201,7 @@ class EngineCore:
         self.grammars.poll()
         self._settle(outputs)
         self._publish_dropped(self.scheduler.expire(time.monotonic()), outputs)
-        batch = self.scheduler.schedule()
+        batch = self.scheduler.schedule(self.transfers.holds.awaited)
         before, self._running = self._running, None
         self.blocked = not batch.requests and before is None and self.scheduler.has_work
         if self.blocked and self.grammars.users:

@@ -157,9 +157,9 @@ class Scheduler:
             request.incoming.cancel()
         self.pool.free(request)
 
-    def schedule(self) -> ScheduledBatch:
-        """The next step's batch; empty when nothing can run."""
-        batch, limit = ScheduledBatch(), self._prefill_limit()
+    def schedule(self, awaited: bool = False) -> ScheduledBatch:
+        """The next step's batch; empty when nothing can run. `awaited`: somebody outside waits for the step's end."""
+        batch, limit = ScheduledBatch(), self._prefill_limit(awaited)
         budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens, limit)
         if not preempted and not limit.exhausted:
             self._admit_waiting(batch, budget, limit)
@@ -167,10 +167,10 @@ class Scheduler:
             batch.ends.append(request.num_computed_tokens + count - len(batch.drafts.get(request, ())))
         return batch
 
-    def _prefill_limit(self) -> PrefillLimit:
-        """The time of this step's prompts: what `max_step_ms` leaves beside the sequences that decode, if there are any."""
+    def _prefill_limit(self, awaited: bool) -> PrefillLimit:
+        """The time of this step's prompts: what `max_step_ms` leaves beside the sequences that decode, if anybody waits."""
         decoding = sum(request.decodes for request in self.running)
-        if not decoding or not self.config.max_step_ms:
+        if not (decoding or awaited) or not self.config.max_step_ms:
             return PrefillLimit(self._step_time, math.inf)
         seconds = self.config.max_step_ms / 1e3 / self._step_time.margin - self._step_time.decode_s(decoding)
         return PrefillLimit(self._step_time, max(seconds, 0.0))

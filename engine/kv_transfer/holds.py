@@ -118,6 +118,11 @@ class Holds:
         """Register a hold; its transfer is new."""
         self._holds[hold.announced.transfer_id] = hold
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a worker is about to fetch blocks: its request goes on there, and the loop hears of it between two steps."""
+        return any(hold.kept for hold in self._holds.values())
+
     def find(self, transfer_id: str) -> Hold | None:
         """The hold of a transfer; called by sending threads too."""
         return self._holds.get(transfer_id)

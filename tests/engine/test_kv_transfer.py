@@ -202,14 +202,35 @@ def test_blocks_are_held_for_a_time(pair, monkeypatch):
     prefill, decode, _ = pair
     monkeypatch.setattr("engine.kv_transfer.holds.HOLD_S", 0.0)
     *_, end = prefill.alone(PROMPT, hold=new_transfer_id(), salt="late", **ON)
-    assert prefill.engine.transfers.holds.num_blocks == 3
+    holds = prefill.engine.transfers.holds
+    assert (holds.num_blocks, holds.awaited) == (3, True)
     prefill.engine.refresh_stats()
-    assert not prefill.engine.transfers.holds
+    assert (bool(holds), holds.awaited) == (False, False)
     before = decode.engine.transfers.failures[TransferCode.UNKNOWN]
     tokens, *_ = prefill.alone(PROMPT, **ON)
     rest, *_ = decode.alone(PROMPT, generated=tokens[:1], source=end.source, salt="late", **ON)
     assert rest == tokens[1:]
     assert decode.engine.transfers.failures[TransferCode.UNKNOWN] == before + 1
+
+
+def test_steps_are_short_while_blocks_wait_to_be_fetched(tmp_path, transport):
+    """The worker hears of who comes for them between two steps."""
+    prefill, door = make(tmp_path, "short", max_step_ms=1, kv_transport=transport)
+    long, name = prompts(1700, (400,), seed=14)[0], new_transfer_id()
+    prefill.alone(PROMPT, hold=name, **ON)
+    prefill.ask(long, salt="awaited", **ON)
+    prefill.step()
+    (running,) = prefill.engine.scheduler.running
+    assert 0 < running.num_computed_tokens < len(long)
+    prefill.engine.transfers.release([name])
+    prefill.run()
+    prefill.ask(long, salt="not awaited", **ON)
+    prefill.step()
+    (running,) = prefill.engine.scheduler.running
+    assert running.num_computed_tokens == len(long)
+    prefill.run()
+    prefill.engine.close()
+    door.close()
 
 
 def test_blocks_are_sent_as_they_are_filled(pair, monkeypatch):

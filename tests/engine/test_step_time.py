@@ -54,9 +54,9 @@ class Simulation:
         params = SamplingParams(max_tokens=2000, ignore_eos=True)
         assert self.scheduler.add(Request((1, number), [5] * length, params, arrival=number)) is None
 
-    def step(self) -> tuple[float, int, list[tuple[int, int]]]:
+    def step(self, awaited: bool = False) -> tuple[float, int, list[tuple[int, int]]]:
         """The seconds of a step, the sequences that decoded in it, and its chunks."""
-        batch = self.scheduler.schedule()
+        batch = self.scheduler.schedule(awaited)
         rows, chunks = len(batch.requests) - len(batch.chunks), batch.chunks
         seconds = self.machine.seconds(rows, chunks)
         self.time.learn(seconds, rows, chunks)
@@ -110,6 +110,18 @@ def test_nothing_is_bounded_while_nobody_decodes():
     simulation.add(5000)
     assert simulation.step()[2] == [(1024, 0)]
     assert simulation.step()[2] == [(1024, 1024)]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_who_waits_for_blocks_waits_no_longer_than_a_sequence_that_decodes(name):
+    simulation = Simulation(MACHINES[name], max_step_ms=150)
+    simulation.add(90_000)
+    for _ in range(20):
+        simulation.step()
+    awaited = [simulation.step(awaited=True)[0] for _ in range(20)]
+    least = sum(n for n, _ in simulation.step()[2])
+    assert max(awaited[2:]) < 0.2
+    assert least == 1024
 
 
 def test_no_limit():
