@@ -16,13 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from loadtests.html import write_report
 from loadtests.machine import ROOT, commit
 from loadtests.plan import PROFILES
+from loadtests.reachable import UnreachableError, check_server
 from loadtests.records import Record, read_record
 from loadtests.server import RunningServer, served
-from loadtests.settings import LocalServer, RunSettings
+from loadtests.settings import API_KEY, MODEL, LocalServer, RunSettings
 from loadtests.shapes import SHAPES, SUITE
 from loadtests.sizes import sized
 from loadtests.targets import TargetsError, load_targets
@@ -39,16 +41,15 @@ STOP_TIMEOUT_S = 130
 def main() -> int:
     """Run the shapes one after another; returns the exit status."""
     options = _options()
+    folder: Path = options.out or ROOT / "var" / "loadtests" / f"{time.strftime('%Y%m%d-%H%M%S')}-{commit()}"
     try:
         load_targets(options.targets, options.profile, options.shapes)
-    except TargetsError as error:
+        if options.host:
+            _check_host(options)
+        folder.mkdir(parents=True, exist_ok=True)
+    except (TargetsError, UnreachableError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    local = [name for name in options.shapes if SHAPES[name].local]
-    if options.host and local and not options.pid:
-        print(f"{', '.join(local)}: needs --pid with --host, to watch the server", file=sys.stderr)
-        return 2
-    folder: Path = options.out or ROOT / "var" / "loadtests" / f"{time.strftime('%Y%m%d-%H%M%S')}-{commit()}"
     records, statuses = [], []
     for name in options.shapes:
         run = RunSettings(
@@ -69,6 +70,16 @@ def main() -> int:
     write_report(records, report)
     print(f"\n{report}")
     return _summary(records)
+
+
+def _check_host(options: argparse.Namespace) -> None:
+    """Raises UnreachableError if the running server cannot be measured."""
+    local = [name for name in options.shapes if SHAPES[name].local]
+    if local and not options.pid:
+        raise UnreachableError(f"{', '.join(local)}: needs --pid with --host, to watch the server")
+    if options.pid and not psutil.pid_exists(options.pid):
+        raise UnreachableError(f"--pid: there is no process {options.pid} on this machine")
+    check_server(options.host, MODEL, API_KEY)
 
 
 def _summary(records: list[Record]) -> int:

@@ -55,6 +55,7 @@ if __name__ == "__main__":
         body_timeout_s=60.0,
         max_connections=4096,
         on_ready=lambda: None,
-        on_drain=list,
+        on_leave=list,
+        on_drain=lambda: None,
         on_deadline=nothing,
     ).run()

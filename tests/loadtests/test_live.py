@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -90,16 +92,40 @@ def test_a_target_that_cannot_be_met_fails_the_run_and_is_named(server, tmp_path
     assert not read_record(tmp_path / "ramp.json").met
 
 
-def test_a_server_that_refuses_fails_the_run(server, tmp_path):
-    """Nobody knows the model."""
-    strangers = {**places(server), "LOAD_MODEL": "nobody"}
+class Broken(BaseHTTPRequestHandler):
+    """A server that lists a model, and fails every request for it. With another path before it, it answers 401 to all."""
+
+    def do_GET(self):
+        self.answer(401 if self.path.startswith("/closed") else 200, b'{"data": [{"id": "demo"}]}')
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(500, b"{}")
+
+    def answer(self, status, body):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def broken():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_port}"
+        listening.shutdown()
+
+
+def test_a_server_that_refuses_fails_the_run(broken, tmp_path):
     targets = tmp_path / "targets.toml"
     targets.write_text(TARGETS.format(shape="ramp", more=""))
-    command = [sys.executable, "-W", "ignore", "-m", "loadtests", "--host", server.url, "--shapes", "ramp", "--users", "2",
+    command = [sys.executable, "-W", "ignore", "-m", "loadtests", "--host", broken, "--shapes", "ramp", "--users", "2",
                "--seconds", "1", "--targets", str(targets), "--out", str(tmp_path)]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=ROOT, env=strangers, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
     assert "MISSED failures" in done.stdout
     assert {sample.outcome for sample in read_record(tmp_path / "ramp.json").samples} == {Outcome.ERROR}
@@ -121,6 +147,34 @@ def test_what_makes_no_sense_is_refused_before_anything_is_sent(options, told):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2
     assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "told"),
+    [
+        ("http://127.0.0.1:{free}", [], "does not answer: [Errno 111] Connection refused"),
+        ("{broken}/closed", [], "/v1/models answers 401; is LOAD_API_KEY a key of this server?"),
+        ("nowhere", [], "is no list of models: is --host a front plane's URL?"),
+        ("{broken}", ["--pid", str(1 << 30)], "--pid: there is no process 1073741824"),
+        ("{broken}", ["--out", "/proc/nowhere"], "/proc/nowhere"),
+    ],
+)
+def test_a_run_that_can_measure_nothing_is_not_made(broken, host, options, told):
+    address = host.format(broken=broken, free=free_port())
+    command = [sys.executable, "-W", "ignore", "-m", "loadtests", "--host", address, "--shapes", "ramp", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_model_that_is_not_served_is_named(broken):
+    command = [sys.executable, "-W", "ignore", "-m", "loadtests", "--host", broken, "--shapes", "ramp"]
+    strangers = {**os.environ, "LOAD_MODEL": "nobody"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=strangers, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, f"{broken} serves no nobody (LOAD_MODEL); it serves demo\n")
 
 
 def test_processes_of_one_machine_share_the_users(server, tmp_path):
