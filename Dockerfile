@@ -11,11 +11,12 @@ ARG DEVICE=cpu
 FROM ${PYTHON_IMAGE} AS builder
 ARG DEVICE
 WORKDIR /src
-COPY requirements/serve.lock requirements/otel.lock requirements/torch-cuda.lock requirements/
+COPY requirements/serve.lock requirements/otel.lock requirements/redis.lock requirements/torch-cuda.lock requirements/
 COPY scripts/install.py scripts/
 COPY pyproject.toml ./
 RUN python scripts/install.py /opt/dragoman requirements/serve.lock --torch ${DEVICE}
 RUN python scripts/install.py /opt/dragoman requirements/otel.lock
+RUN python scripts/install.py /opt/dragoman requirements/redis.lock
 COPY setup.py README.md LICENSE ./
 COPY dragoman dragoman
 COPY config config

@@ -7,7 +7,7 @@ PROTOCOL_CLIENTS := .venv-protocol-clients
 SCALEGEN := .venv-scalegen
 MODEL ?=
 
-.PHONY: help serve test unit lint types coverage test-gpu bench bench-web bench-gpu curve gpu-wheels load faults soak protocol setup setup-dev otel nixl ray lock clean
+.PHONY: help serve test unit lint types coverage test-gpu bench bench-web bench-gpu curve gpu-wheels load faults soak protocol setup setup-dev otel redis nixl ray lock clean
 
 serve: $(VENV)/.serve  ## Serve the demo model, or MODEL=directory-or-hub-id
 	@exec $(VENV)/bin/python -W ignore manage.py serve $(if $(MODEL),--model "$(MODEL)")
@@ -83,6 +83,9 @@ setup: $(VENV)/.serve  ## Install what serving needs
 otel: $(VENV)/.serve requirements/otel.lock  ## Install what traces need
 	$(PYTHON) scripts/install.py $(VENV) requirements/otel.lock
 
+redis: $(VENV)/.serve requirements/redis.lock  ## Install what rates counted together need
+	$(PYTHON) scripts/install.py $(VENV) requirements/redis.lock
+
 ray: $(VENV)/.serve requirements/ray.lock  ## Install what the launcher ray needs
 	$(PYTHON) scripts/install.py $(VENV) requirements/ray.lock
 
@@ -121,6 +124,7 @@ lock:  ## Resolve the dependencies anew
 	uv pip compile pyproject.toml --extra dev --python-version 3.11 --generate-hashes --no-emit-package torch -o requirements/dev.lock
 	uv pip compile pyproject.toml --python-version 3.11 --generate-hashes --no-emit-package torch -c requirements/dev.lock -o requirements/serve.lock
 	uv pip compile requirements/otel.in --python-version 3.11 --generate-hashes -c requirements/dev.lock -o requirements/otel.lock
+	uv pip compile requirements/redis.in --python-version 3.11 --generate-hashes -c requirements/dev.lock -o requirements/redis.lock
 	uv pip compile requirements/ray.in --python-version 3.11 --generate-hashes -c requirements/dev.lock -o requirements/ray.lock
 	uv pip compile requirements/nixl.in --no-deps --python-version 3.11 --generate-hashes -o requirements/nixl.lock
 	uv pip compile requirements/loadtest.in --python-version 3.11 --generate-hashes -c requirements/dev.lock -o requirements/loadtest.lock

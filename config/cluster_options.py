@@ -1,23 +1,25 @@
-"""The settings of a cluster of hosts: where workers listen, and by which certificate this host is known to the others.
+"""The settings of several processes and hosts: what web processes share, where workers listen, and by which certificate this host
+is known to the others.
 
-Without them workers listen on Unix sockets of this host. With an address beyond that, TLS with certificates is not optional.
+Without those of hosts workers listen on Unix sockets of this host. With an address beyond that, TLS with certificates is not optional.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from engine.network.credentials import Credentials
+from inference.planes.environment import EnvironmentSettings
 from management.launchers.network import Network
 
 EVERYWHERE = ("0.0.0.0", "::")
 
 
-class ClusterOptions(BaseSettings):
+class ClusterOptions(EnvironmentSettings):
     """Part of the server's settings."""
 
     worker_host: str = Field(
@@ -38,6 +40,30 @@ class ClusterOptions(BaseSettings):
         "",
         description="Network devices, separated by commas, over which `kv_transport` nixl may move KV blocks between hosts without encryption.",
     )
+
+    redis_url: SecretStr = Field(
+        SecretStr(""),
+        description="redis://user:password@host:port/number, by which web processes count rates together; empty counts in each.",
+    )
+    redis_url_file: Path | None = Field(None, description="File with redis_url, instead of it.")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_of_redis(cls, value: SecretStr) -> SecretStr:
+        try:
+            parts = urlsplit(value.get_secret_value())
+            number = parts.path.lstrip("/") or "0"
+            known = parts.scheme == "unix" or (
+                parts.scheme in ("redis", "rediss")
+                and bool(parts.hostname)
+                and (parts.port or 1) > 0
+                and number.isdigit()
+            )
+        except ValueError:  # its text has the address, and may have the password
+            known = False
+        if value.get_secret_value() and not known:
+            raise ValueError("an address is redis://user:password@host:port/number, rediss://... or unix:///path")
+        return value
 
     @field_validator("nixl_devices")
     @classmethod

@@ -23,6 +23,7 @@ from config.asgi import PlaneRouter
 from config.installation import version
 from config.listeners import build_listeners
 from config.registry import DjangoRegistry
+from config.shared_rates import shared_rates_of
 from config.telemetry import telemetry_of
 from engine import faults
 from engine.process.precautions import write_no_core
@@ -88,12 +89,18 @@ class Server:
         self.load = LoadRecorder(control.process, self.router, self.holding)
         self.holding.on_refused = self.load.rejected
         self.holding.on_first = self._report_now
-        metrics = Metrics(self.router, logs.dropped_lines, control.registry_reachable)
+        rates = RateMeter()
+        self.shared_rates = shared = shared_rates_of(options, rates, control.process)
+        metrics = Metrics(
+            self.router,
+            logs.dropped_lines,
+            control.registry_reachable,
+            None if shared is None else lambda: shared.reachable,
+        )
         hosts = [options.host, *(host for setup in setups for host in setup.hosts)]
         options.check_faults(hosts)
         registry = DjangoRegistry(control, options.allowed_adapter_roots(hosts))
         self.telemetry = telemetry_of(options.otlp_traces_endpoint)
-        rates = RateMeter()
         observers: list[Observer] = [
             metrics,
             self.load,
@@ -166,6 +173,7 @@ class Server:
             body_timeout_s=options.body_timeout_s,
             max_connections=options.max_connections,
             on_ready=self._ready,
+            on_leave=self._leave,
             on_drain=self._drain,
             on_deadline=self.router.stop,
         )
@@ -208,6 +216,8 @@ class Server:
         self.router.start()
         loop = asyncio.get_running_loop()
         lasting = [loop.create_task(self._report_load()), loop.create_task(keep_fresh(self.listeners.opened.values()))]
+        if self.shared_rates is not None:
+            lasting.append(loop.create_task(self.shared_rates.run()))
         try:
             await self._announce()
             await asyncio.gather(*lasting)
@@ -228,11 +238,15 @@ class Server:
                 faults.hit("loop")
             await asyncio.sleep(REPORT_EVERY_S)
 
-    def _drain(self) -> list[asyncio.Task[None]]:
+    def _leave(self) -> list[asyncio.Task[None]]:
+        """End gRPC's connections to this process before it refuses anything: their clients connect to another one."""
+        loop, linger_s = asyncio.get_event_loop(), 0.0 if self.sockets is None else self.options.linger_s
+        grace_s = linger_s + self.options.drain_s + FINAL_EVENT_S
+        return [loop.create_task(server.stop(grace_s)) for server in self.grpc]
+
+    def _drain(self) -> None:
         self.services.admission.draining = True
-        loop = asyncio.get_event_loop()
         logger.info("draining", running=self.services.admission.in_flight)
-        return [loop.create_task(server.stop(self.options.drain_s + FINAL_EVENT_S)) for server in self.grpc]
 
     def _terminate(self, force_after_s: float | None) -> None:
         """Stop this process as on SIGTERM; after that many seconds kill it."""

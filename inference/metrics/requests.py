@@ -49,11 +49,16 @@ class Metrics(Observer):
     """Counts requests of all dialects and renders the metrics page."""
 
     def __init__(
-        self, router: EngineRouter, dropped_log_lines: Callable[[], int], registry_reachable: Callable[[], bool]
+        self,
+        router: EngineRouter,
+        dropped_log_lines: Callable[[], int],
+        registry_reachable: Callable[[], bool],
+        redis_reachable: Callable[[], bool] | None = None,
     ) -> None:
         """`dropped_log_lines` returns the number of log lines dropped because the reader was too slow; `registry_reachable`
-        whether the database could be used when it was last tried.
+        whether the database could be used when it was last tried, and `redis_reachable` the same of Redis, if it is used.
         """
+        self._redis_reachable = redis_reachable
         self._dropped_log_lines = dropped_log_lines
         self._registry_reachable = registry_reachable
         self._vllm_registry, self._tgi_registry = CollectorRegistry(), CollectorRegistry()
@@ -235,6 +240,12 @@ class Metrics(Observer):
             "# TYPE dragoman_registry_reachable gauge",
             f"dragoman_registry_reachable {int(self._registry_reachable())}",
         ]
+        if self._redis_reachable is not None:
+            lines += [
+                "# HELP dragoman_redis_reachable Whether Redis answered when it was last asked.",
+                "# TYPE dragoman_redis_reachable gauge",
+                f"dragoman_redis_reachable {int(self._redis_reachable())}",
+            ]
         own = "\n".join(lines).encode() + b"\n"
         return generate_latest(self._vllm_registry) + generate_latest(self._tgi_registry) + own
 

@@ -23,6 +23,8 @@ from tests.postgresql import binaries
 from tests.waiting import wait_until
 
 START_S = 240
+OTHERS = {"postgres": "registry", "redis": "rates"}
+"""Services with other images that run here too, each with its volume."""
 PROGRAMS = ("ip", "unshare", "nsenter", "setpriv", "mount", "chroot")
 ETC = (
     "alternatives",
@@ -93,7 +95,7 @@ class Project:
             if name in self.containers:
                 continue
             service = services[name]
-            self.up(services, [each for each in service.depends_on if services[each].ours or each == "postgres"])
+            self.up(services, [each for each in service.depends_on if services[each].ours or each in OTHERS])
             for other, condition in service.depends_on.items():
                 if other in self.containers:
                     self._await(self.containers[other], condition)
@@ -167,7 +169,7 @@ class Project:
         path = self.folder / "volumes" / name
         if not path.exists():
             path.mkdir(parents=True)
-            owner = 999 if name == "registry" else 10001
+            owner = 999 if name in OTHERS.values() else 10001
             os.chown(path, owner, owner)
             path.chmod(0o750)
         return path
@@ -210,7 +212,7 @@ class Project:
     def _accounts(self, root: str, lines: list[str]) -> None:
         (self._etc / "passwd").write_text(ACCOUNTS)
         (self._etc / "group").write_text("root:x:0:\npostgres:x:999:\ndragoman:x:10001:\n")
-        names = "localhost web reconcile postgres prometheus grafana"
+        names = "localhost web reconcile postgres redis prometheus grafana"
         (self._etc / "hosts").write_text(f"127.0.0.1 {names}\n")
         lines.append(f"cp {self._etc}/* {root}/etc/")
 

@@ -60,7 +60,8 @@ pytestmark = pytest.mark.timeout(2 * READY_S)
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory):
-    server = LiveServer(tmp_path_factory.mktemp("dashboards") / "var").start(wait=False)
+    redis = {"DRAGOMAN_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}  # its metric is there when it is not
+    server = LiveServer(tmp_path_factory.mktemp("dashboards") / "var", environment=redis).start(wait=False)
     try:
         server.wait_ready(READY_S)
         traffic(server)

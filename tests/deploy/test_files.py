@@ -19,7 +19,7 @@ EXAMPLES = dict(re.findall(r"^#?([A-Z][A-Z0-9_]*)=(.*)$", EXAMPLE, re.M))
 STAGES = {device: read_stages(DOCKERFILE, {"DEVICE": device}) for device in ("cpu", "cuda")}
 SERVICES = services(**{})
 NAMES = sorted(SERVICES)
-MAKERS = {"database-secret": "secrets", "grafana-secret": "secrets", "metrics-secret": "metrics-key",
+MAKERS = {"database-secret": "secrets", "redis-secret": "secrets", "grafana-secret": "secrets", "metrics-secret": "metrics-key",
           "loadtest-secret": "loadtest-key"}  # fmt: skip
 BUILD_TOOLS = re.compile(r"\b(gcc|g\+\+|clang|make|build-essential|rustc|cargo)\b")
 
@@ -97,7 +97,7 @@ def test_volumes_and_networks_are_declared():
     assert named == set(declared["volumes"])
     assert {net for each in SERVICES.values() for net in each.fields["networks"]} == set(declared["networks"])
     assert declared["networks"]["registry"] == {"internal": True}
-    assert SERVICES["postgres"].fields["networks"] == ["registry"]
+    assert SERVICES["postgres"].fields["networks"] == SERVICES["redis"].fields["networks"] == ["registry"]
     for service in SERVICES.values():
         for source, _, _ in service.volumes:
             assert not source.startswith(".") or (ROOT / source).is_dir(), source

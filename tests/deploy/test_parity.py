@@ -93,19 +93,22 @@ def test_what_ends_has_ended_well(project):
     url = (project.volume("database-secret") / "url").read_text()
     password = (project.volume("database-secret") / "password").read_text()
     assert url == f"postgresql://dragoman:{password}@postgres/dragoman"
-    assert len(password) > 40
-    assert password not in "".join(container.log.read_text() for container in project.containers.values())
+    redis = (project.volume("redis-secret") / "password").read_text()
+    logs = "".join(container.log.read_text() for container in project.containers.values())
+    for secret in (password, redis):
+        assert len(secret) > 40
+        assert secret not in logs
 
 
 def test_the_services_become_healthy(project):
-    for name in ("postgres", "reconcile", "web"):
+    for name in ("postgres", "redis", "reconcile", "web"):
         wait_until(
             lambda name=name: project.healthy(name), START_S, project.containers[name].log.read_text, every_s=0.5
         )
 
 
 def test_each_is_locked_up(project):
-    for name, user in (("postgres", "999"), ("reconcile", "10001"), ("web", "10001")):
+    for name, user in (("postgres", "999"), ("redis", "999"), ("reconcile", "10001"), ("web", "10001")):
         status = project.exec(name, ["cat", "/proc/1/status"]).stdout
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         assert fields["Uid"].split()[0] == user
@@ -128,6 +131,19 @@ def test_a_request_is_answered(project, key):
     assert ask(project, "http://web:8000/v1/chat/completions", "", QUESTION)[0] == 401
     assert ask(project, "http://web:8080/admin/login/")[0] == 200
     assert ask(project, "http://web:8080/static/admin/css/base.css")[0] == 200
+
+
+def test_rates_are_counted_in_redis(project, key):
+    test_the_services_become_healthy(project)
+    limited = project.exec("web", ["dragoman", "createkey", "limited", "--tokens-per-day", "1000000"])
+    file = project.volume("data") / "limited-key"
+    file.write_text(limited.stdout)
+    os.chown(file, 10001, 10001)
+    assert ask(project, "http://web:8000/v1/chat/completions", "/data/limited-key", QUESTION)[0] == 200
+    password = (project.volume("redis-secret") / "password").read_text()
+    name = f"dragoman:rates:{limited.stdout.partition('.')[0]}"
+    spent = ["redis-cli", "--no-auth-warning", "-a", password, "hget", name, "spent"]
+    wait_until(lambda: int(project.exec("redis", spent).stdout or 0) > 0, START_S)
 
 
 def test_the_dialects_conform(project, key):

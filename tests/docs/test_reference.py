@@ -70,6 +70,7 @@ def planes(tmp_path_factory):
         "DRAGOMAN_TRITON_METRICS_PORT": str(triton),
         "DRAGOMAN_TORCHSERVE_METRICS_PORT": str(torchserve),
         "MIES_SERVICE_MONITOR_MODE": "1",
+        "DRAGOMAN_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0",
     }
     live = LiveServer(tmp_path_factory.mktemp("metrics") / "var", environment=environment).start()
     addresses = {
