@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference.dialects.openai.responses_tools import flat_name, text_arguments
+from inference.dialects.openai.responses_tools import flat_name, is_object, text_arguments
 from inference.errors import InvalidRequest, NotServed
 
 INPUT_FORMS = [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]
@@ -89,6 +89,8 @@ def _add_call(messages: Messages, item: dict[str, Any], field: str) -> None:
     arguments = item.get("arguments") or "{}"
     if item["type"] == "custom_tool_call":
         arguments = text_arguments(str(item.get("input") or ""))
+    elif not is_object(arguments):
+        raise InvalidRequest(f"{field}.arguments must be a JSON object as text.", f"{field}.arguments")
     call = {
         "id": item.get("call_id"),
         "type": "function",

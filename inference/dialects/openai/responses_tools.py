@@ -89,6 +89,14 @@ def text_arguments(text: str) -> str:
     return msgspec.json.encode({INPUT: text}).decode()
 
 
+def is_object(arguments: Any) -> bool:
+    """Whether the arguments of a call to a function are an object, or the text of one."""
+    try:
+        return isinstance(msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments, dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
 def text_of(arguments: str) -> str:
     """The text in the arguments of a call to a custom tool; arguments that were cut are returned as they are."""
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from inference.chat.tools import MODES
 from inference.dialects.openai import kv_transfer
 from inference.dialects.openai.kv_transfer import KvTransferParams
 from inference.dialects.openai.prompts import PROMPT_FORMS
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_SESSION_CHARACTERS = 256
 URLS = ("http://", "https://")
+TGI_MODELS = ("tgi", "dummy")
 
 
 class StreamOptions(msgspec.Struct):
@@ -121,6 +123,13 @@ class ChatFields(CommonRequest):
     documents: list[dict[str, Any]] | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """TGI's clients may send an empty list of tools and a mode of choice without tools, which the router ignores."""
+        super().__post_init__()
+        if self.model in TGI_MODELS and not self.tools:
+            self.tools = None
+            self.tool_choice = None if self.tool_choice in MODES else self.tool_choice
 
 
 class ChatCompletionRequest(ChatFields):

@@ -33,13 +33,14 @@ def grammar_of(body: StructuredFields) -> GrammarRequest | None:
         found.append(grammar)
     if body.structured_outputs is not None:
         found.append(structured_outputs(body.structured_outputs))
-    aliases = {
-        "json": body.guided_json,
-        "regex": body.guided_regex,
-        "choice": body.guided_choice,
-        "grammar": body.guided_grammar,
-    }
-    found += [of_kind(kind, value, f"guided_{kind}") for kind, value in aliases.items() if value is not None]
+    else:  # clients of every version of vLLM send both: it ignores the form that it does not know
+        aliases = {
+            "json": body.guided_json,
+            "regex": body.guided_regex,
+            "choice": body.guided_choice,
+            "grammar": body.guided_grammar,
+        }
+        found += [of_kind(kind, value, f"guided_{kind}") for kind, value in aliases.items() if value is not None]
     if len(found) > 1:
         names = " and ".join(grammar.field for grammar in found)
         raise InvalidRequest(f"Only one kind of structured output can be asked for, got {names}.", found[1].field)

@@ -8,29 +8,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from inference.chat.conversation import ends_with_assistant
+from inference.dialects.openai.schema import TGI_MODELS
 
 if TYPE_CHECKING:
     from inference.dialects.openai.schema import ChatCompletionRequest, CompletionRequest
-
-MODELS = ("tgi", "dummy")
 
 
 def continues(body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> bool:
     """Whether a final assistant message is continued although the request does not say so."""
     silent = body.continue_final_message is None and body.add_generation_prompt is None
-    return silent and body.model in MODELS and ends_with_assistant(messages)
+    return silent and body.model in TGI_MODELS and ends_with_assistant(messages)
 
 
 def streams(body: ChatCompletionRequest) -> bool:
     """Whether a stream's chunks are the router's: all alike, one for each token, without a first one for the role, unless the
     request asks for what vLLM's first chunk holds.
     """
-    return body.model in MODELS and not (body.echo or body.return_token_ids or body.continuous_usage)
+    return body.model in TGI_MODELS and not (body.echo or body.return_token_ids or body.continuous_usage)
 
 
 def completes(body: CompletionRequest) -> bool:
     """Whether the chunks of a completion are the router's: one for each token, and a prompt's last one has its usage."""
-    return body.model in MODELS and not body.continuous_usage
+    return body.model in TGI_MODELS and not body.continuous_usage
 
 
 def delta(keys: dict[str, Any], calls: list[dict[str, Any]], ended: bool) -> dict[str, Any]:

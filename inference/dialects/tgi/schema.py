@@ -53,6 +53,8 @@ class GenerateParameters(msgspec.Struct):
             or self.top_k is not None
             or self.top_p is not None
             or self.typical_p is not None
+            # The router takes any temperature for sampling here; one of 1.0 would make equal texts.
+            or ((self.best_of or 1) > 1 and self.temperature is not None)
         )
 
 

@@ -97,6 +97,7 @@ def test_json_object(server):
         ({"guided_choice": ["one", "two"]}, "one|two"),
         ({"structured_outputs": {"grammar": 'root ::= "a" [0-9] "z"'}}, "a[0-9]z"),
         ({"guided_grammar": 'start: "x" /[0-9]/ "y"'}, "x[0-9]y"),
+        ({"guided_grammar": 'start: "old"', "structured_outputs": {"grammar": 'start: "new"'}}, "new"),
     ],
 )
 def test_completions_by_other_grammars(server, fields, pattern):

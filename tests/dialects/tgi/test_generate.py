@@ -95,8 +95,9 @@ def test_sampling_is_repeatable_and_told(server):
     assert "generated_text" in unseeded
 
 
-def test_best_of(server):
-    body = server.post("/generate", ask(max_new_tokens=6, best_of=3, do_sample=True, details=True)).json()
+@pytest.mark.parametrize("how", [{"do_sample": True}, {"temperature": 1.0}])
+def test_best_of(server, how):
+    body = server.post("/generate", ask(max_new_tokens=6, best_of=3, details=True, **how)).json()
     others = body["details"]["best_of_sequences"]
     assert len(others) == 2
     mean = lambda tokens: sum(t["logprob"] for t in tokens) / len(tokens)  # noqa: E731

@@ -51,6 +51,29 @@ async def test_every_chunk_without_a_call_has_content(serving):
     assert "".join(delta["content"] for delta in deltas(answer)) == " of Spain"
 
 
+@pytest.mark.parametrize("model", ["tgi", "dummy", "http://127.0.0.1:8080"])
+@pytest.mark.parametrize("fields", [
+    {"tools": []}, {"tools": [], "tool_choice": "auto"}, {"tools": [], "tool_choice": "required"}, {"tool_choice": "auto"},
+])  # fmt: skip
+async def test_no_tools_are_no_error_to_the_router(serving, model, fields):
+    for stream in (False, True):
+        serving.worker.scripts.append(says(" of Spain"))
+        answer = await serving.post(CHAT, {"messages": HELLO, "model": model, "stream": stream, **fields})
+        if stream:
+            assert "".join(delta["content"] for delta in deltas(answer)) == " of Spain"
+        else:
+            assert answer.json()["choices"][0]["message"]["content"] == " of Spain"
+
+
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"model": "demo", "tools": []}, "tools"), ({"model": "demo", "tool_choice": "auto"}, "tool_choice"),
+    ({"model": "tgi", "tools": [], "tool_choice": {"type": "function", "function": {"name": "clock"}}}, "tool_choice"),
+])  # fmt: skip
+async def test_no_tools_are_an_error_to_other_clients_and_to_a_choice_that_names_one(serving, fields, param):
+    answer = await serving.post(CHAT, {"messages": HELLO, **fields})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, param)
+
+
 async def test_other_clients_streams_open_with_the_role(serving):
     for fields in ({}, {"model": "demo"}, {"model": "tgi", "echo": True}):
         answer = await serving.post(CHAT, {"messages": HELLO, "stream": True, **fields})
