@@ -256,14 +256,12 @@ class DjangoRegistry:
         return True
 
     def _start(self, name: str, actor: str) -> bool:
-        row = Deployment.objects.filter(name=name, deleted=False).first()
-        if row is None:
-            return False
+        return self._act(name, self._wake, actor)
+
+    def _wake(self, row: Deployment, actor: str) -> None:
         resting = (str(Deployment.State.FAILED), str(Deployment.State.INACTIVE))
         if not row.replicas or self._control.observed(row).state in resting:
             deployments.start_deployment(row, actor)
-        self._control.refresh()
-        return True
 
 
 def remove(deployment: Deployment, actor: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from inference.planes.environment import EnvironmentSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +34,8 @@ class SetupError(Exception):
     """A dialect's settings, or a file that they name, cannot be used; the text names the setting or the key."""
 
 
-class DialectSettings(BaseSettings):
+class DialectSettings(EnvironmentSettings):
     """Base class of a dialect's settings: each field is read from DRAGOMAN_<NAME> and checked at startup."""
-
-    model_config = SettingsConfigDict(env_prefix="DRAGOMAN_", extra="forbid", frozen=True, populate_by_name=True)
 
 
 class ServerOptions(Protocol):

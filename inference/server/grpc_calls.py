@@ -201,18 +201,25 @@ class Calls(grpc.GenericRpcHandler):
 
     async def _flow(self, method: Method, caller: RpcCaller, context: Context) -> None:
         """Handle a streaming call; there is no deadline between messages. A server that drains answers what it has read, and
-        ends the call.
+        ends the call, with UNAVAILABLE if the client may have sent more.
         """
         assert method.stream is not None
-        admission = self._services.admission
+        admission, cut = self._services.admission, False
 
         async def requests() -> AsyncIterator[Any]:
+            nonlocal cut
             while True:
+                cut = admission.draining
                 reading = asyncio.ensure_future(_read(method, context))
                 try:
-                    while not reading.done() and not admission.draining:
-                        await asyncio.wait({reading}, timeout=DRAIN_POLL_S)
-                    if not reading.done() or (request := reading.result()) is None:
+                    while not (await asyncio.wait({reading}, timeout=DRAIN_POLL_S))[0]:
+                        if admission.draining:
+                            cut = True
+                            return
+                    request = reading.result()
+                    if request is None:
+                        cut = False
+                    if request is None or cut:
                         return
                 finally:
                     reading.cancel()
@@ -221,7 +228,7 @@ class Calls(grpc.GenericRpcHandler):
 
         with self._streams.permit(caller.permit_holder):
             await self._write_all(context, method.stream(requests(), caller))
-        if admission.draining:  # the client may have sent more
+        if cut:
             raise ShuttingDown("The server is shutting down.")
 
     def _permit(self, method: Method, caller: RpcCaller) -> AbstractContextManager[None]:

@@ -280,7 +280,8 @@ class PlaneServer(daphne_server.Server):
         body_timeout_s: float,
         max_connections: int,
         on_ready: Callable[[], None],
-        on_drain: Callable[[], list[asyncio.Task[None]]],
+        on_leave: Callable[[], list[asyncio.Task[None]]],
+        on_drain: Callable[[], None],
         on_deadline: Callable[[], Awaitable[None]],
     ) -> None:
         """`max_body_bytes(host, port)` is a listener's limit; `refuse(host, port, method, path, headers, status)`
@@ -288,8 +289,8 @@ class PlaneServer(daphne_server.Server):
         headers are in lower case); `preview(host, port, method, path, headers)` gives the whole response if the headers are
         enough to reject the request; `overloaded`, with the same arguments, gives it if no permit is free.
 
-        `on_drain` is called when the drain begins and returns what must end before the process does; `on_deadline` is
-        called when streams must end. Both run on the loop.
+        `on_leave` is called when no more connections are taken and returns what must end before the process does; `on_drain` is
+        called when the drain begins, `on_deadline` when streams must end. All run on the loop.
         """
         # Passed ready-made instead of the endpoint strings that Daphne would parse.
         self._by_text = {f"{each.host} {each.port}": each for each in listeners}
@@ -302,7 +303,7 @@ class PlaneServer(daphne_server.Server):
         """Whether the process is about to end, and each response is the last of its connection."""
         self.headers_timeout_s, self.body_timeout_s = headers_timeout_s, body_timeout_s
         self.max_connections = max_connections
-        self._on_drain, self._on_deadline = on_drain, on_deadline
+        self._on_leave, self._on_drain, self._on_deadline = on_leave, on_drain, on_deadline
         self.ports: list[Any] = []
         self.failed: str | None = None
 
@@ -358,8 +359,9 @@ class PlaneServer(daphne_server.Server):
     async def _drain(self) -> None:
         for port in self.ports:
             await defer.maybeDeferred(port.stopListening).asFuture(asyncio.get_running_loop())
-        await self._linger()
-        others = self._on_drain()
+        others = self._on_leave()
+        await self._linger(others)
+        self._on_drain()
         late = await self._wait(self.drain_s)
         if late:
             await self._on_deadline()
@@ -368,11 +370,13 @@ class PlaneServer(daphne_server.Server):
             task.cancel()
         await asyncio.gather(*late, *others, return_exceptions=True)
 
-    async def _linger(self) -> None:
-        """Answer requests on open connections, until all are closed or `linger_s` has passed."""
+    async def _linger(self, others: list[asyncio.Task[None]]) -> None:
+        """Answer requests on open connections, until all are closed and the others have ended, or `linger_s` has passed."""
         self.lingers = self.linger_s > 0
         deadline = asyncio.get_running_loop().time() + self.linger_s
-        while PlaneFactory.connected and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - of other libraries
+        while PlaneFactory.connected or not all(task.done() for task in others):
+            if asyncio.get_running_loop().time() >= deadline:
+                break
             await asyncio.sleep(LINGER_CHECK_S)
         self.lingers = False
 

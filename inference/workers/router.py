@@ -40,6 +40,7 @@ T = TypeVar("T")
 CHECK_EVERY_S = 0.25
 NO_WORKER = "The model is not available at the moment; its workers are starting or restarting."
 FAILED = "The model cannot be started."
+REMOVED = "The model has been removed."
 
 
 @dataclass(slots=True)
@@ -276,7 +277,7 @@ class EngineRouter:
         for public_id in self.holding.deployments:
             entry = by_id.get(public_id)
             if entry is None:
-                self.holding.refuse(public_id, NO_WORKER)
+                self.holding.refuse(public_id, REMOVED)
             elif self._is_hopeless(entry):
                 self.holding.refuse(public_id, FAILED)
             elif (target := self._targets.get(entry.name)) is not None and target.responsive:

@@ -138,10 +138,13 @@ def roll_back(adapter: Adapter, actor: str, number: int | None = None) -> Adapte
 
 @transaction.atomic
 def remove_adapter(adapter: Adapter, actor: str) -> None:
-    """Remove an adapter and its versions from the registry. Its files leave the store later."""
-    audit.record(actor, "adapter.remove", adapter.name, model=adapter.model.name)
-    adapter_store.release(version.directory for version in adapter.versions.all())
-    adapter.delete()
+    """Remove an adapter and its versions from the registry, unless that has been done. Its files leave the store later."""
+    current = Adapter.objects.select_for_update().filter(pk=adapter.pk).first()
+    if current is None:
+        return
+    audit.record(actor, "adapter.remove", current.name, model=current.model.name)
+    adapter_store.release(version.directory for version in current.versions.all())
+    current.delete()
 
 
 def refuse_taken(name: str) -> None:

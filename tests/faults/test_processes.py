@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
 
+import grpc
 import psutil
 import pytest
 
+from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from tests.cluster import Cluster, Load
 from tests.waiting import wait_until
 
@@ -46,6 +52,64 @@ def test_web_processes_restart_one_after_another_and_no_request_is_refused(clust
             assert old.wait(60) == 0
             load.more(10)
     assert load.lost == {}
+
+
+def test_web_processes_end_one_after_another_and_refuse_no_call_over_grpc(cluster):
+    cluster.start("reconcile")
+    wait_until(lambda: (cluster.data_dir / "admin-password").exists(), 60, lambda: cluster.log)
+    webs = [cluster.start_web() for _ in range(3)]  # now, because who uses gRPC should not fork
+    cluster.deploy()
+    with GrpcLoad(cluster.grpc_port).running() as load:
+        load.more(20)
+        for old in webs[:2]:
+            old.send_signal(signal.SIGTERM)
+            assert old.wait(60) == 0
+            load.more(20)
+    # gRPC itself cancels what reaches a server as it stops.
+    assert set(load.counts) <= {"OK", "CANCELLED"}, load.counts
+
+
+class GrpcLoad:
+    """Threads that make short calls over Triton's gRPC, each on a connection of its own, and count their ends."""
+
+    def __init__(self, port: int, threads: int = 4) -> None:
+        self.counts: Counter[str] = Counter()
+        self._port, self._stop = port, threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[GrpcLoad]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            for thread in self._threads:
+                thread.join()
+
+    def more(self, count: int) -> None:
+        """Wait until so many further calls have ended well."""
+        goal = self.counts["OK"] + count
+        wait_until(lambda: self.counts["OK"] >= goal, 120, lambda: str(self.counts))
+
+    def _run(self) -> None:
+        request = pb.ModelInferRequest(model_name="demo")
+        request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"Count")
+        request.parameters["max_tokens"].int64_param = 2
+        while not self._stop.is_set():
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(f"127.0.0.1:{self._port}", options) as channel:
+                call = channel.stream_stream(
+                    "/inference.GRPCInferenceService/ModelStreamInfer",
+                    pb.ModelInferRequest.SerializeToString,
+                    pb.ModelStreamInferResponse.FromString,
+                )
+                try:
+                    errors = [a.error_message for a in call(iter([request]), timeout=60) if a.error_message]
+                    self.counts[errors[0] if errors else "OK"] += 1
+                except grpc.RpcError as error:
+                    self.counts[error.code().name] += 1
 
 
 def test_a_killed_reconciler_leaves_its_workers_to_the_next_one(cluster):

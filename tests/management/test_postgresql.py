@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.conftest import ROOT
+from tests.waiting import wait_until
 
 ADMIN = os.environ.get("TEST_POSTGRESQL", "postgresql://postgres@127.0.0.1/postgres")
 
@@ -28,18 +29,32 @@ def database_url():
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def test_migrations_keys_and_deployments(database_url, tmp_path):
+@pytest.fixture
+def begin(database_url, tmp_path):
+    """Starts a management command on the database, whose tables are there."""
     environment = {**os.environ, "DRAGOMAN_DATABASE_URL": database_url, "DRAGOMAN_DATA_DIR": str(tmp_path)}
 
-    def manage(*arguments: str) -> str:
+    def start(*arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-W", "ignore", "manage.py", *arguments]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90, check=False
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
 
-    manage("migrate", "--verbosity", "0")
+    printed(start("migrate", "--verbosity", "0"))
+    return start
+
+
+def printed(command: subprocess.Popen[str]) -> str:
+    """What a command prints, when it has ended well."""
+    output, errors = command.communicate(timeout=90)
+    assert command.returncode == 0, errors
+    return output.strip()
+
+
+def test_migrations_keys_and_deployments(begin):
+    def manage(*arguments: str) -> str:
+        return printed(begin(*arguments))
+
     key = manage("createkey", "my-client")
     program = (
         "from management.services.models import register_model;"
@@ -60,3 +75,33 @@ def test_migrations_keys_and_deployments(database_url, tmp_path):
     # migrations have time, others have not
     assert manage("shell", "--no-imports", "-v", "0", "-c", program).splitlines()[-1] == "0 True 5s False"
     assert manage("makemigrations", "--check", "--dry-run") == "No changes detected"
+
+
+def test_a_version_that_is_registered_while_its_adapter_is_removed_is_removed_as_well(begin, database_url):
+    """The removal waits for a registration that has begun, and sees what it did."""
+    shell = ("shell", "--no-imports", "-v", "0", "-c")
+    program = (
+        "from management.models import Adapter, AdapterVersion;"
+        "from management.services.models import register_model;"
+        "a = Adapter.objects.create(name='taught', model=register_model('demo', '/models/demo', 'tester').model);"
+        "AdapterVersion.objects.create(adapter=a, number=1, digest='a' * 64, rank=4, source='x', directory='/x')"
+    )
+    printed(begin(*shell, program))
+    program = (
+        "from management.models import Adapter, AdapterVersion;"
+        "from management.services.adapters import remove_adapter;"
+        "remove_adapter(Adapter.objects.get(), 'tester');"
+        "print(Adapter.objects.count(), AdapterVersion.objects.count())"
+    )
+    with psycopg.connect(database_url) as registration, psycopg.connect(database_url, autocommit=True) as watcher:
+        (row,) = registration.execute("SELECT id FROM management_adapter FOR UPDATE").fetchone()
+        registration.execute(
+            "INSERT INTO management_adapterversion (adapter_id, number, digest, rank, source, directory, is_current, created_at)"
+            " VALUES (%s, 2, %s, 4, 'y', '/y', false, now())",
+            (row, "b" * 64),
+        )
+        removal = begin(*shell, program)
+        waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        wait_until(lambda: removal.poll() is not None or watcher.execute(waits).fetchone() is not None, 60)
+        registration.commit()
+    assert printed(removal) == "0 0"

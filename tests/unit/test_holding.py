@@ -8,7 +8,8 @@ import pytest
 
 from inference.errors import Overloaded, Unavailable
 from inference.workers.holding import HoldQueue
-from tests.unit.serving import eventually
+from management.snapshot import Snapshot
+from tests.unit.serving import Serving, eventually, fake_workers
 
 
 async def held(queue: HoldQueue, deployment: str, *tenants: str, timeout_s: float = 60.0):
@@ -112,3 +113,16 @@ async def test_metrics_say_how_many_wait(start):
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert 'dragoman_held_requests{engine="0",model_name="demo"} 0.0' in (await serving.get("/metrics")).text
+
+
+async def test_who_waits_for_a_deployment_that_is_removed_is_told_so(sockets):
+    serving = Serving(fake_workers(sockets, 1))
+    serving.router.hold_s = 60.0
+    serving.publish([])
+    serving.router.start()
+    call = serving.begin("/v1/completions", {"model": "demo", "prompt": "a"})
+    await eventually(lambda: serving.router.holding.deployments)
+    serving.holder.publish(Snapshot((), {}))
+    answer = await call.end()
+    await serving.stop()
+    assert (answer.status, answer.json()["error"]["message"]) == (503, "The model has been removed.")

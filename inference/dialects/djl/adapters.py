@@ -110,6 +110,8 @@ async def update(exchange: Exchange, services: Services, startup: StartupModel) 
             pinned=pin,
             options=_options(parameters) or None,
         )
+    except AdapterNotFound as error:  # it was unregistered meanwhile
+        raise _unknown(alias) from error
     except ServingError as error:
         raise failed(error, alias, _source(adapter)) from error
     await _say(exchange, f"Adapter {alias} updated")

@@ -12,6 +12,8 @@ from inference.planes.declaration import DialectSettings
 
 MAX_MESSAGE_BYTES = 6_553_500
 """TorchServe's max_request_size."""
+MAX_EXPIRATION_MIN = 52_560_000
+"""A hundred years."""
 
 
 class TorchServeSettings(DialectSettings):
@@ -37,7 +39,9 @@ class TorchServeSettings(DialectSettings):
     torchserve_token_authorization: Literal["auto", "on", "off"] = Field(
         "auto", description="Whether TorchServe's keys are asked for; auto: if bound beyond loopback."
     )
-    torchserve_token_expiration_min: float = Field(60.0, gt=0, description="Minutes until a key expires.")
+    torchserve_token_expiration_min: float = Field(
+        60.0, gt=0, le=MAX_EXPIRATION_MIN, description="Minutes until a key expires."
+    )
     torchserve_key_folder: Path | None = Field(
         None, description="Folder of key_file.json; unset is the server's data folder."
     )

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from inference.generation.caller import RpcCaller
     from inference.server.grpc_calls import Timeouts
     from inference.services import Services
+    from inference.workers.target import Target
 
 SERVICE = "inference.GRPCInferenceService"
 MAX_IN_STREAM = 256
@@ -234,7 +235,12 @@ class GrpcInferenceService:
         services.rates.admit_again(caller.tenant)
         with services.admission.permit(caller.permit_holder):
             inference = await in_thread_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
-            if (target := embeds(inference, services)) is not None:
+
+            async def known() -> Target | None:
+                return embeds(inference, services)
+
+            target = await services.router.when_known(caller.tenant, known)
+            if target is not None:
                 tensors = await embed(inference, services, caller)
                 yield response_of(inference, str(target.entry.version), tensors, final=True)
                 return

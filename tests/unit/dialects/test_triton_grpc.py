@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
+
 import grpc
 import pytest
 
@@ -9,7 +12,8 @@ from engine.failures import Failure, FailureCode, FinishReason
 from inference.dialects.triton.grpc_service import GrpcInferenceService
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from inference.server.grpc_calls import Timeouts
-from tests.unit.scripts import Script, ids, says
+from tests.unit.scripts import Gate, Script, ids, says
+from tests.unit.serving import Serving, eventually, fake_workers
 
 SERVICE = "/inference.GRPCInferenceService/"
 
@@ -31,8 +35,8 @@ class Client:
         return [answer async for answer in call]
 
 
-@pytest.fixture
-async def client(serving, sockets):
+@asynccontextmanager
+async def served(serving, sockets):
     server = grpc.aio.server()
     server.add_generic_rpc_handlers([GrpcInferenceService(serving.services, Timeouts(5, 5)).handler()])
     server.add_insecure_port(f"unix:{sockets}/grpc.sock")
@@ -40,6 +44,12 @@ async def client(serving, sockets):
     async with grpc.aio.insecure_channel(f"unix:{sockets}/grpc.sock") as channel:
         yield Client(channel)
     await server.stop(0)
+
+
+@pytest.fixture
+async def client(serving, sockets):
+    async with served(serving, sockets) as client:
+        yield client
 
 
 def request(text: str = "The capital", model: str = "demo", stream: bool = False, **parameters: object):
@@ -123,6 +133,33 @@ async def test_keys(client, serving):
         await client.ask("ModelInfer", request(), pb.ModelInferResponse)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert (await client.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)).live
+
+
+async def test_a_stream_waits_for_the_first_worker(sockets):
+    serving = Serving(fake_workers(sockets, 1))
+    serving.router.hold_s = 60.0
+    serving.publish([])
+    serving.router.start()
+    async with served(serving, sockets) as client:
+        answering = asyncio.ensure_future(client.stream(request(stream=True)))
+        await eventually(lambda: serving.router.holding.deployments)
+        serving.worker.scripts.append(says(" of Spain"))
+        await serving.start()
+        answers = await answering
+    await serving.stop()
+    assert [a.error_message for a in answers if a.error_message] == []
+    assert b"".join(raw[4:] for a in answers for raw in a.infer_response.raw_output_contents[:1]) == b" of Spain"
+
+
+async def test_a_drain_ends_well_the_streams_whose_clients_have_sent_all(client, serving):
+    gate = Gate()
+    serving.worker.scripts.append(says(" of Spain", gate_after=1, gate=gate))
+    answering = asyncio.ensure_future(client.stream(request(stream=True)))
+    await eventually(lambda: serving.worker.submits)
+    serving.services.admission.draining = True
+    gate.open()
+    answers = await answering
+    assert b"".join(raw[4:] for a in answers for raw in a.infer_response.raw_output_contents[:1]) == b" of Spain"
 
 
 async def test_a_drain_refuses(client, serving):

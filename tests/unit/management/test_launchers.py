@@ -26,7 +26,7 @@ GIVEN = {
     "NO_PROXY": "localhost", "PYTORCH_CUDA_ALLOC_CONF": "x", "NUMBA_CACHE_DIR": "/numba",
 }  # fmt: skip
 KEPT_BACK = {
-    "DRAGOMAN_DATABASE_URL": "postgresql://u:p@h/d", "DATABASE_URL": "x", "PGPASSWORD": "x", "SECRET_KEY": "x",
+    "DRAGOMAN_DATABASE_URL": "postgresql://u:p@h/d", "DRAGOMAN_REDIS_URL": "redis://:p@h/0", "DATABASE_URL": "x", "PGPASSWORD": "x", "SECRET_KEY": "x",
     "DJANGO_SECRET_KEY": "x", "AWS_SECRET_ACCESS_KEY": "x", "OPENAI_API_KEY": "x", "MIES_CONFIG_JSON_PATH": "x",
     "GITHUB_TOKEN": "x", "SSH_AUTH_SOCK": "x", "ftp_proxy": "x", "path": "x",
 }  # fmt: skip

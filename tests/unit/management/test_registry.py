@@ -5,8 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from config.registry import DjangoRegistry
 from inference.workers.registry import NewDeployment
+from management.ledger import Observed
+from management.models import Deployment
+from management.services.deployments import create_deployment, delete_deployment
+from management.services.models import register_model
 
 
 async def test_short_calls_do_not_wait_for_creations(monkeypatch):
@@ -22,3 +28,17 @@ async def test_short_calls_do_not_wait_for_creations(monkeypatch):
     finally:
         copied.set()
         await asyncio.gather(*creations)
+
+
+@pytest.mark.django_db
+def test_a_deployment_that_is_deleted_as_it_is_started_is_not_there():
+    row = create_deployment("demo", register_model("demo", "/models/demo", "tester"), "tester", replicas=1)
+
+    class Control:
+        """Looks at a deployment, which another client deletes meanwhile."""
+
+        def observed(self, row):
+            delete_deployment(row, "another")
+            return Observed(row.generation, str(Deployment.State.FAILED), "")
+
+    assert DjangoRegistry(Control(), None)._start(row.name, "tester") is False

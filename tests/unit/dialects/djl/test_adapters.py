@@ -11,6 +11,7 @@ from engine.adapters.failures import AdapterCode, AdapterFailure
 from inference.errors import Unavailable
 from management.snapshot import AdapterEntry
 from tests.unit.dialects.djl.models import Djl
+from tests.unit.fake_worker import settle
 from tests.unit.scripts import Gate, Script, ids, model_info
 from tests.waiting import eventually
 
@@ -357,3 +358,23 @@ async def test_registered_at_once_under_one_name(files):
     answers = await asyncio.gather(*(files.post(path) for path in paths))
     assert sorted(answer.status for answer in answers) == [200, 409, 409, 409]
     assert len(await files.adapters()) == 1
+
+
+async def test_an_update_of_one_that_is_unregistered_at_once(djl, monkeypatch):
+    """Both have found the adapter; the update waits for its end."""
+    await djl.has("a1")
+    gate, remove = asyncio.Event(), djl.services.registry.remove_adapter
+
+    async def slowly(*args):
+        await gate.wait()
+        await remove(*args)
+
+    monkeypatch.setattr(djl.services.registry, "remove_adapter", slowly)
+    removal = asyncio.ensure_future(djl.call("DELETE", "/adapters/a1"))
+    await settle()
+    update = asyncio.ensure_future(djl.post("/adapters/a1/update?pin=true"))
+    await settle()
+    gate.set()
+    assert (await removal).status == 200
+    assert (await update).status == 404
+    assert (await update).json()["message"] == "The adapter a1 was not found"
