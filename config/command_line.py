@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from importlib import import_module
@@ -42,6 +43,8 @@ def _execute(arguments: list[str]) -> None:
     from config.options import get_options
     from config.refusals import UnusableSettings, read_settings, registry_refused
 
+    # Any command may make the database or a file with secrets; only the owner may read them.
+    os.umask(0o077)
     try:
         read_settings()
     except UnusableSettings as error:
@@ -66,14 +69,13 @@ def _take_settings(arguments: list[str]) -> None:
     from pydantic import ValidationError
 
     from config.options import get_options
-    from config.refusals import VALIDATORS
-    from config.serve_flags import apply_flags, flag_of
+    from config.refusals import settings_refused
+    from config.serve_flags import apply_flags
 
-    apply_flags(arguments)
+    flags = apply_flags(arguments)
     try:
         get_options()
     except ValidationError as error:
-        for each in error.errors():
-            name = flag_of(str(each["loc"][0])) if each["loc"] else "settings"
-            print(f"error: {name}: {each['msg'].removeprefix(VALIDATORS)}", file=sys.stderr)
+        for line in settings_refused(error, flags):
+            print(f"error: {line}", file=sys.stderr)
         sys.exit(INVALID_SETTINGS)

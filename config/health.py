@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from config.options import Options
-from config.refusals import UnusableSettings, one_line, read_settings
+from config.refusals import UnusableSettings, read_settings
+from management.database_errors import with_advice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +100,7 @@ def check_reconcile(options: Options, alive: bool) -> str:
     try:
         leader = current_leader()
     except Error as error:
-        raise Unhealthy(f"the registry cannot be read: {one_line(error)}") from error
+        raise Unhealthy(f"the registry cannot be read: {with_advice(error)}") from error
     if leader is None:
         raise Unhealthy("no reconciler leads")
     return f"{leader} leads"

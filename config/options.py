@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from cryptography.fernet import Fernet
 from pydantic import Field, SecretStr, ValidationInfo, create_model, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from config import installation
 from config.cluster_options import ClusterOptions
@@ -21,17 +21,20 @@ from config.installation import DEMO_MODEL, PROJECT, default_data_dir
 from config.secret_files import read_secret, with_files
 from engine import faults
 from engine.config import OPTIONS
+from inference.planes.environment import EnvironmentSettings
 from management.launchers import LAUNCHERS
 
 MOST_PRIORITY = 1000
 WILDCARDS = ("0.0.0.0", "::")
 """Addresses that mean every address of this machine."""
+MAX_S = 604_800
+"""Seconds of the longest time, a week: timers and gRPC count milliseconds in 32 bits."""
 MIN_SESSION_KEY = 32
 """Characters of a key that signs sessions."""
 
 EngineSettings: Any = create_model(
     "EngineSettings",
-    __base__=BaseSettings,
+    __base__=EnvironmentSettings,
     **{
         field.name: (
             field.type,
@@ -48,10 +51,6 @@ EngineSettings: Any = create_model(
 
 class Options(EngineSettings, ClusterOptions):
     """The server's settings. Times are seconds."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="DRAGOMAN_", extra="forbid", frozen=True, populate_by_name=True, hide_input_in_errors=True
-    )
 
     host: str = Field("127.0.0.1", description="Address that every plane binds.")
     front_port: int = Field(8000, ge=1, le=65535, description="Port of the front plane, which most dialects share.")
@@ -133,7 +132,10 @@ class Options(EngineSettings, ClusterOptions):
     )
     max_held_requests: int = Field(256, ge=0, le=65536, description="The same for all deployments together.")
     hold_s: float = Field(
-        600, ge=0, description="Seconds that a request waits for a first worker, if its own deadline is not earlier."
+        600,
+        ge=0,
+        le=MAX_S,
+        description="Seconds that a request waits for a first worker, if its own deadline is not earlier.",
     )
     max_body_bytes: int = Field(2_000_000, ge=1024, le=1 << 30, description="Largest request body in bytes.")
     max_connections: int = Field(4096, ge=1, le=1 << 20, description="Concurrent HTTP connections to one address.")
@@ -141,10 +143,10 @@ class Options(EngineSettings, ClusterOptions):
         True, description="Whether names of special tokens (<|im_end|>) in a client's text become these tokens."
     )
     request_timeout_s: float = Field(
-        600, gt=0, description="Seconds that a request may take; clients can only ask for less."
+        600, gt=0, le=MAX_S, description="Seconds that a request may take; clients can only ask for less."
     )
     token_timeout_s: float = Field(
-        300, ge=0, description="Seconds between two tokens after which a request is ended; 0 never ends one."
+        300, ge=0, le=MAX_S, description="Seconds between two tokens after which a request is ended; 0 never ends one."
     )
     inference_objectives: dict[str, int] = Field(
         {},
@@ -154,22 +156,30 @@ class Options(EngineSettings, ClusterOptions):
         64 << 20, ge=0, le=1 << 40, description="Memory for responses kept by Idempotency-Key; 0 ignores the header."
     )
     replay_wait_s: float = Field(
-        30, ge=0, description="Seconds that a running request waits for another worker after its own has ended."
+        30,
+        ge=0,
+        le=MAX_S,
+        description="Seconds that a running request waits for another worker after its own has ended.",
     )
     headers_timeout_s: float = Field(
-        10, gt=0, description="Seconds that a client may take to send a request's headers."
+        10, gt=0, le=MAX_S, description="Seconds that a client may take to send a request's headers."
     )
-    body_timeout_s: float = Field(60, gt=0, description="Seconds that a client may take to send a request's body.")
-    slow_client_timeout_s: float = Field(30, gt=0, description="Seconds that a client may leave its stream unread.")
+    body_timeout_s: float = Field(
+        60, gt=0, le=MAX_S, description="Seconds that a client may take to send a request's body."
+    )
+    slow_client_timeout_s: float = Field(
+        30, gt=0, le=MAX_S, description="Seconds that a client may leave its stream unread."
+    )
     linger_s: float = Field(
         5,
         ge=0,
+        le=MAX_S,
         description="Seconds after SIGTERM in which a `web` process answers requests on open connections as before.",
     )
     worker_lease_s: float = Field(
         30, ge=5, le=3600, description="Seconds that workers of `reconcile` run on while no reconciler leads."
     )
-    drain_s: float = Field(30, ge=0, description="Seconds that running requests may continue after SIGTERM.")
+    drain_s: float = Field(30, ge=0, le=MAX_S, description="Seconds that running requests may continue after SIGTERM.")
     otlp_traces_endpoint: str = Field(
         "", description="URL to which traces are exported (OTLP over HTTP); empty leaves it to OTEL_EXPORTER_OTLP_*."
     )
@@ -220,6 +230,16 @@ class Options(EngineSettings, ClusterOptions):
         if not all(re.fullmatch(r"[!-~]+", value.get_secret_value()) for value in values):
             raise ValueError("a key must have at least one character, all of them visible ASCII")
         return values
+
+    @field_validator("secrets_key")
+    @classmethod
+    def _encrypts(cls, value: SecretStr) -> SecretStr:
+        try:
+            for key in filter(None, value.get_secret_value().split(",")):
+                Fernet(key.strip())
+        except ValueError as error:  # its text has no part of the key, but does not say what a key is
+            raise ValueError("a key is 32 bytes as url-safe base64, which are 44 characters") from error
+        return value
 
     @field_validator("inference_objectives")
     @classmethod

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from config.installation import DATABASE
 from config.options import get_options
+from management.database_errors import with_advice
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from django.db import Error
@@ -22,8 +25,11 @@ if TYPE_CHECKING:
 PREFIX = "DRAGOMAN_"
 VALIDATORS = "Value error, "
 """What pydantic puts before the text of a validator of ours."""
-NO_TABLE = ("no such table", "no such column", "does not exist")
-"""How SQLite and PostgreSQL say that `migrate` has not run."""
+EXPECTED = {
+    "list_type": 'a JSON list is expected, such as ["a", "b"]',
+    "dict_type": 'a JSON object is expected, such as {"a": 1}',
+}
+"""What a setting expects, by the kind of pydantic's error; other kinds say it themselves."""
 
 
 class UnusableSettings(Exception):
@@ -46,13 +52,24 @@ def read_settings() -> None:
         raise UnusableSettings([folder_refused(folder, error)]) from error
 
 
-def settings_refused(error: ValidationError) -> list[str]:
-    """A line for each refused setting."""
+def settings_refused(error: ValidationError, flags: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """A line for each refused setting, by the name of its variable, or of the flag that gave it."""
     lines = []
     for each in error.errors(include_input=False, include_url=False):
-        text = each["msg"].removeprefix(VALIDATORS)
-        lines.append(f"{PREFIX}{str(each['loc'][0]).upper()}: {text}" if each["loc"] else text)
+        text = EXPECTED.get(each["type"], each["msg"].removeprefix(VALIDATORS))
+        name = variable(str(each["loc"][0])) if each["loc"] else ""
+        lines.append(f"{flags.get(name, name)}: {text}" if name else text)
     return lines
+
+
+def variable(name: str) -> str:
+    """The variable of a setting. Those that other servers know too have their names as aliases."""
+    return name if name.isupper() else PREFIX + name.upper()
+
+
+def start_refused(error: Exception) -> str:
+    """Why a command cannot begin: a line for each refused setting, else the error's own text."""
+    return "\n".join(settings_refused(error)) if isinstance(error, ValidationError) else str(error)
 
 
 def folder_refused(folder: Path, error: OSError) -> str:
@@ -61,18 +78,11 @@ def folder_refused(folder: Path, error: OSError) -> str:
 
 
 def registry_refused(error: Error, data_dir: Path, database_url: str) -> str:
-    """Why the database cannot be used, in one line. No text of a database's driver has a password."""
-    text = one_line(error)
-    file = data_dir / DATABASE
+    """Why the database cannot be used, in one line."""
+    text, file = with_advice(error), data_dir / DATABASE
     if not database_url:
         text = f"{file}: {text}{of_another_user(file)}"
-    missing = any(words in text for words in NO_TABLE)
-    return f"the registry cannot be used: {text}" + ("; run `migrate` first" if missing else "")
-
-
-def one_line(error: Error) -> str:
-    """What the database's driver says, which may be several lines."""
-    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or type(error).__name__
+    return f"the registry cannot be used: {text}"
 
 
 def of_another_user(path: Path) -> str:

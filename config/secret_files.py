@@ -5,6 +5,7 @@ It checks no modes, because orchestrators choose those of what they mount. No er
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ PREFIX = "DRAGOMAN_"
 MAX_BYTES = 64 << 10
 LINES = "lines"
 """A file with one value a line; the others have one text."""
-KINDS = {"database_url": "text", "secrets_key": "text", "api_keys": LINES}
+KINDS = {"database_url": "text", "secrets_key": "text", "redis_url": "text", "api_keys": LINES}
 """The settings that may stand in files, and what such a file has."""
 
 
@@ -34,18 +35,19 @@ def with_files(values: dict[str, Any]) -> dict[str, Any]:
 
 def read_secret(path: Path, setting: str) -> str:
     """The text of a secret's file without spaces around it. Raises ValueError, which names the setting."""
+    shown = os.fsencode(path).decode(errors="replace")
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         text = data.decode().strip()
     except OSError as error:
-        raise ValueError(f"{setting}: {path} cannot be read: {error.strerror}") from error
+        raise ValueError(f"{setting}: {shown} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{setting}: {path} is not UTF-8") from error
+        raise ValueError(f"{setting}: {shown} is not UTF-8") from error
     if len(data) > MAX_BYTES:
-        raise ValueError(f"{setting}: {path} has more than {MAX_BYTES} bytes")
+        raise ValueError(f"{setting}: {shown} has more than {MAX_BYTES} bytes")
     if not text:
-        raise ValueError(f"{setting}: {path} is empty")
+        raise ValueError(f"{setting}: {shown} is empty")
     return text
 
 

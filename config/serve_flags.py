@@ -187,15 +187,19 @@ class _Parser(argparse.ArgumentParser):
         raise FlagError(message)
 
 
-def apply_flags(arguments: list[str], environment: MutableMapping[str, str] = os.environ) -> None:
-    """Put the flags that are settings into the environment; a mistake is left to the command, which explains it."""
+def apply_flags(arguments: list[str], environment: MutableMapping[str, str] = os.environ) -> dict[str, str]:
+    """Put the flags that are settings into the environment, and return the flag of each such variable; a mistake is left to
+    the command, which explains it.
+    """
     parser = _Parser(add_help=False, allow_abbrev=False)
     add_flags(parser)
     try:
         values = vars(parser.parse_known_args(arguments)[0])
     except FlagError:
-        return
-    environment.update(_variables(values))
+        return {}
+    given = _variables(values)
+    environment.update(given)
+    return {name: flag.names[0] for flag in FLAGS if (name := PREFIX + flag.setting.upper()) in given}
 
 
 def unapplied(values: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> str | None:
@@ -209,9 +213,3 @@ def _variables(values: Mapping[str, Any]) -> dict[str, str]:
         PREFIX + setting.upper(): value if isinstance(value, str) else json.dumps(value)
         for setting, value in given.items()
     }
-
-
-def flag_of(setting: str) -> str:
-    """The flag that gives a setting, or the setting's own name."""
-    found = next((flag.names[0] for flag in FLAGS if flag.setting == setting), None)
-    return found or PREFIX + setting.upper()

@@ -1,7 +1,8 @@
-"""The checks of the network: ports and certificates."""
+"""The checks of the network: ports, certificates and Redis."""
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import os
 import socket
@@ -12,6 +13,8 @@ import psutil
 from cryptography import x509
 
 from config.doctor.finding import Finding, error, ok, warning
+from config.shared_rates import RedisMissing, ledger_of
+from inference.admission.shared_rates import LedgerAway
 from inference.server.rotation import ServerTls
 from inference.server.tls import TlsError
 
@@ -96,3 +99,26 @@ def check_dates(path: Path) -> Finding:
     if ends - now < SOON:
         return warning("certificates", f"{path} expires on {ends:%Y-%m-%d}", "renew it")
     return ok("certificates", f"{path} is valid until {ends:%Y-%m-%d}")
+
+
+def check_redis(options: Options) -> list[Finding]:
+    """Whether web processes can count rates together, if they are asked to."""
+    url = options.redis_url.get_secret_value()
+    if not url:
+        return [ok("redis", "off: each web process counts rates for itself")]
+    try:
+        asyncio.run(_ping(url))
+    except RedisMissing as problem:
+        return [error("redis", str(problem))]
+    except LedgerAway as problem:
+        hint = "requests go on without it; each web process counts rates for itself"
+        return [warning("redis", f"DRAGOMAN_REDIS_URL: it cannot be used: {problem}", hint)]
+    return [ok("redis", "web processes count rates together")]
+
+
+async def _ping(url: str) -> None:
+    ledger = ledger_of(url, "doctor")
+    try:
+        await ledger.ping()
+    finally:
+        await ledger.close()

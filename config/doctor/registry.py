@@ -10,10 +10,12 @@ from django.db.migrations.executor import MigrationExecutor
 
 from config.doctor.finding import Finding, Level, error, ok, warning
 from config.installation import DATABASE
-from config.refusals import one_line
+from management.database_errors import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
     from config.options import Options
     from inference.planes.declaration import Setup
@@ -26,9 +28,13 @@ def check_database(options: Options) -> tuple[list[Finding], bool]:
         executor = MigrationExecutor(connection)
         plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
         newer = set(executor.loader.applied_migrations) - set(executor.loader.disk_migrations)
+        fixed = _takes_no_changes(connection)
     except Error as problem:
         place = "DRAGOMAN_DATABASE_URL" if options.database_url else options.data_dir / DATABASE
         return [error("database", f"{place}: the database cannot be used: {one_line(problem)}")], False
+    if fixed:
+        hint = "name the primary server, and see its setting default_transaction_read_only"
+        return [error("database", "DRAGOMAN_DATABASE_URL: the database can be read, but takes no changes", hint)], True
     if newer:
         hint = "install that version, or restore a backup of this one's"
         return [error("database", f"{len(newer)} migrations are of another version of the server", hint)], False
@@ -36,6 +42,15 @@ def check_database(options: Options) -> tuple[list[Finding], bool]:
         hint = "`serve` and `reconcile` apply them when they start; before `web`, run `migrate`"
         return [warning("database", f"{len(plan)} migrations are not applied", hint)], False
     return [ok("database", f"{connection.vendor}, all migrations are applied")], True
+
+
+def _takes_no_changes(connection: BaseDatabaseWrapper) -> bool:
+    """Whether it is a standby of PostgreSQL's, or one that is switched to reading only."""
+    if connection.vendor != "postgresql":
+        return False
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW transaction_read_only")
+        return bool(cursor.fetchone()[0] == "on")
 
 
 def check_models(options: Options, setups: Iterable[Setup], *, registered: bool) -> list[Finding]:

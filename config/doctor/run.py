@@ -53,6 +53,7 @@ def examine() -> list[Finding]:
         *checked("telemetry", lambda: settings.check_telemetry(options, os.environ)),
         *folder,
         *checked("ports", lambda: network.check_ports(network.addresses(options, setups))),
+        *checked("redis", lambda: network.check_redis(options)),
         *checked("certificates", lambda: network.check_certificates(certified)),
         *checked("cpu", machine.check_cpu),
         *checked("gpu", lambda: machine.check_devices(options)),

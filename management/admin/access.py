@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from django import forms
 from django.contrib import admin, messages
-from django.shortcuts import get_object_or_404
 from unfold.decorators import action
 
 from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor
@@ -81,7 +80,7 @@ class ApiKeyAdmin(ServiceAdmin):
     @action(description="Revoke", permissions=["revoke"], icon="block")
     def revoke(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Revoke the key; this cannot be undone."""
-        key = get_object_or_404(ApiKey, pk=object_id)
+        key = self.row(request, object_id)
         question, done = f"Revoke the key {key.name}?", f"{key.name} is revoked."
         return self.confirmed(request, question, lambda: keys.revoke_key(key, actor(request)), done)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.conf import settings
 from django.contrib import admin
-from django.shortcuts import get_object_or_404
 from unfold.admin import TabularInline
 from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
@@ -151,9 +150,9 @@ class AdapterAdmin(ServiceAdmin):
         adapters.remove_adapter(obj, actor)
 
     @action(description="Roll back", permissions=["change"], icon="undo")
-    def roll_back(self, request: HttpRequest, object_id: int) -> HttpResponse:
+    def roll_back(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Serve the version before the current one again."""
-        adapter = get_object_or_404(Adapter, pk=object_id)
+        adapter = self.row(request, object_id)
         return self.confirmed(
             request,
             f"Serve the version of {adapter.name} before {adapter.current.number} again?",

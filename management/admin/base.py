@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
-from django.http import HttpResponseRedirect
+from django.http import Http404, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from unfold.admin import ModelAdmin
@@ -50,6 +50,13 @@ class ServiceAdmin(ModelAdmin):
             return HttpResponseRedirect(back)
         context = {**self.admin_site.each_context(request), "opts": self.opts, "title": question, "question": question}
         return TemplateResponse(request, "admin/confirm_action.html", {**context, "back": back})
+
+    def row(self, request: HttpRequest, object_id: str) -> Any:
+        """The row that a button's address names. Raises Http404 if there is none, or if no row can have that name."""
+        found = self.get_object(request, object_id)
+        if found is None:
+            raise Http404
+        return found
 
     def changeform_view(
         self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin
-from django.shortcuts import get_object_or_404
 from unfold.decorators import action, display
 
 from management import live
@@ -189,27 +188,27 @@ class DeploymentAdmin(ServiceAdmin):
         return request.user.has_perm("management.operate_deployment")
 
     @action(description="Start", permissions=["operate"], icon="play_arrow")
-    def start(self, request: HttpRequest, object_id: int) -> HttpResponse:
+    def start(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Start the deployment with its minimum of workers, at least one."""
         return self._operate(request, object_id, "Start", deployments.start_deployment, "is starting")
 
     @action(description="Add worker", permissions=["operate"], icon="add")
-    def scale_up(self, request: HttpRequest, object_id: int) -> HttpResponse:
+    def scale_up(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Ask for one worker more, or wake the deployment."""
         return self._operate(request, object_id, "Add a worker to", deployments.scale_up, "is growing")
 
     @action(description="Stop", permissions=["operate"], icon="stop")
-    def stop(self, request: HttpRequest, object_id: int) -> HttpResponse:
+    def stop(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Stop the deployment; running requests finish first."""
         return self._operate(request, object_id, "Stop", deployments.stop_deployment, "is stopping")
 
     @action(description="Make default", permissions=["operate"], icon="star")
-    def make_default(self, request: HttpRequest, object_id: int) -> HttpResponse:
+    def make_default(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Make the deployment the default for requests without a model name."""
         return self._operate(request, object_id, "Make default:", deployments.make_default, "is the default now")
 
-    def _operate(self, request: HttpRequest, object_id: int, verb: str, service: Any, done: str) -> HttpResponse:
-        deployment = get_object_or_404(Deployment, pk=object_id)
+    def _operate(self, request: HttpRequest, object_id: str, verb: str, service: Any, done: str) -> HttpResponse:
+        deployment = self.row(request, object_id)
         name = deployment.name
         return self.confirmed(
             request, f"{verb} {name}?", lambda: service(deployment, actor(request)), f"{name} {done}."

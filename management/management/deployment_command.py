@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error
 
+from management.database_errors import with_advice
 from management.models import Deployment
 from management.services.errors import RegistryError
 
@@ -42,7 +43,7 @@ class DeploymentCommand(BaseCommand, ABC):
         except RegistryError as error:
             raise CommandError(str(error)) from error
         except Error as error:
-            raise CommandError(f"the registry cannot be used: {error}") from error
+            raise CommandError(f"the registry cannot be used: {with_advice(error)}") from error
         if options["json"]:
             shown = {
                 "id": deployment.public_id,

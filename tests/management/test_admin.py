@@ -300,6 +300,12 @@ def test_buttons_change_nothing_without_the_forms_token(admin_user, deployment, 
     assert AuditEvent.objects.count() > events
 
 
+@pytest.mark.parametrize("number", ["abc", "\0", "0", "9" * 30])
+@pytest.mark.parametrize(("page", "action"), [*BUTTONS, ("adapter", "roll_back")])
+def test_a_button_of_no_row_is_not_found(browser, db, page, action, number):
+    assert browser.get(url(page, action, number)).status_code == 404
+
+
 def log_in(client, password, username="admin", **extra):
     body = {"username": username, "password": password}
     return client.post(reverse("admin:login") + "?next=/admin/", body, **extra)

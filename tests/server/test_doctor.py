@@ -25,6 +25,7 @@ from config.options import Options
 from inference.server.tls import TlsFiles
 from tests.conftest import DEMO, ROOT
 from tests.live import free_port
+from tests.postgresql import Cluster
 
 PORTS = ("FRONT_PORT", "CONTROL_PORT", "GRPC_PORT", "DJL_PORT", "MINDIE_PORT", "MINDIE_MANAGEMENT_PORT",
          "MINDIE_METRICS_PORT", "TORCHSERVE_GRPC_INFERENCE_PORT", "TORCHSERVE_GRPC_MANAGEMENT_PORT")  # fmt: skip
@@ -54,7 +55,7 @@ def test_a_set_up_with_which_nothing_is_wrong(environment, tmp_path):
     done = doctor(environment, "--json")
     report = json.loads(done.stdout)
     checks = {finding["check"] for finding in report["checks"] if finding["check"] not in ("cpu", "disk", "gpu")}
-    assert checks == {"settings", "telemetry", "ports", "certificates", "database", "models"}
+    assert checks == {"settings", "telemetry", "ports", "redis", "certificates", "database", "models"}
     assert all(f["level"] == "ok" for f in report["checks"] if f["check"] in checks), report
     assert not (tmp_path / "var").exists()
 
@@ -114,6 +115,17 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(environ
     assert "DRAGOMAN_DATABASE_URL: the database cannot be used: connection failed" in done.stdout
     assert "Connection refused" in done.stdout
     assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_a_database_that_takes_no_changes(environment):
+    server = Cluster()
+    try:
+        read_only = f"{server.url}?options=-c%20default_transaction_read_only=on"
+        found, status = findings({**environment, "DRAGOMAN_DATABASE_URL": read_only})
+    finally:
+        server.remove()
+    assert ("database", "error", "DRAGOMAN_DATABASE_URL: the database can be read, but takes no changes") in found
+    assert status == 2
 
 
 def test_a_port_in_use():
@@ -278,6 +290,16 @@ def test_telemetry_without_its_packages(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
     (finding,) = settings.check_telemetry(Options(otlp_traces_endpoint="http://127.0.0.1:4318/v1/traces"), {})
     assert (finding.level, finding.hint) == (Level.ERROR, "install dragoman[otel]")
+
+
+def test_a_redis_that_cannot_be_used(monkeypatch):
+    url = f"redis://user:a-password@127.0.0.1:{free_port()}/0"
+    (finding,) = network.check_redis(Options(redis_url=url))
+    assert finding.level == Level.WARNING
+    assert "a-password" not in finding.text
+    monkeypatch.setitem(sys.modules, "inference.admission.redis_ledger", None)
+    (finding,) = network.check_redis(Options(redis_url=url))
+    assert (finding.level, "install dragoman[redis]" in finding.text) == (Level.ERROR, True)
 
 
 def test_a_check_that_fails_hides_no_other():

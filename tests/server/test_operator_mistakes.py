@@ -77,8 +77,37 @@ def test_a_data_folder_that_is_a_file(arguments, tmp_path):
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: words[0])
 def test_a_setting_out_of_range(arguments, tmp_path):
     done = run(arguments, tmp_path / "var", FRONT_PORT="70000")
-    assert refused(done, "--port" if arguments == ["serve"] else "DRAGOMAN_FRONT_PORT", "65535") == 2
+    assert refused(done, "error: DRAGOMAN_FRONT_PORT: ", "65535") == 2
     assert not (tmp_path / "var").exists()
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["serve"], 2), (["createkey", "x"], 2), (["doctor"], 2)])
+def test_a_list_that_is_no_json(arguments, status, tmp_path):
+    done = run(arguments, tmp_path / "var", API_KEYS="sk-correct-horse")
+    assert refused(done, "DRAGOMAN_API_KEYS: a JSON list is expected") == status
+    assert "correct-horse" not in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["migrate"], ["status", "--once"]], ids=lambda words: words[0])
+def test_a_database_is_its_owners_alone_whichever_command_makes_it(arguments, tmp_path):
+    (tmp_path / "data").mkdir(mode=0o755)
+    run(arguments, tmp_path / "data")
+    assert {path.name: path.stat().st_mode & 0o077 for path in (tmp_path / "data").iterdir() if path.is_file()} == {
+        DATABASE: 0, "secret-key": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["serve", "web"])
+def test_a_dialects_settings(command, tmp_path):
+    done = run([command], tmp_path / "data", TORCHSERVE_MAX_TOKENS="0", TORCHSERVE_ALLOWED_URLS="correct-horse")
+    told = (
+        "DRAGOMAN_TORCHSERVE_MAX_TOKENS: ",
+        "greater than or equal to 1",
+        "DRAGOMAN_TORCHSERVE_ALLOWED_URLS: a JSON list",
+    )
+    assert refused(done, *told) == 1
+    assert "pydantic" not in done.stdout
+    assert "correct-horse" not in done.stdout
 
 
 @pytest.mark.parametrize("url", ["nonsense", "mysql://user:s3cret@host/x", "postgresql://user:s3cret@host:port/x"])
@@ -104,6 +133,8 @@ def test_a_database_that_does_not_answer(arguments, tmp_path):
 def test_tables_that_are_missing(tmp_path):
     for arguments in (["web"], ["createkey", "x"]):
         assert refused(run(arguments, tmp_path / "var"), "run `migrate` first", DATABASE) == 1
+    for arguments, status in ((["status", "--once"], 2), (["scale", "demo", "1"], 1), (["flight"], 1)):
+        assert refused(run(arguments, tmp_path / "var"), "the registry cannot be ", "run `migrate` first") == status
     assert refused(run(["health", "reconcile"], tmp_path / "var"), "the registry cannot be read") == 1
 
 
@@ -116,15 +147,17 @@ def test_a_data_folder_of_another_user(stranger, shared_folder):
     assert refused(run(["health", "reconcile"], shared_folder, prefix=stranger), whose) == 1
 
 
-def test_a_database_that_another_user_has_made(stranger, shared_folder):
-    """As after a command of root's in the folder of a service."""
+@pytest.mark.parametrize(("mode", "told"), [(0o600, "unable to open database file"), (0o644, "readonly")])
+def test_a_database_that_another_user_has_made(mode, told, stranger, shared_folder):
+    """As after a command of root's in the folder of a service, by this version and by one that let others read."""
     assert run(["migrate", "--verbosity", "0"], shared_folder).returncode == 0
     os.chown(shared_folder, NOBODY, NOBODY)
     os.chown(shared_folder / "secret-key", NOBODY, NOBODY)
     database = shared_folder / DATABASE
+    database.chmod(mode)
     whose = f"it is of user 0, and this process runs as {NOBODY}"
     for arguments in (["serve"], ["reconcile"], ["createkey", "x"]):
-        assert refused(run(arguments, shared_folder, prefix=stranger), str(database), "readonly", whose) == 1
+        assert refused(run(arguments, shared_folder, prefix=stranger), str(database), told, whose) == 1
     done = run(["doctor"], shared_folder, prefix=stranger)
     assert refused(done, f"{database} cannot be read and written", whose, f"chown {NOBODY} {database}") == 2
 

@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from config.make_secret import main
 from config.options import Options
 
+SECRETS_KEY = "A" * 43 + "="
+
 
 def write(path, content):
     path.write_text(content)
@@ -25,12 +27,12 @@ def refusal(**values):
 def test_it_works(tmp_path):
     options = Options(
         database_url_file=write(tmp_path / "url", "postgresql://a:b@c/d\n"),
-        secrets_key_file=write(tmp_path / "secrets", " abc \n"),
+        secrets_key_file=write(tmp_path / "secrets", f" {SECRETS_KEY} \n"),
         api_keys_file=write(tmp_path / "keys", "one\ntwo\n"),
         session_key_file=write(tmp_path / "session", "x" * 32),
     )
     assert options.database_url == "postgresql://a:b@c/d"
-    assert options.secrets_key.get_secret_value() == "abc"
+    assert options.secrets_key.get_secret_value() == SECRETS_KEY
     assert options.own_keys == ["one", "two"]
     assert options.session_key == "x" * 32
     assert options.api_key_required

@@ -5,7 +5,6 @@ Of any number of these processes one leads, and another takes over when it ends.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from typing import Any
@@ -20,7 +19,7 @@ from pydantic import ValidationError
 from config import faults, logs
 from config.first_admin import ensure_admin
 from config.options import Options, get_options
-from config.refusals import registry_refused
+from config.refusals import registry_refused, start_refused
 from engine.network.credentials import CredentialsError
 from engine.process.precautions import write_no_core
 from management.launchers import LAUNCHERS
@@ -44,7 +43,6 @@ class Command(BaseCommand):
         logs.configure(settings.log_format)
         faults.arm()
         write_no_core()
-        os.umask(0o077)
         try:
             call_command("migrate", verbosity=0, interactive=False)
             ensure_admin(settings.data_dir / "admin-password")
@@ -52,7 +50,7 @@ class Command(BaseCommand):
         except DatabaseError as error:
             raise CommandError(registry_refused(error, settings.data_dir, settings.database_url)) from error
         except (ValidationError, CredentialsError, LauncherError, OSError) as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(start_refused(error)) from error
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from config import faults, logs
 from config.first_admin import ensure_admin
 from config.installation import DEMO_ADAPTERS, DEMO_MODEL
 from config.options import Options, get_options
-from config.refusals import registry_refused
+from config.refusals import registry_refused, start_refused
 from config.serve_flags import add_flags, engine_options, unapplied
 from inference import dialects
 from inference.planes.declaration import SetupError
@@ -62,8 +61,6 @@ class Command(BaseCommand):
         settings = get_options()
         logs.configure(settings.log_format)
         faults.arm()
-        # Files of this server hold secrets; only the owner may read them.
-        os.umask(0o077)
         self.stdout.write("Preparing the database ...")
         try:
             declared = dialects.declared_dialects()
@@ -74,7 +71,7 @@ class Command(BaseCommand):
         except DatabaseError as error:
             raise CommandError(registry_refused(error, settings.data_dir, settings.database_url)) from error
         except (RegistryError, SetupError, ValidationError, OSError) as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(start_refused(error)) from error
         self.stdout.write(f"Starting {deployment.name} ({deployment.version.source}) ...")
         self.stdout.flush()
         # These imports take a while, so the lines above are shown first.

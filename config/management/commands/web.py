@@ -5,7 +5,6 @@ Any number of these processes may share one set of ports: each takes the listeni
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 
 from config import faults, logs
 from config.options import get_options
-from config.refusals import registry_refused
+from config.refusals import registry_refused, start_refused
 from inference import dialects
 from inference.planes.declaration import SetupError
 from inference.server.tls import TlsError
@@ -30,7 +29,6 @@ class Command(BaseCommand):
         settings = get_options()
         logs.configure(settings.log_format)
         faults.arm()
-        os.umask(0o077)
         from config.control import FollowingControl
         from config.server import Server
 
@@ -41,5 +39,5 @@ class Command(BaseCommand):
         except DatabaseError as error:
             raise CommandError(registry_refused(error, settings.data_dir, settings.database_url)) from error
         except (SetupError, TlsError, ValidationError, ValueError, OSError) as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(start_refused(error)) from error
         sys.exit(status)

@@ -13,6 +13,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error
 
 from engine.process.flight import SIGNAL, Cause, stem
+from management.database_errors import with_advice
 from management.models import Worker
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Command(BaseCommand):
         try:
             running = running_here()
         except Error as error:
-            raise CommandError(f"the registry cannot be read: {error}") from error
+            raise CommandError(f"the registry cannot be read: {with_advice(error)}") from error
         wanted = set(options["workers"]) or {worker.worker_id for worker in running}
         if missing := sorted(wanted - {worker.worker_id for worker in running}):
             raise CommandError(f"no such worker runs on this machine: {', '.join(missing)}")

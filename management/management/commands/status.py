@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from management.database_errors import with_advice
 from management.overview import overview, shortcomings
 
 INTERVAL_S = 1.0
@@ -57,7 +58,7 @@ class Command(BaseCommand):
         except KeyboardInterrupt:
             return
         except Error as error:
-            raise CommandError(f"the registry cannot be read: {error}", returncode=UNREADABLE) from error
+            raise CommandError(f"the registry cannot be read: {with_advice(error)}", returncode=UNREADABLE) from error
 
     def _print_once(self, found: dict[str, Any], *, as_json: bool) -> None:
         if as_json:
