@@ -82,9 +82,9 @@ def _tiers(deployment: Deployment) -> list[Wanted]:
     return [{MARKET: (SPOT,), **types}, anywhere] if deployment.spot else [anywhere]
 
 
-def _provider(wish: Mapping[str, Any]) -> Wanted:
-    regions = tuple(wish.get("regions") or ())
-    return {PROVIDER: (wish["name"],), **({REGION: regions} if regions else {})}
+def _provider(wanted: Mapping[str, Any]) -> Wanted:
+    regions = tuple(wanted.get("regions") or ())
+    return {PROVIDER: (wanted["name"],), **({REGION: regions} if regions else {})}
 
 
 def _affordable(wanted: list[Wanted], prices: list[Price], left: float, gpus: int) -> list[tuple[Wanted, float]]:

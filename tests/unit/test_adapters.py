@@ -1,4 +1,4 @@
-"""Adapters: named by clients, loaded and unloaded while serving, kept by workers as the registry wishes."""
+"""Adapters: named by clients, loaded and unloaded while serving, kept by workers as the registry says."""
 
 from __future__ import annotations
 
@@ -171,35 +171,35 @@ async def test_vllm_tells_refusals_in_its_own_words(known, failure, text):
     assert (answer.status, answer.json()["error"]["message"]) == (500, text)
 
 
-def wish(serving, **wishes):
-    serving.adapters = (AdapterEntry("pirate", "d1", "/adapters/pirate", 1, **wishes),) if wishes else ()
+def register(serving, **options):
+    serving.adapters = (AdapterEntry("pirate", "d1", "/adapters/pirate", 1, **options),) if options else ()
     serving.publish()
 
 
-async def test_wishes_of_the_registry_reach_the_worker(serving):
-    wish(serving, preload=True)
+async def test_what_the_registry_says_reaches_the_worker(serving):
+    register(serving, preload=True)
     await eventually(lambda: told(serving) == [("load", "d1")])
-    wish(serving, pinned=True)
+    register(serving, pinned=True)
     await eventually(lambda: told(serving)[1:] == [("pin", "d1")])
-    wish(serving, preload=True)
+    register(serving, preload=True)
     await eventually(lambda: told(serving)[2:] == [("unpin", "d1")])
-    wish(serving)
+    register(serving)
     await eventually(lambda: told(serving)[3:] == [("unload", "d1")])
 
 
-async def test_a_wish_that_a_worker_cannot_follow_is_told_again(serving, monkeypatch):
+async def test_what_a_worker_cannot_do_is_told_again(serving, monkeypatch):
     monkeypatch.setattr("inference.workers.adapter_sync.RESEND_AFTER_S", 0.01)
     serving.worker.replies["load"] = "every adapter in the cache is in use"
-    wish(serving, preload=True)
+    register(serving, preload=True)
     await eventually(lambda: len(told(serving)) >= 2)
     del serving.worker.replies["load"]
-    wish(serving, pinned=True)
+    register(serving, pinned=True)
     await eventually(lambda: ("pin", "d1") in told(serving))
 
 
 async def test_a_worker_without_adapters_is_told_of_none(start):
     serving = await start(info=EMBEDDING)
-    wish(serving, pinned=True)
+    register(serving, pinned=True)
     assert (await serving.post("/v1/embeddings", {"input": "a"})).status == 200
     await eventually(lambda: serving.router.targets[0].entry.adapters)
     assert told(serving) == []

@@ -118,7 +118,7 @@ def test_what_a_launcher_wants_is_done_once_and_in_order(launcher, worker):
         each.release()
 
 
-def test_a_wish_that_was_lost_with_a_connection_is_said_again(launcher, worker):
+def test_a_command_that_was_lost_with_a_connection_is_said_again(launcher, worker):
     """Also both at once: each line brings the worker one step on."""
     handle = launcher.adopt(worker.address, "demo/0/1")
     handle._link._write, write = lambda line: None, handle._link._write

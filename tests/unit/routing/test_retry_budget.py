@@ -36,11 +36,11 @@ def test_no_window_has_more(steps):
     clock = Clock()
     budget = RetryBudget(clock)
     log = []
-    for pause, requests, wishes in steps:
+    for pause, requests, wanted in steps:
         clock.pass_s(pause)
         for _ in range(requests):
             budget.note_request()
-        granted = sum(budget.withdraw() for _ in range(wishes))
+        granted = sum(budget.withdraw() for _ in range(wanted))
         log.append((clock.now, requests, granted))
         if not granted:  # what was granted earlier was measured by the requests of then
             continue
