@@ -18,6 +18,7 @@ import numpy as np
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import BF16, F32, LANES
 from engine.cpu.kernels.simd import address_of, as_float, exp, largest, load, load_int, store, take_ticket
+from engine.cpu.kernels.softmax import softmax_row
 from engine.cpu.kernels.tiles import MAX_ROWS, MAX_VALUE_ROWS, MAX_VALUE_VECTORS, scores, weighted_values
 
 ONE, TWO, NEGATIVE = np.float32(1), np.float32(2), np.float32(-1e30)
@@ -83,6 +84,24 @@ def _mask(row: int, lanes: int, size: int, padded: int) -> None:
             store(row, i, F32, NEGATIVE)
 
 
+@inlined
+def _softmax(row: int, begin: int, end: int, lanes: int, sink: Any) -> Any:
+    """Weights, not yet divided by their sum, in place of the scores from `begin` to `end`, and 0 elsewhere. Returns the sum, with the
+    sink's part.
+    """
+    highest = max(largest(row, begin, end), sink)
+    total = exp(sink - highest) if sink > NEGATIVE else np.float32(0)
+    for i in range(begin):
+        store(row, i, F32, np.float32(0))
+    for i in range(begin, end):
+        weight = exp(load(row, i, F32) - highest)
+        total += weight
+        store(row, i, F32, weight)
+    for i in range(end, lanes):
+        store(row, i, F32, np.float32(0))
+    return total
+
+
 @cache
 def attend_kernel(kind: int, paired: int) -> Any:
     """Attention of tiles of query rows; a row is one head of one token.
@@ -93,7 +112,7 @@ def attend_kernel(kind: int, paired: int) -> Any:
     (0: none), soft-cap (0: none), sinks [heads] float32 (0: none); out: address, token stride, head stride.
     """
     element, pair = 4 if kind == F32 else 2, 2 if paired else 1
-    weight_kind, weight_bytes = (BF16, 2) if paired else (F32, 4)
+    weight_bytes = 2 if paired else 4
 
     @kernel
     def attend(data: Any) -> None:
@@ -154,18 +173,10 @@ def attend_kernel(kind: int, paired: int) -> Any:
                 sink = load(sinks, head, F32) if sinks else NEGATIVE
                 if size != padded:
                     _mask(row, lanes, size, padded)
-                highest = max(largest(row, begin_lane, end_lane), sink)
-                # Not yet divided by their sum. In pairs they go elsewhere: a loop over one place in two types is slow.
-                target = rows_weights + 2 * r * stride if paired else row
-                total = exp(sink - highest) if sink > NEGATIVE else np.float32(0)
-                for i in range(begin_lane):
-                    store(target, i, weight_kind, np.float32(0))
-                for i in range(begin_lane, end_lane):
-                    weight = exp(load(row, i, F32) - highest)
-                    total += weight
-                    store(target, i, weight_kind, weight)
-                for i in range(end_lane, lanes):
-                    store(target, i, weight_kind, np.float32(0))
+                if paired:
+                    total = softmax_row(row, rows_weights + 2 * r * stride, begin_lane, end_lane, lanes, ONE, sink)
+                else:
+                    total = _softmax(row, begin_lane, end_lane, lanes, sink)
                 store(rows_q, r, F32, ONE / total)  # the query itself is not needed any more
             for r in range(0, rows, MAX_VALUE_ROWS):
                 for v in range(0, value_padded // LANES, MAX_VALUE_VECTORS):
