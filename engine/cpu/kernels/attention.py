@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.cpu.kernels.compiled import inlined, kernel
-from engine.cpu.kernels.emit import BF16, F32, LANES
+from engine.cpu.kernels.emit import F32, LANES
 from engine.cpu.kernels.simd import address_of, as_float, exp, largest, load, load_int, store, take_ticket
 from engine.cpu.kernels.softmax import softmax_row
 from engine.cpu.kernels.tiles import MAX_ROWS, MAX_VALUE_ROWS, MAX_VALUE_VECTORS, scores, weighted_values
