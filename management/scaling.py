@@ -25,7 +25,7 @@ from management.models import Deployment, Worker
 from management.models.capacity import DEFAULT_CAPACITY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from management.autoscale.decision import Decision, Outcome
     from management.load import LoadReport
@@ -64,6 +64,7 @@ class Scaler:
     price_per_hour: float = 0.0
     cost: float = 0.0
     """USD so far; starts from the row's value."""
+    accounted_at: float = 0.0
     ready_at_tick: int = -1
     generation: int = 0
 
@@ -75,7 +76,7 @@ class Scaler:
             generation=deployment.observed_generation or None,
             target=deployment.target_workers if known or deployment.observed_generation else 0,
         ).restarted(now)
-        return cls(memory, History(deployment.scaling.history_s), cost=deployment.cost)
+        return cls(memory, History(deployment.scaling.history_s), cost=deployment.cost, accounted_at=now)
 
     def due(self, deployment: Deployment, live: int, ready: int, now: float) -> bool:
         """Whether the rules must be asked now: a tick has passed, a person acted, a worker became ready or left, a launch
@@ -86,6 +87,13 @@ class Scaler:
         if not ready and not self.memory.target and self._held(deployment, now):
             return True
         return now - self.ticked_at >= deployment.scaling.tick_s
+
+    def account(self, mine: Iterable[Watched], now: float) -> None:
+        """Add what the workers of the last call cost since then, and note what all of `mine` cost from now on: those as well that
+        only take another's place, and those of a deployment that has failed.
+        """
+        self.cost += cost(self.price_per_hour, now - self.accounted_at)
+        self.price_per_hour, self.accounted_at = current_price(watched.view(0) for watched in mine), now
 
     def tick(
         self,
@@ -99,9 +107,6 @@ class Scaler:
         """Ask the rules."""
         now = time.monotonic()
         workers = tuple(watched.view(running.get(watched.worker.worker_id, 0)) for watched in mine)
-        self.price_per_hour = current_price(workers)
-        if self.ticked_at > 0:
-            self.cost += cost(self.price_per_hour, now - self.ticked_at)
         self.history.retention_s = deployment.scaling.history_s
         asked, stopped = self._asked(deployment)
         observation = Observation(

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from engine.failures import ExitStatus
 from management import scaling
 from management.autoscale.signals import LoadGauges, LoadSlice
 from management.load import DeploymentLoad, LoadReport
@@ -161,6 +162,34 @@ def test_the_price_limits_and_is_summed(reconciler, launcher, clock, front, depl
     assert (live(deployment), deployment.price_per_hour) == (2, 3.0)
     assert AuditEvent.objects.filter(actor="autoscaler", details__blocked="max_price_per_hour").exists()
     assert 0.03 < deployment.cost < 0.06  # a minute of two workers
+
+
+def test_every_worker_costs_from_its_launch_to_its_end(reconciler, launcher, clock, front, deployment):
+    Price.objects.update_or_create(gpu_type="", defaults={"price_per_hour": 36.0})
+    start_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 10)
+    change_deployment(deployment, "tester", engine_options={"max_num_seqs": 8})
+    passes(reconciler, launcher, clock, 20, ready=False)  # the successor starts while the first one serves
+    deployment.refresh_from_db()
+    assert (deployment.price_per_hour, deployment.cost) == (72.0, pytest.approx(0.1 + 0.4, abs=0.02))
+    launcher.workers[1].fail(ExitStatus.MODEL_REFUSED, "no")
+    passes(reconciler, launcher, clock, 20)  # the change has failed, and the first one serves on
+    deployment.refresh_from_db()
+    assert (deployment.price_per_hour, deployment.cost) == (36.0, pytest.approx(0.7, abs=0.02))
+    stop_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 10)
+    deployment.refresh_from_db()
+    assert (deployment.price_per_hour, deployment.cost) == (0.0, pytest.approx(0.7, abs=0.02))
+
+
+def test_a_failed_deployment_has_no_price(reconciler, launcher, clock, front, deployment):
+    Price.objects.update_or_create(gpu_type="", defaults={"price_per_hour": 36.0})
+    start_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 10, ready=False)
+    launcher.workers[0].fail(ExitStatus.MODEL_REFUSED, "no")
+    passes(reconciler, launcher, clock, 2)
+    deployment.refresh_from_db()
+    assert (deployment.state, deployment.price_per_hour) == ("failed", 0.0)
 
 
 def test_an_unknown_price_counts_as_too_high(reconciler, launcher, clock, front, deployment):
