@@ -39,6 +39,8 @@ SILENT_DECISIONS = (Rule.REPEATED, Rule.DRAINED)
 """Decisions that repeat or complete an earlier one; they are no audit events."""
 
 
+OFFSET_PERIOD_S = 60.0
+
 STATES = {
     DeploymentState.PROVISIONING: Deployment.State.PROVISIONING,
     DeploymentState.ACTIVE: Deployment.State.ACTIVE,
@@ -150,10 +152,31 @@ class Scaler:
 
 
 @dataclass(slots=True)
+class Offset:
+    """What to add to a web process's monotonic seconds to get this process's: the smallest delay of a report is the best estimate.
+
+    It counts for one to two periods, because clocks drift, and one stands still while its machine is suspended.
+    """
+
+    began: float
+    smallest: float = math.inf
+    """Of this period."""
+    earlier: float = math.inf
+    """Of the period before."""
+
+    def update(self, now: float, at: float) -> float:
+        """The offset after a report that was made at its process's time `at` has come in."""
+        if now - self.began > OFFSET_PERIOD_S:
+            self.began, self.earlier, self.smallest = now, self.smallest, math.inf
+        self.smallest = min(self.smallest, now - at)
+        return min(self.smallest, self.earlier)
+
+
+@dataclass(slots=True)
 class LoadHistory:
     """Distributes the web processes' reports to the deployments' scalers, and translates their clocks."""
 
-    _offsets: dict[str, float] = field(default_factory=dict)
+    _offsets: dict[str, Offset] = field(default_factory=dict)
     _seen: dict[str, LoadReport] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
     """Unfinished requests by worker id, of all web processes."""
@@ -169,17 +192,19 @@ class LoadHistory:
                 scaler.history.sign_off(name)
         running: dict[str, int] = {}
         for name, report in present.items():
-            # The smallest delay seen is the best estimate of the clocks' difference.
-            offset = self._offsets[name] = min(now - report.at, self._offsets.get(name, now - report.at))
             for load in report.deployments.values():
                 for worker, count in load.running.items():
                     running[worker] = running.get(worker, 0) + count
-            if self._seen.get(name) is report:
+            earlier = self._seen.get(name)
+            if earlier is report:
                 continue
             self._seen[name] = report
+            taken_until = -math.inf if earlier is None else earlier.at
+            offset = self._offsets.setdefault(name, Offset(now)).update(now, report.at)
             for public_id, scaler in scalers.items():
                 load = report.deployments.get(public_id) or _IDLE
-                slices = tuple(msgspec.structs.replace(piece, at=piece.at + offset) for piece in load.slices)
+                new = [piece for piece in load.slices if piece.at > taken_until]
+                slices = tuple(msgspec.structs.replace(piece, at=piece.at + offset) for piece in new)
                 gauges = load.gauges
                 if gauges.last_activity_at is not None:
                     gauges = msgspec.structs.replace(gauges, last_activity_at=gauges.last_activity_at + offset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 
@@ -21,6 +22,18 @@ from management.services.deployments import (
 from management.services.errors import RegistryConflict, RegistryError
 
 
+@dataclass
+class ShiftedClock:
+    """The clock of another machine."""
+
+    clock: object
+    shift_s: float
+
+    @property
+    def now(self):
+        return self.clock.now + self.shift_s
+
+
 class Front:
     """A web process whose load the test sets."""
 
@@ -32,7 +45,7 @@ class Front:
         self._report = LoadReport("web", clock.now, {})
 
     def reports(self):
-        if not self.silent and self.clock.now - self._report.at >= 1:
+        if not self.silent and abs(self.clock.now - self._report.at) >= 1:
             piece = LoadSlice(
                 at=self.clock.now,
                 arrivals=self.per_second.arrivals,
@@ -101,6 +114,34 @@ def test_unknown_load_removes_nothing(reconciler, launcher, clock, front, deploy
     front.silent = True
     passes(reconciler, launcher, clock, 300)
     assert live(deployment) == 2
+
+
+@pytest.mark.parametrize("seconds", [20, 3600])
+@pytest.mark.parametrize("suspended", ["web", "reconciler"])
+def test_a_suspended_machine_is_heard_again(reconciler, launcher, clock, front, deployment, suspended, seconds):
+    """Its monotonic clock has stood still meanwhile."""
+    scalable(deployment, scale_to_zero=True)
+    start_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 10)
+    if suspended == "web":
+        clock.now += seconds
+    front.clock = ShiftedClock(clock, -seconds if suspended == "web" else seconds)
+    passes(reconciler, launcher, clock, 200)
+    assert live(deployment) == 0
+    front.gauges = LoadGauges(held=1)
+    passes(reconciler, launcher, clock, 3)
+    assert live(deployment) == 1
+
+
+def test_a_shifted_clock_counts_no_request_twice(clock, deployment):
+    scaler, loads = scaling.Scaler.of(deployment, clock.now), scaling.LoadHistory()
+    slices = []
+    for second in range(400):
+        clock.now += 500 if second == 200 else 1
+        slices = [*slices, LoadSlice(at=float(second), arrivals=1)][-30:]
+        load = DeploymentLoad(tuple(slices))
+        loads.take([LoadReport("web", float(second), {deployment.public_id: load})], {deployment.public_id: scaler})
+    assert sum(piece.arrivals for piece in scaler.history.within(clock.now, 1000)) == 400
 
 
 def test_an_idle_deployment_sleeps_and_a_held_request_wakes_it(reconciler, launcher, clock, front, deployment):
