@@ -253,6 +253,7 @@ class Reconciler:
             self._crashes[deployment.pk] = crashes = Crashes(deployment.generation)
         mine = self._of(deployment)
         scaler = self.scalers[deployment.pk]
+        scaler.account(mine, time.monotonic())
         if crashes.failed is not None or (has_failed(deployment) and scaler.outcome is None):
             self._give_up(deployment, scaler, crashes)
             return

@@ -25,7 +25,7 @@ from management.models import Deployment, Worker
 from management.models.capacity import DEFAULT_CAPACITY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from management.autoscale.decision import Decision, Outcome
     from management.load import LoadReport
@@ -38,6 +38,8 @@ _IDLE = DeploymentLoad()
 SILENT_DECISIONS = (Rule.REPEATED, Rule.DRAINED)
 """Decisions that repeat or complete an earlier one; they are no audit events."""
 
+
+OFFSET_PERIOD_S = 60.0
 
 STATES = {
     DeploymentState.PROVISIONING: Deployment.State.PROVISIONING,
@@ -64,6 +66,7 @@ class Scaler:
     price_per_hour: float = 0.0
     cost: float = 0.0
     """USD so far; starts from the row's value."""
+    accounted_at: float = 0.0
     ready_at_tick: int = -1
     generation: int = 0
 
@@ -75,7 +78,7 @@ class Scaler:
             generation=deployment.observed_generation or None,
             target=deployment.target_workers if known or deployment.observed_generation else 0,
         ).restarted(now)
-        return cls(memory, History(deployment.scaling.history_s), cost=deployment.cost)
+        return cls(memory, History(deployment.scaling.history_s), cost=deployment.cost, accounted_at=now)
 
     def due(self, deployment: Deployment, live: int, ready: int, now: float) -> bool:
         """Whether the rules must be asked now: a tick has passed, a person acted, a worker became ready or left, a launch
@@ -86,6 +89,13 @@ class Scaler:
         if not ready and not self.memory.target and self._held(deployment, now):
             return True
         return now - self.ticked_at >= deployment.scaling.tick_s
+
+    def account(self, mine: Iterable[Watched], now: float) -> None:
+        """Add what the workers of the last call cost since then, and note what all of `mine` cost from now on: those as well that
+        only take another's place, and those of a deployment that has failed.
+        """
+        self.cost += cost(self.price_per_hour, now - self.accounted_at)
+        self.price_per_hour, self.accounted_at = current_price(watched.view(0) for watched in mine), now
 
     def tick(
         self,
@@ -99,9 +109,6 @@ class Scaler:
         """Ask the rules."""
         now = time.monotonic()
         workers = tuple(watched.view(running.get(watched.worker.worker_id, 0)) for watched in mine)
-        self.price_per_hour = current_price(workers)
-        if self.ticked_at > 0:
-            self.cost += cost(self.price_per_hour, now - self.ticked_at)
         self.history.retention_s = deployment.scaling.history_s
         asked, stopped = self._asked(deployment)
         observation = Observation(
@@ -145,10 +152,31 @@ class Scaler:
 
 
 @dataclass(slots=True)
+class Offset:
+    """What to add to a web process's monotonic seconds to get this process's: the smallest delay of a report is the best estimate.
+
+    It counts for one to two periods, because clocks drift, and one stands still while its machine is suspended.
+    """
+
+    began: float
+    smallest: float = math.inf
+    """Of this period."""
+    earlier: float = math.inf
+    """Of the period before."""
+
+    def update(self, now: float, at: float) -> float:
+        """The offset after a report that was made at its process's time `at` has come in."""
+        if now - self.began > OFFSET_PERIOD_S:
+            self.began, self.earlier, self.smallest = now, self.smallest, math.inf
+        self.smallest = min(self.smallest, now - at)
+        return min(self.smallest, self.earlier)
+
+
+@dataclass(slots=True)
 class LoadHistory:
     """Distributes the web processes' reports to the deployments' scalers, and translates their clocks."""
 
-    _offsets: dict[str, float] = field(default_factory=dict)
+    _offsets: dict[str, Offset] = field(default_factory=dict)
     _seen: dict[str, LoadReport] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
     """Unfinished requests by worker id, of all web processes."""
@@ -164,17 +192,19 @@ class LoadHistory:
                 scaler.history.sign_off(name)
         running: dict[str, int] = {}
         for name, report in present.items():
-            # The smallest delay seen is the best estimate of the clocks' difference.
-            offset = self._offsets[name] = min(now - report.at, self._offsets.get(name, now - report.at))
             for load in report.deployments.values():
                 for worker, count in load.running.items():
                     running[worker] = running.get(worker, 0) + count
-            if self._seen.get(name) is report:
+            earlier = self._seen.get(name)
+            if earlier is report:
                 continue
             self._seen[name] = report
+            taken_until = -math.inf if earlier is None else earlier.at
+            offset = self._offsets.setdefault(name, Offset(now)).update(now, report.at)
             for public_id, scaler in scalers.items():
                 load = report.deployments.get(public_id) or _IDLE
-                slices = tuple(msgspec.structs.replace(piece, at=piece.at + offset) for piece in load.slices)
+                new = [piece for piece in load.slices if piece.at > taken_until]
+                slices = tuple(msgspec.structs.replace(piece, at=piece.at + offset) for piece in new)
                 gauges = load.gauges
                 if gauges.last_activity_at is not None:
                     gauges = msgspec.structs.replace(gauges, last_activity_at=gauges.last_activity_at + offset)

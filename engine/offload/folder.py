@@ -105,7 +105,12 @@ class BlockFolder:
         if digest in self._files or size > self.limit_bytes:
             return
         self._make_room(size)
-        if shutil.disk_usage(self.root.parent).free < RESERVE_BYTES + size:
+        try:
+            free = shutil.disk_usage(self.root).free
+        except FileNotFoundError:  # the folders above may be gone with it
+            prepare_folder(self.root)
+            free = shutil.disk_usage(self.root).free
+        if free < RESERVE_BYTES + size:
             raise OSError(errno.ENOSPC, f"less than {RESERVE_BYTES >> 20} MiB of the disk are free")
         path = self._path(digest)
         try:

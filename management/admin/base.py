@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
+from django.db import IntegrityError
 from django.http import Http404, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -66,7 +67,9 @@ class ServiceAdmin(ModelAdmin):
             return super().changeform_view(request, object_id, form_url, extra_context)
         except RegistryError as error:
             messages.error(request, str(error))
-            return HttpResponseRedirect(request.get_full_path())
+        except IntegrityError:  # another change took the name after the check
+            messages.error(request, "Another change came first; look at what it did, and try again.")
+        return HttpResponseRedirect(request.get_full_path())
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         """Remove one row."""

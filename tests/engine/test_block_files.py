@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -164,6 +165,16 @@ def test_some_of_the_disk_stays_free(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="of the disk are free"):
         fill(made, [1])
     assert bytes_in(tmp_path / "kv") == 0
+
+
+@pytest.mark.parametrize("removed", ["deployments", "deployments/kv"])
+def test_removed_folders_are_made_again(tmp_path, removed):
+    made = folder(tmp_path / "deployments/kv")
+    fill(made, [1])
+    shutil.rmtree(tmp_path / removed)
+    fill(made, [2])
+    assert made.read(digest(2)) == block(2)
+    assert stat.S_IMODE((tmp_path / "deployments/kv").stat().st_mode) == 0o700
 
 
 def test_workers_see_what_others_add_and_remove(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.cache import cache
 from django.core.management import CommandError, call_command
+from django.db import IntegrityError
 from django.test import Client
 from django.urls import reverse
 from django.utils.html import escape
@@ -19,7 +20,7 @@ from django.utils.html import escape
 from engine.config import OPTIONS
 from management.models import Adapter, AdapterVersion, ApiKey, AuditEvent, Deployment, Model, Worker
 from management.protection import ATTEMPTS_PER_ADDRESS, ATTEMPTS_PER_ADDRESS_AND_USER
-from management.services import adapters
+from management.services import adapters, keys
 from management.services.deployments import start_deployment
 from management.services.keys import create_key
 from tests.conftest import ROOT
@@ -404,3 +405,20 @@ def test_cookies_are_secure_behind_tls():
     environment = {**os.environ, "DRAGOMAN_BEHIND_TLS": "true"}
     told = subprocess.run([sys.executable, "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert told.stdout.strip() == "True True ('HTTP_X_FORWARDED_PROTO', 'https')", told.stderr
+
+
+def test_a_name_that_another_change_takes_after_the_check_is_a_message(browser, deployment, monkeypatch):
+    def taken(*args, **fields):
+        raise IntegrityError("duplicate key value violates unique constraint")
+
+    monkeypatch.setattr(keys, "create_key", taken)
+    body = {
+        "name": "one",
+        "scopes": ["infer"],
+        "weight": 1,
+        "requests_per_minute": 0,
+        "tokens_per_minute": 0,
+        "tokens_per_day": 0,
+    }
+    answer = browser.post(url("apikey", "add"), body, follow=True)
+    assert "Another change came first" in answer.content.decode()

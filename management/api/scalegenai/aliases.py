@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,9 @@ def _rename(values: dict[str, Any], alias: str, *names: str, factor: int = 1) ->
     value = values.pop(alias, None)
     if value is None:
         return False
+    if factor != 1 and isinstance(value, str):
+        with suppress(ValueError):  # what is no number is refused by its canonical name
+            value = float(value)
     if factor != 1 and isinstance(value, int | float) and not isinstance(value, bool):
         value *= factor
     for name in names:

@@ -36,10 +36,10 @@ def parse_arguments(text: str) -> Arguments:
     while words:
         flag, joined, value = words.pop(0).partition("=")
         has_value = bool(joined)
-        if flag.startswith("--") and not joined and words and not words[0].startswith("--"):
+        if flag.startswith("-") and not joined and words and not words[0].startswith("--"):
             value, has_value = words.pop(0), True
         _read(found, flag, value)
-        shown = HIDDEN if is_secret(flag) else value
+        shown = HIDDEN if is_secret(flag) or is_secret(value) else value
         kept += [flag + "=" + shown] if joined else [flag, shown] if has_value else [flag]
     found.kept = shlex.join(kept)
     return found

@@ -8,7 +8,8 @@ from typing import Any
 HIDDEN = "***"
 """What is shown instead of a secret; sent back, it means the stored one."""
 _SECRET_NAME = re.compile(
-    r"token(?!s|iz)|secret|passw|credential|api[_-]?key|private[_-]?key|ssh[_-]?key", re.IGNORECASE
+    r"token(?!s|iz)|secret|passw|passphrase|\bpwd\b|credential|(?:api|private|ssh|access|auth)[_-]?key|authorization|bearer",
+    re.IGNORECASE,
 )
 
 

@@ -223,6 +223,7 @@ class DocumentView(ApiView):
         return JsonResponse(document())
 
 
+@method_decorator(csrf_exempt, name="dispatch")  # an exemption holds for one `dispatch`, not for those that override it
 class UnknownView(ApiView):
     """Every other path below the API's."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.management.base import CommandParser
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from management.autoscale.config import Strategy
 from management.management.deployment_command import ACTOR, DeploymentCommand, is_active
@@ -16,11 +17,14 @@ from management.models import Deployment, Model, ModelVersion
 from management.services.adapters import read_adapter, register_adapter
 from management.services.deployments import create_deployment, start_deployment
 from management.services.discovery import register_beside
-from management.services.errors import RegistryError
+from management.services.errors import RegistryConflict, RegistryError
 from management.services.models import register_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+ATTEMPTS = 3
+"""Transactions until one finds its names free: others may take them in between."""
 
 
 class Command(DeploymentCommand):
@@ -64,24 +68,32 @@ class Command(DeploymentCommand):
         adapters = [pair(text, "adapter") for text in options["adapter"]]
         # Files are copied before the transaction, so that no lock is held meanwhile.
         stored = {name: read_adapter(str(Path(directory).expanduser().resolve()), None) for name, directory in adapters}
-        with transaction.atomic():
+        engine_options = dict(settings.ENGINE_OPTIONS) if options["from_settings"] else {}
+        engine_options |= dict(option(text) for text in options["option"])
+
+        def write() -> Deployment:
             version = _version(source, kind)
             registered = [
                 register_adapter(name, version.model, directory, ACTOR, stored[name]) for name, directory in adapters
             ]
+            name = options["name"] or version.model.name
             deployment = create_deployment(
-                options["name"] or version.model.name,
-                version,
-                ACTOR,
-                engine_options=(settings.ENGINE_OPTIONS if options["from_settings"] else {})
-                | dict(option(text) for text in options["option"]),
-                adapters=registered,
-                inference_kind=kind,
-                **fields,
+                name, version, ACTOR, engine_options, adapters=registered, inference_kind=kind, **fields
             )
             start_deployment(deployment, ACTOR, max(1, deployment.min_workers))
-        register_beside(version, ACTOR)
+            return deployment
+
+        deployment = _written(write)
+        register_beside(deployment.version, ACTOR)
         return deployment, is_active
+
+
+def _written(write: Callable[[], Deployment]) -> Deployment:
+    """What `write` makes in one transaction. Raises RegistryError, or RegistryConflict if other calls take the names again and again."""
+    for _ in range(ATTEMPTS):
+        with suppress(IntegrityError), transaction.atomic():  # another call took a name after the check
+            return write()
+    raise RegistryConflict("name: other calls took the names of the deployment, its model or its adapters; try again")
 
 
 def _version(source: str, kind: str) -> ModelVersion:

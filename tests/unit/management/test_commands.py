@@ -9,9 +9,11 @@ import sys
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import IntegrityError
 
+from management.management.commands import deploy
 from management.models import Deployment, Worker
-from management.services.deployments import start_deployment
+from management.services.deployments import create_deployment, start_deployment
 from tests.conftest import DEMO
 
 pytestmark = pytest.mark.django_db
@@ -56,6 +58,25 @@ def test_deploy_refuses_and_leaves_nothing(arguments, text):
     with pytest.raises(CommandError, match=text):
         call_command("deploy", str(DEMO), *arguments)
     assert not Deployment.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("failures", "text"), [(1, "A deployment with this name exists"), (9, "other calls took the names")]
+)
+def test_a_name_that_another_call_takes_after_the_check(monkeypatch, failures, text):
+    """The transaction is tried again, and then finds what the other call wrote."""
+    calls = []
+
+    def taken(name, version, *args, **fields):
+        calls.append(name)
+        if len(calls) <= failures:
+            raise IntegrityError("duplicate key value violates unique constraint")
+        create_deployment(name, version, "another call")
+        return create_deployment(name, version, *args, **fields)
+
+    monkeypatch.setattr(deploy, "create_deployment", taken)
+    with pytest.raises(CommandError, match=text):
+        call_command("deploy", str(DEMO))
 
 
 def test_change_scale_stop_and_delete(capsys, deployment):

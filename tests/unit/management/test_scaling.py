@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 
+from engine.failures import ExitStatus
 from management import scaling
 from management.autoscale.signals import LoadGauges, LoadSlice
 from management.load import DeploymentLoad, LoadReport
@@ -20,6 +22,18 @@ from management.services.deployments import (
 from management.services.errors import RegistryConflict, RegistryError
 
 
+@dataclass
+class ShiftedClock:
+    """The clock of another machine."""
+
+    clock: object
+    shift_s: float
+
+    @property
+    def now(self):
+        return self.clock.now + self.shift_s
+
+
 class Front:
     """A web process whose load the test sets."""
 
@@ -31,7 +45,7 @@ class Front:
         self._report = LoadReport("web", clock.now, {})
 
     def reports(self):
-        if not self.silent and self.clock.now - self._report.at >= 1:
+        if not self.silent and abs(self.clock.now - self._report.at) >= 1:
             piece = LoadSlice(
                 at=self.clock.now,
                 arrivals=self.per_second.arrivals,
@@ -102,6 +116,34 @@ def test_unknown_load_removes_nothing(reconciler, launcher, clock, front, deploy
     assert live(deployment) == 2
 
 
+@pytest.mark.parametrize("seconds", [20, 3600])
+@pytest.mark.parametrize("suspended", ["web", "reconciler"])
+def test_a_suspended_machine_is_heard_again(reconciler, launcher, clock, front, deployment, suspended, seconds):
+    """Its monotonic clock has stood still meanwhile."""
+    scalable(deployment, scale_to_zero=True)
+    start_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 10)
+    if suspended == "web":
+        clock.now += seconds
+    front.clock = ShiftedClock(clock, -seconds if suspended == "web" else seconds)
+    passes(reconciler, launcher, clock, 200)
+    assert live(deployment) == 0
+    front.gauges = LoadGauges(held=1)
+    passes(reconciler, launcher, clock, 3)
+    assert live(deployment) == 1
+
+
+def test_a_shifted_clock_counts_no_request_twice(clock, deployment):
+    scaler, loads = scaling.Scaler.of(deployment, clock.now), scaling.LoadHistory()
+    slices = []
+    for second in range(400):
+        clock.now += 500 if second == 200 else 1
+        slices = [*slices, LoadSlice(at=float(second), arrivals=1)][-30:]
+        load = DeploymentLoad(tuple(slices))
+        loads.take([LoadReport("web", float(second), {deployment.public_id: load})], {deployment.public_id: scaler})
+    assert sum(piece.arrivals for piece in scaler.history.within(clock.now, 1000)) == 400
+
+
 def test_an_idle_deployment_sleeps_and_a_held_request_wakes_it(reconciler, launcher, clock, front, deployment):
     scalable(deployment, scale_to_zero=True)
     start_deployment(deployment, "tester")
@@ -161,6 +203,34 @@ def test_the_price_limits_and_is_summed(reconciler, launcher, clock, front, depl
     assert (live(deployment), deployment.price_per_hour) == (2, 3.0)
     assert AuditEvent.objects.filter(actor="autoscaler", details__blocked="max_price_per_hour").exists()
     assert 0.03 < deployment.cost < 0.06  # a minute of two workers
+
+
+def test_every_worker_costs_from_its_launch_to_its_end(reconciler, launcher, clock, front, deployment):
+    Price.objects.update_or_create(gpu_type="", defaults={"price_per_hour": 36.0})
+    start_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 10)
+    change_deployment(deployment, "tester", engine_options={"max_num_seqs": 8})
+    passes(reconciler, launcher, clock, 20, ready=False)  # the successor starts while the first one serves
+    deployment.refresh_from_db()
+    assert (deployment.price_per_hour, deployment.cost) == (72.0, pytest.approx(0.1 + 0.4, abs=0.02))
+    launcher.workers[1].fail(ExitStatus.MODEL_REFUSED, "no")
+    passes(reconciler, launcher, clock, 20)  # the change has failed, and the first one serves on
+    deployment.refresh_from_db()
+    assert (deployment.price_per_hour, deployment.cost) == (36.0, pytest.approx(0.7, abs=0.02))
+    stop_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 10)
+    deployment.refresh_from_db()
+    assert (deployment.price_per_hour, deployment.cost) == (0.0, pytest.approx(0.7, abs=0.02))
+
+
+def test_a_failed_deployment_has_no_price(reconciler, launcher, clock, front, deployment):
+    Price.objects.update_or_create(gpu_type="", defaults={"price_per_hour": 36.0})
+    start_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 10, ready=False)
+    launcher.workers[0].fail(ExitStatus.MODEL_REFUSED, "no")
+    passes(reconciler, launcher, clock, 2)
+    deployment.refresh_from_db()
+    assert (deployment.state, deployment.price_per_hour) == ("failed", 0.0)
 
 
 def test_an_unknown_price_counts_as_too_high(reconciler, launcher, clock, front, deployment):

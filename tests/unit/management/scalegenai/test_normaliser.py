@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,7 @@ def test_defaults_are_the_vendors():
         (scaling(time_window_sec=60), "up_window_s", 60),
         (scaling(time_window_sec=60, scale_down_time_window_sec=90), "down_window_s", 90),
         (scaling(time_window_minutes=2), "down_window_s", 120),
+        (scaling(time_window_minutes="2"), "up_window_s", 120),
         (scaling(scale_to_zero_timeout_min=3), "idle_timeout_s", 180),
         (scaling(scaling_timeout_min=4), "start_timeout_s", 240),
         (scaling(scaling_timeout_min=4), "drain_timeout_s", 240),
@@ -235,6 +237,16 @@ def test_unknown_fields_are_kept_without_secrets():
     assert wanted.hub_token == "hf_1"
     assert [(lora.name, lora.token) for lora in wanted.loras] == [("a", "hf_2")]
     assert "hf_" not in json.dumps([wanted.columns, kept]).replace("hf_repo", "") + repr(wanted).replace("hf_repo", "")
+
+
+@pytest.mark.parametrize(
+    "name", ["Authorization", "access_key", "auth-key", "passphrase", "pwd", "bearer", "api_key", "HF_TOKEN", "ssh_key"]
+)
+def test_names_of_secrets(name):
+    arguments = f"-H '{name}: s3cret' --{name} s3cret --extra='{{\"{name}\": \"s3cret\"}}' --port 80"
+    kept = normalise({**MINIMAL, name: "s3cret", "vllm_extra_args": arguments}).vendor_fields
+    assert kept["extra"] == {name: "***"}
+    assert shlex.split(kept["vllm_extra_args"]) == ["-H", "***", f"--{name}", "***", "--extra=***", "--port", "80"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import OperationalError
+from django.test import Client
 from django.urls import get_resolver
 from django.utils import timezone
 
@@ -85,6 +86,13 @@ def test_an_unknown_id_is_no_content_to_get_and_not_found_to_changes(call):
         assert call("POST", f"/sg_inf/{path}/scale/up").json()["success"] is False
         assert call("PUT", f"/sg_inf/{path}", {}).status_code == 404
         assert call("GET", f"/secret/AUTH_ENDPOINT_KEY_{path}").status_code == 404
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+@pytest.mark.parametrize("path", ["/sg_inf/x/scale/down", "/sg_inf/a/b/c", "/secret/other", "/sg_inf"])
+def test_unknown_calls_are_answered_without_a_session(method, path):
+    response = Client(enforce_csrf_checks=True).generic(method, path, b"{}", "application/json")
+    assert (response.status_code, response.json()["message"]) == (404, "there is no such call")
 
 
 def test_deployments_of_other_interfaces_are_shown(call):
