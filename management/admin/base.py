@@ -30,6 +30,10 @@ class CheckedListAdmin(ModelAdmin):
             raise BadRequest("The query has a NUL.")
         return super().changelist_view(request, extra_context)
 
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """The row of this id, or None."""
+        return None if "\0" in object_id else super().get_object(request, object_id, from_field)
+
     def response_action(self, request: HttpRequest, queryset: Any) -> Any:
         """The answer of an action on the selected rows."""
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from django.urls import reverse
 
+from management.admin.access import ApiKeyAdmin
+from management.models import ApiKey
 from tests.management.test_admin import browser, url
 
 __all__ = ["browser"]
@@ -29,3 +31,17 @@ def test_a_selection_or_a_query_that_cannot_be_is_refused(browser, deployment, p
     selected = {"action": "delete_selected", "_selected_action": "x"}
     assert browser.post(address, selected).status_code == 400
     assert browser.get(address, {"name__exact": "a\0b"}).status_code == 400
+
+
+@pytest.mark.parametrize("field", ["cloud_providers", "instance_types", "on_prem_node_ids"])
+def test_lists_of_names_take_no_nul(browser, deployment, field):
+    form = {"name": "other", "version": deployment.version.pk, field: "a\0b"}
+    assert "Null characters are not allowed." in browser.post(url("deployment", "add"), form).content.decode()
+
+
+def test_a_key_whose_id_has_a_nul_is_not_there(browser, db, monkeypatch):
+    """PostgreSQL cannot compare with NUL, so it is not asked."""
+    asked = []
+    monkeypatch.setattr(ApiKeyAdmin, "get_queryset", lambda *arguments: asked.append(1) or ApiKey.objects.all())
+    assert browser.get(url("apikey", "change", "a\0b")).status_code == 302
+    assert not asked
