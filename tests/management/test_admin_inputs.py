@@ -1,4 +1,4 @@
-"""The admin's answers to ids, queries and values that no form of its own sends."""
+"""The admin's answers to ids, queries and values that no form of its own sends, and to rows that others remove meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from django.urls import reverse
 
 from management.admin.access import ApiKeyAdmin
-from management.models import ApiKey
+from management.models import Adapter, ApiKey
 from tests.management.test_admin import browser, url
 
 __all__ = ["browser"]
@@ -45,3 +45,11 @@ def test_a_key_whose_id_has_a_nul_is_not_there(browser, db, monkeypatch):
     monkeypatch.setattr(ApiKeyAdmin, "get_queryset", lambda *arguments: asked.append(1) or ApiKey.objects.all())
     assert browser.get(url("apikey", "change", "a\0b")).status_code == 302
     assert not asked
+
+
+def test_an_adapter_that_is_removed_while_its_page_is_made(browser, deployment):
+    """Rows and their versions are read one after the other."""
+    removed = Adapter.objects.create(name="removed", model=deployment.version.model)
+    assert browser.get(url("adapter")).status_code == 200
+    assert browser.get(url("adapter", "change", removed.pk)).status_code == 302
+    assert browser.get(url("adapter", "roll_back", removed.pk)).status_code == 404
