@@ -25,6 +25,9 @@ def register_model(name: str, source: str, actor: str, kind: str = "llm") -> Mod
             model.full_clean()
         except ValidationError as error:
             raise RegistryError(f"name: {'; '.join(error.messages)}") from error
+    Model.objects.select_for_update(no_key=True).get(
+        pk=model.pk
+    )  # of two sources at once each gets a number of its own
     current = model.versions.filter(is_default=True).first()
     if current is not None and current.source == source:
         return current
