@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.db.models import IntegerField
+
+from management.lookups import IntegerIn
 
 
 class ManagementConfig(AppConfig):
@@ -11,3 +14,7 @@ class ManagementConfig(AppConfig):
     name = "management"
     verbose_name = "Serving"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the lookups."""
+        IntegerField.register_lookup(IntegerIn)

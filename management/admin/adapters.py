@@ -97,6 +97,11 @@ class AdapterAdmin(ServiceAdmin):
         """With the versions."""
         return super().get_queryset(request).prefetch_related("versions")
 
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """The adapter, or None: also for one that was removed before its versions were read."""
+        found = super().get_object(request, object_id, from_field)
+        return found if found is not None and found.versions.all() else None
+
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         """Name and model cannot be changed."""
         return ["name", "model"] if obj else []

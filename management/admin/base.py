@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import BadRequest, ValidationError
 from django.db import IntegrityError
 from django.http import Http404, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -20,7 +22,30 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
 
-class ReadOnlyAdmin(ModelAdmin):
+class CheckedListAdmin(ModelAdmin):
+    """A page whose list refuses (400) what can be neither a row's id nor a filter's value."""
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
+        """The list. PostgreSQL cannot even compare with NUL."""
+        if any("\0" in text for values in request.GET.lists() for text in (values[0], *values[1])):
+            raise BadRequest("The query has a NUL.")
+        return super().changelist_view(request, extra_context)
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """The row of this id, or None."""
+        return None if "\0" in object_id else super().get_object(request, object_id, from_field)
+
+    def response_action(self, request: HttpRequest, queryset: Any) -> Any:
+        """The answer of an action on the selected rows."""
+        try:
+            for selected in request.POST.getlist(ACTION_CHECKBOX_NAME):
+                self.opts.pk.to_python(selected)
+        except ValidationError as error:
+            raise BadRequest("A selected row has no id of one.") from error
+        return super().response_action(request, queryset)
+
+
+class ReadOnlyAdmin(CheckedListAdmin):
     """A read-only page."""
 
     def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
@@ -36,7 +61,7 @@ class ReadOnlyAdmin(ModelAdmin):
         return False
 
 
-class ServiceAdmin(ModelAdmin):
+class ServiceAdmin(CheckedListAdmin):
     """A page whose changes go through services, so that their rules and audit events apply."""
 
     def remove(self, obj: Any, actor: str) -> None:

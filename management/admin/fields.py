@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.core.validators import ProhibitNullCharactersValidator
 
 
 class NamesField(forms.CharField):
@@ -21,6 +22,7 @@ class NamesField(forms.CharField):
 
     def to_python(self, value: Any) -> Any:
         """Text as a list."""
+        ProhibitNullCharactersValidator()(value)  # CharField's own sees the list
         return [name.strip() for name in (value or "").split(",") if name.strip()]
 
     def has_changed(self, initial: Any, data: Any) -> bool:
@@ -39,6 +41,7 @@ class ProvidersField(NamesField):
 
     def to_python(self, value: Any) -> Any:
         """Text as a list."""
+        ProhibitNullCharactersValidator()(value)
         found = []
         for part in (value or "").split(";"):
             name, _, regions = part.partition(":")

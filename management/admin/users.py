@@ -11,8 +11,9 @@ from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group, User
 from rest_framework_api_key.models import APIKey
-from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+
+from management.admin.base import CheckedListAdmin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ admin.site.unregister(APIKey)
 
 
 @admin.register(User)
-class UserAdmin(DjangoUserAdmin, ModelAdmin):
+class UserAdmin(DjangoUserAdmin, CheckedListAdmin):
     """Users of the admin."""
 
     form = UserChangeForm
@@ -56,7 +57,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):
 
 
 @admin.register(Group)
-class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
+class GroupAdmin(DjangoGroupAdmin, CheckedListAdmin):
     """Groups of permissions, which superusers alone make and change."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:

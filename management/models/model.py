@@ -84,8 +84,11 @@ class Adapter(models.Model):
 
     @property
     def current(self) -> AdapterVersion:
-        """The version that is served."""
-        return next(version for version in self.versions.all() if version.is_current)
+        """The version that is served. Raises AdapterVersion.DoesNotExist for an adapter that was removed after it was read."""
+        for version in self.versions.all():
+            if version.is_current:
+                return version
+        raise AdapterVersion.DoesNotExist(f"{self.name} is removed")
 
 
 class AdapterVersion(models.Model):

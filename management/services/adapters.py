@@ -14,6 +14,7 @@ from management import adapter_store
 from management.adapter_source import NotAllowed, open_source
 from management.adapter_store import StoredAdapter, store_adapter
 from management.models import Adapter, AdapterVersion, Deployment, Model
+from management.models.model import valid_name
 from management.services import audit
 from management.services.deployments import RESERVED_NAMES
 from management.services.errors import RegistryConflict, RegistryError, refused
@@ -73,6 +74,7 @@ def register_adapter(
 
     Raises RegistryConflict if the name is known and `replace` is false; RegistryError.
     """
+    refuse_invalid(name)
     if stored is None:
         stored = read_adapter(source, None)  # before the transaction, so that no lock is held meanwhile
     try:
@@ -145,6 +147,16 @@ def remove_adapter(adapter: Adapter, actor: str) -> None:
     audit.record(actor, "adapter.remove", current.name, model=current.model.name)
     adapter_store.release(version.directory for version in current.versions.all())
     current.delete()
+
+
+def refuse_invalid(name: str) -> None:
+    """Refuse a name that no adapter can have, before the database is asked, which may not even compare with it. Raises
+    RegistryError.
+    """
+    try:
+        valid_name(name)
+    except ValidationError as error:
+        raise RegistryError(f"name: {error.message}", fields={"name": [str(error.message)]}) from error
 
 
 def refuse_taken(name: str) -> None:

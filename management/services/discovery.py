@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
-from django.core.exceptions import ValidationError
 
 from management.models import Adapter
-from management.models.model import valid_name
 from management.services import audit
-from management.services.adapters import read_adapter, register_adapter
+from management.services.adapters import read_adapter, refuse_invalid, register_adapter
 from management.services.errors import RegistryError
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ def register_beside(version: ModelVersion, actor: str) -> None:
             continue
         shown = directory.name.encode(errors="backslashreplace").decode()  # a file's name may be no text
         try:
-            _refuse_name(directory.name)
+            refuse_invalid(directory.name)  # before its files are copied
             stored = read_adapter(str(directory), [folder])
             register_adapter(directory.name, version.model, str(directory), actor, stored, replace=False)
         except RegistryError as error:
@@ -49,11 +47,3 @@ def register_beside(version: ModelVersion, actor: str) -> None:
             audit.record(
                 actor, "adapter.not_registered", shown[:MAX_SHOWN], model=version.model.name, reason=str(error)
             )
-
-
-def _refuse_name(name: str) -> None:
-    """Refuse a name that no adapter can have before its files are copied. Raises RegistryError."""
-    try:
-        valid_name(name)
-    except ValidationError as error:
-        raise RegistryError(f"name: {error.message}") from error

@@ -15,12 +15,19 @@ def register_model(name: str, source: str, actor: str, kind: str = "llm") -> Mod
     """Register `source` under a name. A new source for a known name becomes its next version, and its default one. Raises
     RegistryError.
     """
+    longest = ModelVersion._meta.get_field("source").max_length
+    if longest is not None and len(source) > longest:
+        text = f"must have at most {longest} characters"
+        raise RegistryError(f"source: {text}", fields={"source": [text]})
     model, created = Model.objects.get_or_create(name=name, defaults={"kind": kind})
     if created:
         try:
             model.full_clean()
         except ValidationError as error:
             raise RegistryError(f"name: {'; '.join(error.messages)}") from error
+    Model.objects.select_for_update(no_key=True).get(
+        pk=model.pk
+    )  # of two sources at once each gets a number of its own
     current = model.versions.filter(is_default=True).first()
     if current is not None and current.source == source:
         return current

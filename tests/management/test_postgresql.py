@@ -105,3 +105,54 @@ def test_a_version_that_is_registered_while_its_adapter_is_removed_is_removed_as
         wait_until(lambda: removal.poll() is not None or watcher.execute(waits).fetchone() is not None, 60)
         registration.commit()
     assert printed(removal) == "0 0"
+
+
+AT_ONCE = """
+from concurrent.futures import ThreadPoolExecutor
+from django.db import connection, transaction
+from management.models import Deployment, ModelVersion
+from management.services.deployments import create_deployment, make_default_version
+from management.services.models import register_model
+from tests.waiting import wait_until
+
+model = register_model("demo", "/models/demo", "tester")
+WAITS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+
+def waiting():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_clear_snapshot()")  # a transaction sees the activity as it was first
+        return cursor.execute(WAITS).fetchone()[0]
+
+
+def run_while_locked(row, *calls):
+    with ThreadPoolExecutor(2) as threads:
+        with transaction.atomic():
+            type(row).objects.select_for_update().get(pk=row.pk)
+            changes = []
+            for call, *arguments in calls:
+                changes.append(threads.submit(call, *arguments, "tester"))
+                wait_until(lambda: waiting() == len(changes), 60)
+        return [change.result() for change in changes]
+
+
+"""
+DEFAULTS = """
+first, second = [create_deployment(f"demo-{n}", model, "tester", served_name="demo", label=n) for n in "12"]
+run_while_locked(first, (make_default_version, first), (make_default_version, second))
+print(*Deployment.objects.filter(is_default_version=True).values_list("label", flat=True))
+"""
+SOURCES = """
+run_while_locked(model, *((register_model, "demo", source) for source in ("/a", "/b")))
+print(*sorted(ModelVersion.objects.values_list("number", "is_default")))
+"""
+
+
+def test_two_versions_that_become_the_default_at_once_wait_for_each_other(begin):
+    """Neither is refused, as the database would end one of two that lock the same rows in different orders."""
+    assert printed(begin("shell", "--no-imports", "-v", "0", "-c", AT_ONCE + DEFAULTS)).splitlines()[-1] == "2"
+
+
+def test_two_sources_of_a_model_at_once_are_two_versions(begin):
+    told = printed(begin("shell", "--no-imports", "-v", "0", "-c", AT_ONCE + SOURCES)).splitlines()[-1]
+    assert told == "(1, False) (2, False) (3, True)"

@@ -96,8 +96,7 @@ def query_of(exchange: Exchange) -> dict[str, list[str]]:
             f"The query must have at most {MAX_PARAMETERS} parameters, encoded as UTF-8 and percent signs."
         ) from error
     for name, values in query.items():
-        if len(name) > MAX_CHARACTERS or any(len(value) > MAX_CHARACTERS for value in values):
-            raise bad_request(f"The parameter {name[:100]} is longer than {MAX_CHARACTERS} characters")
+        _check(name, *values)
     return query
 
 
@@ -110,7 +109,14 @@ def _texts(body: dict[str, Any]) -> dict[str, str]:
         if isinstance(value, dict | list):
             raise bad_request(f"The parameter {name[:100]} must be a text, a number or a boolean")
         text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-        if len(name) > MAX_CHARACTERS or len(text) > MAX_CHARACTERS:
-            raise bad_request(f"The parameter {name[:100]} is longer than {MAX_CHARACTERS} characters")
+        _check(name, text)
         texts[name] = text
     return texts
+
+
+def _check(name: str, *values: str) -> None:
+    for text in (name, *values):
+        if len(text) > MAX_CHARACTERS:
+            raise bad_request(f"The parameter {name[:100]} is longer than {MAX_CHARACTERS} characters")
+        if "\0" in text:  # which no registry need hold: PostgreSQL cannot
+            raise bad_request("A parameter must have no NUL.")

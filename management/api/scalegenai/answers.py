@@ -117,6 +117,8 @@ def _adapters(row: Deployment, given: dict[str, dict[str, Any]]) -> list[dict[st
     found = []
     served = list(row.adapters.all()) or list(row.version.model.adapters.all())
     for adapter in sorted(served, key=lambda each: each.pk):
+        if not adapter.versions.all():  # it was removed after its row was read
+            continue
         current = adapter.current
         shown = given.get(adapter.name, {"name": adapter.name, "hf_repo": current.source, "hf_token": None})
         failure = live.adapter_failure(current.digest)

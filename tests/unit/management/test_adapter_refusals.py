@@ -45,6 +45,12 @@ def test_names_beside_a_model_that_no_adapter_can_have(tmp_path, store):
     assert set(left(store)) <= {content_digest(ADAPTERS / "pirate"), content_digest(ADAPTERS / "json")}
 
 
+def test_the_database_is_not_asked_for_a_name_that_it_cannot_compare(model, django_assert_num_queries):
+    with django_assert_num_queries(0), pytest.raises(RegistryError) as refused:
+        register_adapter("a\0b", model, PIRATE, "tester")
+    assert "name" in refused.value.fields
+
+
 @pytest.mark.parametrize("name", ["own", "served", "dummy", "x\n", "a b", ""])
 def test_names_that_an_adapter_cannot_have(name, model):
     create_deployment("own", register_model("base", "/models/base", "tester"), "tester", {}, served_name="served")

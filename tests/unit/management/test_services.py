@@ -45,6 +45,13 @@ def test_bad_names(name):
         register_model(name, "/a", "tester")
 
 
+def test_a_source_is_as_long_as_its_column_at_most():
+    """SQLite would store a longer one, PostgreSQL would not."""
+    assert register_model("m", "/" + "a" * 511, "tester").number == 1
+    with pytest.raises(RegistryError, match="source: must have at most 512 characters"):
+        register_model("m", "/" + "a" * 512, "tester")
+
+
 def test_a_used_model_stays(deployment):
     with pytest.raises(RegistryError, match="has deployments"):
         remove_model(deployment.version.model, "tester")

@@ -296,6 +296,8 @@ async def test_pages_that_are_no_integers(djl, name, value):
         ("&".join(f"p{i}=1" for i in range(70)), None, "at most 64 parameters"),
         ("name=%ff&src=/a", None, "encoded as UTF-8"),
         (f"name=a1&src={'x' * 5000}", None, "longer than 4096"),
+        ("name=a1&src=/a/a1&note=%00", None, "no NUL"),
+        ("name=a1&src=/a/a1", b'{"no\\u0000te": "x"}', "no NUL"),
         ("name=a1", b"{", "JSON"),
         ("name=a1", b'{"src": ["/a"]}', "The parameter src must be a text"),
         ("name=a1", b"[" * 500, "JSON object"),

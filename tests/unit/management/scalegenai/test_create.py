@@ -122,6 +122,13 @@ def test_adapters_are_registered_and_attached(call, create, settings):
     assert list(refusal(call("POST", "/sg_inf/create", other))) == ["llm_loras[0].hf_repo"]
 
 
+def test_an_adapter_that_is_removed_while_the_answer_is_made_is_left_out(call, create):
+    """Rows and their versions are read one after the other."""
+    row = create(llm_loras=[{"name": "talk", "hf_repo": str(ADAPTERS / "pirate")}])
+    Adapter.objects.get().versions.all().delete()
+    assert call("GET", f"/sg_inf/{row.public_id}").json()["llm_loras"] == []
+
+
 def test_adapters_come_from_the_hub(call, create, monkeypatch, tmp_path):
     snapshot = tmp_path / "models--org--pirate" / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
     shutil.copytree(ADAPTERS / "pirate", snapshot)
