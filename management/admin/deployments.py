@@ -160,8 +160,9 @@ class DeploymentAdmin(ServiceAdmin):
         fields = {name: form.cleaned_data[name] for name in (*SCALING, *PLACEMENT, "chat_template")}
         adapters = form.cleaned_data["adapters"]
         if change:
+            chosen = adapters if "adapters" in form.changed_data else None
             deployments.change_deployment(
-                obj, actor(request), adapters, version=obj.version, engine_options=obj.engine_options, **fields
+                obj, actor(request), chosen, version=obj.version, engine_options=obj.engine_options, **fields
             )
             return
         saved = deployments.create_deployment(

@@ -88,6 +88,11 @@ class Deployment(models.Model):
         related_name="deployments",
         help_text="Its adapters; none chosen is every adapter of the model.",
     )
+    chosen_adapters_only = models.BooleanField(
+        default=False,
+        editable=False,
+        help_text="Whether adapters were chosen: if all of these are removed, the deployment serves none.",
+    )
 
     # How it scales.
     min_workers = models.PositiveIntegerField(default=1, validators=[MaxValueValidator(MAX_WORKERS)])

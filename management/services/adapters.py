@@ -89,7 +89,7 @@ def register_adapter(
             if known is None or changed:
                 _save(adapter)
             replaced = _serve(adapter, source, stored)
-            if deployment is not None and deployment.adapters.exists():
+            if deployment is not None and deployment.chosen_adapters_only:
                 deployment.adapters.add(adapter)
             if known is None or changed or replaced:
                 audit.record(actor, "adapter.register", name, model=model.name, source=source, digest=stored.digest,

@@ -63,7 +63,13 @@ def create_deployment(
     fields.setdefault("inference_kind", version.model.kind)
     fields.setdefault("title", name)
     deployment = Deployment(
-        name=name, version=version, engine_options=engine_options or {}, is_default=first, owner=actor, **fields
+        name=name,
+        version=version,
+        engine_options=engine_options or {},
+        chosen_adapters_only=bool(adapters),
+        is_default=first,
+        owner=actor,
+        **fields,
     )
     _save(deployment)
     deployment.adapters.set(adapters)
@@ -205,7 +211,7 @@ def make_default(deployment: Deployment, actor: str) -> None:
 def change_deployment(
     deployment: Deployment, actor: str, adapters: Sequence[Adapter] | None = None, **fields: Any
 ) -> None:
-    """Set fields of `CHANGEABLE`, and the adapters unless None. Raises RegistryError, and then changes nothing.
+    """Set fields of `CHANGEABLE`, and the chosen adapters (none: it serves all) unless None. Raises RegistryError, and then changes nothing.
 
     Scaling rules act at once. A running deployment replaces its workers one after another for another version or other
     engine options.
@@ -218,6 +224,8 @@ def change_deployment(
     for name, value in fields.items():
         setattr(current, name, value)
     current.generation += 1
+    if adapters is not None:
+        current.chosen_adapters_only = bool(adapters)
     _save(current)
     if adapters is not None:
         current.adapters.set(adapters)

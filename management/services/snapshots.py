@@ -106,7 +106,7 @@ def build_snapshot(
         # It may differ from the desired one until the workers are replaced.
         version = _published(workers) if workers else row.version
         current = sorted((w for w in workers if w.version == version), key=lambda w: (w.index, -w.epoch))
-        own = [by_id[adapter.pk] for adapter in row.adapters.all() if adapter.pk in by_id]
+        chosen = (by_id[adapter.pk] for adapter in row.adapters.all() if adapter.pk in by_id)
         generation, state = (row.observed_generation, row.state) if observed is None else observed(row)
         deployments.append(
             DeploymentEntry(
@@ -119,7 +119,7 @@ def build_snapshot(
                     WorkerEntry(w.worker_id, w.epoch, w.address, version.pk, _numerics(w), row.role_of(w.index))
                     for w in current
                 ),
-                adapters=tuple(own or adapters.get(version.model_id, ())),
+                adapters=tuple(chosen if row.chosen_adapters_only else adapters.get(version.model_id, ())),
                 public_id=row.public_id,
                 title=row.title,
                 availability=_availability(row, generation, state),

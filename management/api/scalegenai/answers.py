@@ -115,7 +115,7 @@ def _adapters(row: Deployment, given: dict[str, dict[str, Any]]) -> list[dict[st
     why a worker could not load one.
     """
     found = []
-    served = list(row.adapters.all()) or list(row.version.model.adapters.all())
+    served = row.adapters.all() if row.chosen_adapters_only else row.version.model.adapters.all()
     for adapter in sorted(served, key=lambda each: each.pk):
         if not adapter.versions.all():  # it was removed after its row was read
             continue

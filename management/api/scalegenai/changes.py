@@ -192,5 +192,5 @@ def _change(
     places = {lora.name: index for index, lora in enumerate(wanted.loras)}
     new = [each.registered(row.version.model, ("llm_loras", places[each.name]), actor) for each in found]
     # A deployment without chosen adapters serves all of its model's, the new ones included.
-    adapters = [*row.adapters.all(), *new] if new and row.adapters.exists() else None
+    adapters = [*row.adapters.all(), *new] if new and row.chosen_adapters_only else None
     _serviced(lambda: deployments.change_deployment(row, actor, adapters, **fields))

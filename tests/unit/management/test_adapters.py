@@ -21,7 +21,7 @@ from management.adapter_source import NotAllowed, open_source
 from management.adapter_store import ABANDONED_S, GRACE_S, store_adapter, sweep_store
 from management.models import Adapter, AuditEvent
 from management.services.adapters import change_adapter, register_adapter, remove_adapter, roll_back
-from management.services.deployments import create_deployment
+from management.services.deployments import change_deployment, create_deployment
 from management.services.discovery import register_beside
 from management.services.errors import RegistryConflict, RegistryError
 from management.services.models import register_model
@@ -123,6 +123,27 @@ def test_a_deployment_with_chosen_adapters_serves_one_that_is_registered_for_it(
     register_adapter("third", model, JSON, "tester", deployment=all_of_them)
     assert [adapter.name for adapter in chosen.adapters.all()] == ["first", "second"]
     assert not all_of_them.adapters.exists()
+
+
+def test_a_deployment_whose_chosen_adapters_are_all_removed_serves_none(model):
+    first, other = (register_adapter(name, model, PIRATE, "tester") for name in ("first", "other"))
+    deployment = create_deployment("chosen", model.versions.get(), "tester", adapters=[first], replicas=1)
+
+    def served():
+        (entry,) = build_snapshot(read_registries()).deployments
+        return [adapter.name for adapter in entry.adapters]
+
+    remove_adapter(first, "tester")
+    assert served() == []
+    change_deployment(deployment, "tester", min_workers=2, max_workers=2)
+    assert served() == []
+    deployment.refresh_from_db()
+    register_adapter("again", model, JSON, "tester", deployment=deployment)
+    assert served() == ["again"]
+    change_deployment(deployment, "tester", [])
+    assert served() == ["other", "again"]
+    change_deployment(deployment, "tester", [other])
+    assert served() == ["other"]
 
 
 def test_the_snapshot_has_the_current_content(model):
