@@ -41,6 +41,7 @@ from inference.http.sites import Sites
 from inference.metrics.load import LoadRecorder
 from inference.metrics.requests import Metrics
 from inference.planes.plane import Plane
+from inference.server.listener import CannotBind
 from inference.server.listening import SharedSockets
 from inference.server.rotation import keep_fresh
 from inference.services import Limits, Services, Shown
@@ -197,7 +198,7 @@ class Server:
         endpoints = self.listeners.endpoints
         if self.sockets is None:
             return endpoints
-        opened = self.sockets.open([(each.host, each.port) for each in endpoints])
+        opened = self.sockets.open({(each.host, each.port): each.setting for each in endpoints})
         return [replace(each, socket=opened[each.host, each.port]) for each in endpoints]
 
     def _ready(self) -> None:
@@ -208,7 +209,7 @@ class Server:
         try:
             for server in self.grpc:
                 await server.start()
-        except (OSError, RuntimeError) as error:
+        except CannotBind as error:
             self.failed = str(error)
             self._terminate(None)
             return

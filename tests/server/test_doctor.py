@@ -131,12 +131,18 @@ def test_a_database_that_takes_no_changes(environment):
 def test_a_port_in_use():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        (finding,) = network.check_ports([("127.0.0.1", port)])
+        (finding,) = network.check_ports({("127.0.0.1", port): "DRAGOMAN_FRONT_PORT"})
     assert (finding.level, finding.text) == (
-        Level.ERROR, f"port {port} of 127.0.0.1 cannot be bound: Address already in use",
+        Level.ERROR, f"DRAGOMAN_FRONT_PORT: port {port} of 127.0.0.1 cannot be bound: Address already in use",
     )  # fmt: skip
-    assert network.refusal("no.such.host.invalid", 80)
-    assert [f.level for f in network.check_ports([("127.0.0.1", free_port())])] == [Level.OK]
+    assert [f.level for f in network.check_ports({("127.0.0.1", free_port()): "DRAGOMAN_FRONT_PORT"})] == [Level.OK]
+
+
+def test_a_host_that_cannot_be_resolved_is_one_finding():
+    addresses = {("no.such.host.invalid", port): f"DRAGOMAN_{name}" for port, name in enumerate(PORTS, 8000)}
+    (finding,) = network.check_ports(addresses)
+    assert finding.level == Level.ERROR
+    assert finding.text.startswith("DRAGOMAN_HOST: no.such.host.invalid cannot be resolved: ")
 
 
 def test_a_port_of_a_server_that_runs_is_a_warning(tmp_path):
@@ -149,7 +155,7 @@ def test_a_port_of_a_server_that_runs_is_a_warning(tmp_path):
     )
     try:
         port = int(other.stdout.readline())
-        (finding,) = network.check_ports([("127.0.0.1", port)])
+        (finding,) = network.check_ports({("127.0.0.1", port): "DRAGOMAN_FRONT_PORT"})
         assert (finding.level, str(other.pid) in finding.text) == (Level.WARNING, True)
     finally:
         other.communicate("\n")

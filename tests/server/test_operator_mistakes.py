@@ -162,12 +162,23 @@ def test_a_database_that_another_user_has_made(mode, told, stranger, shared_fold
     assert refused(done, f"{database} cannot be read and written", whose, f"chown {NOBODY} {database}") == 2
 
 
-def test_a_port_in_use_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("serve", "FRONT_PORT"), ("serve", "GRPC_PORT"), ("web", "MINDIE_METRICS_PORT"), ("web", "GRPC_PORT")],
+)
+def test_a_port_in_use_is_named_with_its_setting(command, name, tmp_path):
     assert run(["migrate", "--verbosity", "0"], tmp_path / "var").returncode == 0
     with socket.create_server(("127.0.0.1", 0)) as other:
-        ports = {name: free_port() for name in PORTS} | {"FRONT_PORT": other.getsockname()[1]}
-        done = run(["web"], tmp_path / "var", **ports)
-        assert refused(done, f"port {ports['FRONT_PORT']} of 127.0.0.1 cannot be bound: Address already in use") == 1
+        ports = {each: free_port() for each in PORTS} | {name: other.getsockname()[1]}
+        done = run([command], tmp_path / "var", **ports)
+        told = f"DRAGOMAN_{name}: port {ports[name]} of 127.0.0.1 cannot be bound: Address already in use"
+        assert refused(done, told) == 1
+
+
+def test_a_host_that_cannot_be_resolved(tmp_path):
+    ports = {each: free_port() for each in PORTS}
+    done = run(["serve"], tmp_path / "var", HOST="no.such.host.invalid", ALLOW_PLAIN_TEXT="true", **ports)
+    assert refused(done, "DRAGOMAN_HOST: port", "of no.such.host.invalid cannot be bound") == 1
 
 
 def test_a_folder_of_sockets_that_cannot_be_made(tmp_path, monkeypatch):
