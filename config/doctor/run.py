@@ -54,6 +54,7 @@ def examine() -> list[Finding]:
         *checked("telemetry", lambda: settings.check_telemetry(options, os.environ)),
         *folder,
         *checked("ports", lambda: network.check_ports(settings_of_addresses(options, setups))),
+        *checked("files", lambda: machine.check_open_files(options)),
         *checked("redis", lambda: network.check_redis(options)),
         *checked("certificates", lambda: network.check_certificates(certified)),
         *checked("cpu", machine.check_cpu),
