@@ -130,6 +130,29 @@ def test_a_database_that_does_not_answer(arguments, tmp_path):
     assert "migrate" not in done.stdout.split("Connection refused")[1], "which would not help"
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["DATA_DIR", "DATABASE_URL_FILE", "SESSION_KEY_FILE", "TLS_CERTIFICATE", "TLS_KEY_PASSWORD_FILE", "CLUSTER_KEY",
+     "MINDIE_CONFIG", "TORCHSERVE_KEY_FOLDER"],
+)  # fmt: skip
+def test_an_address_in_place_of_a_path_is_not_shown(name, tmp_path):
+    done = run(["doctor"], tmp_path / "var", **{name: "postgresql://user:s3cret@host/name"})
+    assert refused(done, f"DRAGOMAN_{name}: a path is expected, not an address") == 2
+    assert "s3cret" not in done.stdout
+
+
+def test_an_address_among_paths_is_not_shown(tmp_path):
+    done = run(["serve"], tmp_path / "var", ADAPTER_ROOTS='["/tmp", "https://user:s3cret@host/"]')
+    assert refused(done, "DRAGOMAN_ADAPTER_ROOTS: a path is expected, not an address") == 2
+    assert "s3cret" not in done.stdout
+
+
+def test_a_mindie_config_that_cannot_be_read(tmp_path):
+    for name in ("DRAGOMAN_MINDIE_CONFIG", "MIES_CONFIG_JSON_PATH"):
+        done = run(["web"], tmp_path / "var", prefix=["env", f"{name}={tmp_path / 'none.json'}"])
+        assert refused(done, f"{name}: {tmp_path / 'none.json'}: No such file or directory") == 1
+
+
 def test_tables_that_are_missing(tmp_path):
     for arguments in (["web"], ["createkey", "x"]):
         assert refused(run(arguments, tmp_path / "var"), "run `migrate` first", DATABASE) == 1

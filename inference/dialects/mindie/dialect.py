@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inference.dialects.mindie.config_file import read_config, wire_settings
+from inference.dialects.mindie.config_file import MindieConfigError, read_config, wire_settings
 from inference.dialects.mindie.disaggregation.decode import services_of
 from inference.dialects.mindie.disaggregation.instance import Instance
 from inference.dialects.mindie.disaggregation.peers import Peers
@@ -28,7 +28,10 @@ TOKEN_BYTES = 16 << 20
 def configure(environment: MindieEnvironment, server: ServerOptions) -> Setup:
     """Read config.json if the environment names one; raises MindieConfigError."""
     path = environment.mindie_config
-    config = None if path is None else read_config(path)
+    try:
+        config = None if path is None else read_config(path)
+    except MindieConfigError as error:
+        raise MindieConfigError(f"{environment.config_variable}: {error}") from error
     addresses = plane_addresses(environment, config, server.host)
     hosts = [host for host, _ in addresses.values()]
     between = inter_comm(environment, config, addresses["service"][0])
