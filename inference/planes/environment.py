@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import AfterValidator, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 if TYPE_CHECKING:
@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
 """How an address begins, also in a path, which has one of its slashes."""
+
+
+def _no_address(value: str) -> str:
+    if ADDRESS.match(value):
+        raise ValueError("a directory or a hub id is expected, not an address")
+    return value
+
+
+ModelSource = Annotated[str, AfterValidator(_no_address)]
+"""A directory or a hub id."""
 
 
 class EnvironmentSettings(BaseSettings):

@@ -147,6 +147,24 @@ def test_an_address_among_paths_is_not_shown(tmp_path):
     assert "s3cret" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MODEL", "https://user:s3cret@host/x"), ("PUBLIC_URL", "ftp://user:s3cret@host"), ("LAUNCHER", "s3cret"),
+     ("OTLP_TRACES_ENDPOINT", "grpc://user:s3cret@host"), ("ALLOWED_ORIGINS", '["https://user:s3cret@host/x"]')],
+)  # fmt: skip
+def test_no_value_is_shown(name, value, tmp_path):
+    done = run(["serve"], tmp_path / "var", **{name: value})
+    assert refused(done, f"error: DRAGOMAN_{name}: ") == 2
+    assert "s3cret" not in done.stdout
+
+
+def test_an_address_to_deploy_is_not_shown(tmp_path):
+    assert run(["migrate", "--verbosity", "0"], tmp_path / "var").returncode == 0
+    done = run(["deploy", "https://user:s3cret@host/x"], tmp_path / "var")
+    assert refused(done, "a directory or a hub id is expected, not an address") == 1
+    assert "s3cret" not in done.stdout
+
+
 def test_a_mindie_config_that_cannot_be_read(tmp_path):
     for name in ("DRAGOMAN_MINDIE_CONFIG", "MIES_CONFIG_JSON_PATH"):
         done = run(["web"], tmp_path / "var", prefix=["env", f"{name}={tmp_path / 'none.json'}"])
