@@ -79,7 +79,7 @@ def _kinds(deployment: Deployment) -> list[Wanted]:
 
 
 def _tiers(deployment: Deployment) -> list[Wanted]:
-    """The same, whatever the accelerator."""
+    """The same kinds without the accelerator."""
     types: Wanted = {NODE_TYPE: tuple(deployment.instance_types)} if deployment.instance_types else {}
     providers = [_provider(each) for each in deployment.cloud_providers]
     markets = [SPOT, ON_DEMAND] if deployment.spot else [ON_DEMAND]
