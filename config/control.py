@@ -9,6 +9,7 @@ import structlog
 from django.db import Error as DatabaseError
 from django.db import close_old_connections
 
+from management.database_errors import one_line
 from management.follower import RegistryFollower
 from management.launchers import LAUNCHERS
 from management.leadership import Leadership, new_holder
@@ -118,7 +119,7 @@ class EmbeddedControl:
             self._reconciler.forget_earlier_workers()
             standing.resign()
         except DatabaseError as error:
-            logger.warning("database not reachable", error=str(error))
+            logger.warning("database not reachable", error=one_line(error))
 
 
 class FollowingControl:

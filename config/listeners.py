@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from config.addresses import Address, settings_of_addresses
 from config.asgi import ControlPlane, SharedPort
 from config.options import is_loopback
 from config.tls import tls_files
@@ -17,14 +18,13 @@ from inference.server.listener import Listener
 from inference.server.rotation import ServerTls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from config.options import Options
     from inference.planes.declaration import Dialect, GrpcListener, PlaneListener, Setup, Terminate
     from inference.server.tls import TlsFiles
     from inference.services import Services
 
-Address = tuple[str, int]
 PLAIN_TEXT = (
     "{}:{} can be reached from other machines, which would send keys and prompts in plain text: set "
     "DRAGOMAN_TLS_CERTIFICATE and DRAGOMAN_TLS_KEY; or DRAGOMAN_BEHIND_TLS=true behind a proxy that terminates TLS; or "
@@ -43,7 +43,8 @@ class Listeners:
 
     tls_files: TlsFiles | None = None
     plain_text: bool = False
-
+    settings: Mapping[Address, str] = field(default_factory=dict)
+    """What gives the port of each address."""
     planes: dict[Address, list[Any]] = field(default_factory=dict)
     tls: dict[Address, ServerTls] = field(default_factory=dict)
     limits: dict[Address, int] = field(default_factory=dict)
@@ -94,7 +95,7 @@ class Listeners:
     @property
     def endpoints(self) -> list[Listener]:
         """The addresses that the server binds, with their TLS."""
-        return [Listener(host, port, self.tls.get((host, port))) for host, port in self.planes]
+        return [Listener(*address, self.tls.get(address), self.settings.get(address, "")) for address in self.planes]
 
     def grpc_servers(self, handshake_timeout_s: float, shared: bool) -> list[GrpcServer]:
         """One server per address; its services share the largest of their limits. `shared`: with other processes."""
@@ -109,6 +110,7 @@ class Listeners:
                     shared,
                 ),
                 self.grpc_tls[address],
+                self.settings.get(address, ""),
             )
             for address, services in self.grpc.items()
         ]
@@ -121,7 +123,10 @@ def build_listeners(
 
     Raises SetupError, TlsError or ValueError, and binds nothing.
     """
-    listeners = Listeners(tls_files(options), options.allow_plain_text or options.behind_tls)
+    setups = list(setups)
+    listeners = Listeners(
+        tls_files(options), options.allow_plain_text or options.behind_tls, settings_of_addresses(options, setups)
+    )
     for plane in front_planes(services, dialects):
         listeners.add((options.host, options.front_port), plane, options.max_body_bytes)
     listeners.add((options.host, options.control_port), ControlPlane(), options.max_body_bytes)

@@ -21,7 +21,7 @@ from config.installation import DEMO_MODEL, PROJECT, default_data_dir
 from config.secret_files import read_secret, with_files
 from engine import faults
 from engine.config import OPTIONS
-from inference.planes.environment import EnvironmentSettings
+from inference.planes.environment import EnvironmentSettings, ModelSource
 from management.launchers import LAUNCHERS
 
 MOST_PRIORITY = 1000
@@ -71,7 +71,7 @@ class Options(EngineSettings, ClusterOptions):
     session_key_file: Path | None = Field(
         None, description="File with the key that signs the admin's sessions; unset is a generated file in data_dir."
     )
-    model: str = Field(str(DEMO_MODEL), description="Directory or hub id that `serve` deploys.")
+    model: ModelSource = Field(str(DEMO_MODEL), description="Directory or hub id that `serve` deploys.")
     launcher: str = Field("local", description="Launcher of engine workers: " + ", ".join(LAUNCHERS) + ".")
     require_api_key: bool | None = Field(None, description="Ask for API keys; unset asks unless bound to loopback.")
     api_keys: list[SecretStr] = Field(
@@ -252,7 +252,7 @@ class Options(EngineSettings, ClusterOptions):
     @classmethod
     def _is_known(cls, value: str) -> str:
         if value not in LAUNCHERS:
-            raise ValueError(f"{value!r} is no launcher; known: {', '.join(LAUNCHERS)}")
+            raise ValueError(f"there is no such launcher; known: {', '.join(LAUNCHERS)}")
         return value
 
     @field_validator("allowed_origins")
@@ -260,7 +260,7 @@ class Options(EngineSettings, ClusterOptions):
     def _are_origins(cls, values: list[str]) -> list[str]:
         for value in values:
             if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+|null", value):
-                raise ValueError(f"{value!r} is no origin: scheme://host, with a port where it is not the scheme's own")
+                raise ValueError("an origin is scheme://host, with a port where it is not the scheme's own")
         return values
 
     @field_validator("allowed_methods", "allowed_headers")
@@ -268,7 +268,7 @@ class Options(EngineSettings, ClusterOptions):
     def _are_tokens(cls, values: list[str], info: ValidationInfo) -> list[str]:
         for value in values:
             if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", value):
-                raise ValueError(f"{value!r} is no name of a method or a header")
+                raise ValueError("a method or a header has letters, digits and !#$%&'*+.^_`|~-")
         return [value.upper() if info.field_name == "allowed_methods" else value.lower() for value in values]
 
     @model_validator(mode="after")
@@ -298,14 +298,14 @@ class Options(EngineSettings, ClusterOptions):
     @classmethod
     def _is_url(cls, value: str) -> str:
         if value and not re.fullmatch(r"https?://[^/?#\s]+(/\S*)?", value):
-            raise ValueError(f"{value!r} is no address: http(s)://host:port/v1/traces is expected; gRPC is not spoken")
+            raise ValueError("http(s)://host:port/v1/traces is expected; gRPC is not spoken")
         return value
 
     @field_validator("public_url")
     @classmethod
     def _is_base_url(cls, value: str) -> str:
         if value and not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", value):
-            raise ValueError(f"{value!r} is no address: http(s)://host, with a port and a path where they are needed")
+            raise ValueError("http(s)://host is expected, with a port and a path where they are needed")
         return value.rstrip("/")
 
     @property
@@ -386,12 +386,10 @@ class Options(EngineSettings, ClusterOptions):
 
 def is_loopback(host: str) -> bool:
     """Whether an address can only be reached from this machine."""
-    if host == "localhost":
-        return True
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 @lru_cache

@@ -24,6 +24,7 @@ from inference.errors import (
 )
 from inference.workers.registry import DeploymentState, WorkerState
 from management.adapter_store import StoredAdapter
+from management.database_errors import one_line
 from management.models import Adapter, Deployment, Worker
 from management.services import adapters, deployments, errors
 from management.services.served_models import NewVersion, create_version
@@ -88,7 +89,9 @@ async def _with_database(
         async with asyncio.timeout(timeout_s):
             return await asyncio.get_running_loop().run_in_executor(threads, call)
     except (Error, TimeoutError) as error:
-        logger.warning("database not reachable", error=str(error) or "no answer in time")
+        logger.warning(
+            "database not reachable", error=one_line(error) if isinstance(error, Error) else "no answer in time"
+        )
         raise Unavailable("The registry is not reachable at the moment.") from error
 
 

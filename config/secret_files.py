@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from inference.planes.environment import ADDRESS
+
 SUFFIX = "_file"
 PREFIX = "DRAGOMAN_"
 MAX_BYTES = 64 << 10
@@ -36,6 +38,8 @@ def with_files(values: dict[str, Any]) -> dict[str, Any]:
 def read_secret(path: Path, setting: str) -> str:
     """The text of a secret's file without spaces around it. Raises ValueError, which names the setting."""
     shown = os.fsencode(path).decode(errors="replace")
+    if ADDRESS.match(shown):  # which may have a password
+        raise ValueError(f"{setting}: a path is expected, not an address")
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import signal
 import sys
 import threading
@@ -22,6 +21,7 @@ from config import logs
 from config.asgi import PlaneRouter
 from config.installation import version
 from config.listeners import build_listeners
+from config.open_files import allow_open_files
 from config.registry import DjangoRegistry
 from config.shared_rates import shared_rates_of
 from config.telemetry import telemetry_of
@@ -41,6 +41,8 @@ from inference.http.sites import Sites
 from inference.metrics.load import LoadRecorder
 from inference.metrics.requests import Metrics
 from inference.planes.plane import Plane
+from inference.server.accepting import warn_of_descriptors
+from inference.server.listener import CannotBind
 from inference.server.listening import SharedSockets
 from inference.server.rotation import keep_fresh
 from inference.services import Limits, Services, Shown
@@ -64,7 +66,6 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger(__name__)
 
-OPEN_FILES = 1 << 16
 REPORT_EVERY_S = 1.0
 ONE_HOST = "A request must have exactly one Host header."
 
@@ -156,7 +157,8 @@ class Server:
     def run(self) -> int:
         """Startup → main loop → shutdown; returns the exit status."""
         options = self.options
-        _allow_open_files()
+        allow_open_files()
+        warn_of_descriptors()
         write_no_core()
         live.set_source(self._stats)
         server = PlaneServer(
@@ -197,7 +199,7 @@ class Server:
         endpoints = self.listeners.endpoints
         if self.sockets is None:
             return endpoints
-        opened = self.sockets.open([(each.host, each.port) for each in endpoints])
+        opened = self.sockets.open({(each.host, each.port): each.setting for each in endpoints})
         return [replace(each, socket=opened[each.host, each.port]) for each in endpoints]
 
     def _ready(self) -> None:
@@ -208,7 +210,7 @@ class Server:
         try:
             for server in self.grpc:
                 await server.start()
-        except (OSError, RuntimeError) as error:
+        except CannotBind as error:
             self.failed = str(error)
             self._terminate(None)
             return
@@ -311,14 +313,6 @@ class Server:
                 return
             await asyncio.sleep(0.1)
         print(_welcome(options, self.dialects, self.router.targets[0].entry.name), flush=True)
-
-
-def _allow_open_files() -> None:
-    """Raise the limit of open files: each connection is one, and a shell's usual limit is 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _parts(response: Response | None) -> tuple[int, list[tuple[bytes, bytes]], bytes, bytes] | None:

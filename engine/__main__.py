@@ -9,9 +9,10 @@ progress report every second: {"state": "loading" | "alive", "doing", "quiet_s",
 (`engine.process.progress`), by which a launcher distinguishes a hung worker from a busy one.
 stderr: the log, as text or as JSON lines. Exit status: `engine.failures.ExitStatus`.
 
-Signals: SIGUSR2 writes the flight recorder's file (`engine.process.flight`). The first SIGTERM drains. The worker refuses new requests, finishes all others and exits with STOPPED. A second
-SIGTERM hands over: each unfinished request ends with the finish reason MOVED, so that its client can continue it at
-another worker, and the worker exits with STOPPED as soon as its clients have read that.
+Signals: SIGUSR2 writes the flight recorder's file (`engine.process.flight`). The first SIGTERM drains: the worker refuses new
+requests, finishes all others and exits with STOPPED. A second SIGTERM hands over: each unfinished request ends with the finish
+reason MOVED, so that its client can continue it at another worker, and the worker exits with STOPPED as soon as its clients
+have read that.
 """
 
 from __future__ import annotations

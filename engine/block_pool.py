@@ -35,7 +35,7 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self.filled: list[tuple[bytes, int]] | None = None
-        """If it is a list: the blocks that `cache` added, with their hashes, for whoever empties it in every step."""
+        """The blocks that `cache` has added, with their hashes; KV offload empties it after every step. None: nobody collects them."""
 
     @property
     def num_usable(self) -> int:

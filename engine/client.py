@@ -51,12 +51,11 @@ if TYPE_CHECKING:
 
 TICK_S = 1.0
 SUSPECT_AFTER_S = 5.0
+"""Seconds without a message after which a worker gets no new requests. Time in which this process was suspended does not count."""
 DEAD_AFTER_S = 20.0
-"""Both in seconds in which this process was running; time in which it was suspended does not count."""
+"""Seconds without a message after which a worker on this host counts as dead, counted in the same way."""
 VANISHED_AFTER_S = 10.0
-"""The same as DEAD_AFTER_S, for a worker on another host. There silence is more often the network's than the worker's: what it had
-begun is computed elsewhere sooner, but not before a lost segment of TCP has been sent again a few times.
-"""
+"""DEAD_AFTER_S of a worker on another host. Silence there is usually the network's; TCP has sent a lost segment a few times by then."""
 MAX_MERGED = 32
 """Merged tokens after which further outputs stay encoded."""
 NOBODY = Tenant()

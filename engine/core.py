@@ -131,7 +131,7 @@ class EngineCore:
         if message.generated:  # the first of them came after the last of these
             request.num_prompt_logprobs = request.num_prompt_tokens - 1
         known = request.key in self.requests or message.hold in self.transfers.holds
-        failure = Failure(FailureCode.REQUEST_ID_IN_USE) if known else self._refusal(request)
+        failure = Failure(FailureCode.REQUEST_ID_IN_USE) if known else self._enqueue(request)
         if failure is not None:
             return refused(message, failure)
         if message.params.grammar is not None:
@@ -251,7 +251,8 @@ class EngineCore:
         stats.offload = None if self.offload is None else self.offload.stats()
         return stats
 
-    def _refusal(self, request: Request) -> Failure | None:
+    def _enqueue(self, request: Request) -> Failure | None:
+        """Check a request and add it to the scheduler's queue; returns why it is refused, else None."""
         ids, limit = request.token_ids, request.params.max_tokens
         if not request.num_prompt_tokens:
             return Failure(FailureCode.EMPTY_PROMPT)

@@ -53,7 +53,7 @@ class ScheduledBatch:
 
     @property
     def chunks(self) -> list[tuple[int, int]]:
-        """The tokens of each of these requests in this step, and the number of its tokens before them."""
+        """For each request that computes more than one token: its tokens in this step, and the number of tokens before them."""
         parts = zip(self.requests, self.num_new_tokens, self.ends, strict=True)
         return [(count, end - count) for request, count, end in parts if self._is_chunk(request, count)]
 

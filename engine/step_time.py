@@ -57,7 +57,7 @@ class Fit:
     def __init__(self, size: int) -> None:
         self.known = False
         self._surprise = 1.0
-        """Of the last observation: the square of its error in units of three deviations."""
+        """(error / three standard deviations) squared, of the last observation."""
         self._values = [0.0] * size
         self._covariance = [[UNKNOWN if i == j else 0.0 for j in range(size)] for i in range(size)]
 

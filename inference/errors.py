@@ -34,6 +34,13 @@ class NotAnObject(MalformedBody):
     """The body is JSON, but a list, a text or a number."""
 
 
+class EncodedBody(ServingError):
+    """The body has a Content-Encoding that its route does not decode."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(f"Bodies with Content-Encoding {encoding[:40]!r} are not decoded here: send the body without.")
+
+
 class InvalidRequest(ServingError):
     """A field is missing, of the wrong type or out of range.
 

@@ -13,6 +13,7 @@ import structlog
 from django.db import Error, close_old_connections
 
 from management.changes import Changes
+from management.database_errors import one_line
 from management.ledger import Observed
 from management.models import Deployment
 from management.services.snapshots import build_snapshot, read_ready_workers, read_registries
@@ -66,7 +67,7 @@ class RegistryFollower:
                 self._note_reachable(True)
                 pause = POLL_S
             except Error as error:
-                self._note_reachable(False, str(error))
+                self._note_reachable(False, one_line(error))
                 changes.close()
                 close_old_connections()
                 stop.wait(pause)

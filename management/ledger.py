@@ -25,6 +25,7 @@ from django.utils import timezone
 from engine.process.cpus import usable_cpus
 from management import changes
 from management.adapter_store import sweep_store
+from management.database_errors import one_line
 from management.leadership import LeadershipLost
 from management.models import AdapterVersion, Deployment, Node, WebProcess, Worker
 from management.offload_folders import sweep_offload_folders
@@ -286,7 +287,7 @@ class Ledger:
             step()
         except Error as error:
             if self.reachable:
-                logger.warning("registry unreachable", error=str(error))
+                logger.warning("registry unreachable", error=one_line(error))
             close_old_connections()
             return False
         except LeadershipLost as error:
@@ -318,6 +319,6 @@ def _write_worker(worker: Worker, fields: set[str]) -> None:
         if not isinstance(error, IntegrityError):
             raise
         # The deployment was deleted meanwhile; its workers need no rows.
-        logger.warning("worker row not written", worker=worker.worker_id, error=str(error))
+        logger.warning("worker row not written", worker=worker.worker_id, error=one_line(error))
     finally:
         worker.started_at = started_at

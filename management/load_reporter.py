@@ -11,6 +11,7 @@ import structlog
 from django.db import Error, close_old_connections
 from django.db.models.functions import Now
 
+from management.database_errors import one_line
 from management.models import WebProcess
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class LoadReporter:
         try:
             WebProcess.objects.filter(name=self.process).delete()
         except Error as error:
-            logger.warning("web process not signed off", error=str(error))
+            logger.warning("web process not signed off", error=one_line(error))
         close_old_connections()
 
     def _report(self, number: int) -> None:

@@ -70,20 +70,7 @@ class Placement:
             price_per_hour=price_per_hour or 0.0,
             started_at=timezone.now(),
         )
-        options = {
-            "task": TASKS[Model.Kind(deployment.inference_kind)],
-            **deployment.engine_options,
-            "model": deployment.version.source,
-            "worker_id": worker.worker_id,
-            "epoch": worker.epoch,
-            "lease_s": self.lease_s,
-            "cache_dir": self.cache_dir,
-            "flight_dir": str(Path(self.cache_dir) / FOLDER) if self.cache_dir else "",
-            "kv_offload_dir": offload_folder(deployment.pk) if self.cache_dir else "",
-            "log_format": self.log_format,
-        }
-        if not options.get("threads"):
-            options["threads"] = self.launcher.threads(workers_on_host)
+        options = self._options(worker, workers_on_host)
         try:
             worker.address = self.launcher.address(f"{deployment.pk}-{index}-{worker.epoch}")
             place = place_of(deployment, self._prices(), left)
@@ -117,6 +104,25 @@ class Placement:
         logger.info("worker launched", worker=worker.worker_id, epoch=worker.epoch, source=deployment.version.source)
         watched.write(process_id=handle.process_id)
         return watched
+
+    def _options(self, worker: Worker, workers_on_host: int) -> dict[str, object]:
+        """The fields of the worker's EngineConfig but its address."""
+        deployment = worker.deployment
+        options = {
+            "task": TASKS[Model.Kind(deployment.inference_kind)],
+            **deployment.engine_options,
+            "model": deployment.version.source,
+            "worker_id": worker.worker_id,
+            "epoch": worker.epoch,
+            "lease_s": self.lease_s,
+            "cache_dir": self.cache_dir,
+            "flight_dir": str(Path(self.cache_dir) / FOLDER) if self.cache_dir else "",
+            "kv_offload_dir": offload_folder(deployment.pk) if self.cache_dir else "",
+            "log_format": self.log_format,
+        }
+        if not options.get("threads"):
+            options["threads"] = self.launcher.threads(workers_on_host)
+        return options
 
     def note_price(self, watched: Watched, labels: Mapping[str, str]) -> None:
         """Record what a worker costs on the machine that it was given."""

@@ -6,6 +6,7 @@ Machines are known by labels (`management.launchers.place`): `market` (onprem, o
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +35,16 @@ def place_of(deployment: Deployment, prices: Iterable[Price], left: float | None
     """The machines that the next worker may have. `left`: USD per hour that it may cost; None is no limit. A machine whose price is
     unknown counts as over the limit.
     """
-    gpus = gpus_of(deployment)
-    accelerators: list[Wanted] = [{}]
-    if deployment.gpu_type:
-        names = [deployment.gpu_type + end for end in (VARIANTS if deployment.expand_gpu_types else ("",))]
-        accelerators = [{ACCELERATOR: tuple(names)}, *([{}] if deployment.use_other_gpus else [])]
-    wanted = [{**tier, **accelerator} for accelerator in accelerators for tier in _tiers(deployment)]
+    gpus, wanted = gpus_of(deployment), _kinds(deployment)
     priced = [(each, 0.0) for each in wanted] if left is None else _affordable(wanted, list(prices), left, gpus)
     chosen = [(labels, price) for each, price in priced if (labels := _selector(each)) is not None]
     return Place(tuple(labels for labels, _ in chosen), gpus, max((price for _, price in chosen), default=0.0))
+
+
+def least_price(deployment: Deployment, prices: Iterable[Price]) -> float | None:
+    """USD per hour of a worker on the cheapest kind of machine that the placement allows; None if no price of one is known."""
+    priced = _affordable(_kinds(deployment), list(prices), math.inf, gpus_of(deployment))
+    return min((price for _, price in priced), default=None)
 
 
 def gpus_of(deployment: Deployment) -> int:
@@ -67,8 +69,17 @@ def price_at(labels: Mapping[str, str], gpus: int, prices: Iterable[Price]) -> f
     return None if best is None else best.price_per_hour * max(1, gpus)
 
 
+def _kinds(deployment: Deployment) -> list[Wanted]:
+    """The kinds of machines that the placement allows, in the order of preference."""
+    accelerators: list[Wanted] = [{}]
+    if deployment.gpu_type:
+        names = [deployment.gpu_type + end for end in (VARIANTS if deployment.expand_gpu_types else ("",))]
+        accelerators = [{ACCELERATOR: tuple(names)}, *([{}] if deployment.use_other_gpus else [])]
+    return [{**tier, **accelerator} for accelerator in accelerators for tier in _tiers(deployment)]
+
+
 def _tiers(deployment: Deployment) -> list[Wanted]:
-    """Kinds of machines in the order of preference."""
+    """The same kinds without the accelerator."""
     types: Wanted = {NODE_TYPE: tuple(deployment.instance_types)} if deployment.instance_types else {}
     providers = [_provider(each) for each in deployment.cloud_providers]
     markets = [SPOT, ON_DEMAND] if deployment.spot else [ON_DEMAND]
@@ -88,8 +99,8 @@ def _provider(wanted: Mapping[str, Any]) -> Wanted:
 
 
 def _affordable(wanted: list[Wanted], prices: list[Price], left: float, gpus: int) -> list[tuple[Wanted, float]]:
-    """Narrow each kind of machine to what rows of the price table say, cheapest first. Returns those that cost no more than `left`,
-    with the most that each may cost.
+    """The kinds of machines that cost no more than `left`, each with the most that it may cost. Each kind in `wanted` is narrowed to
+    what one row of the price table says, the cheapest row first.
     """
     found: dict[str, tuple[Wanted, float]] = {}
     for each in wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import unicodedata
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,9 @@ def _reset_attempts(request: HttpRequest | None, user: Any, **_: Any) -> None:
 
 def _limits(request: HttpRequest, username: str) -> dict[str, int]:
     """The limit of each counter by cache key; the first key counts this user from this address."""
-    address, name = _address(request), sha256(username.strip().encode()).hexdigest()
+    # As the form reads it: other characters that it takes for the same ones must not begin new counters.
+    name = sha256(unicodedata.normalize("NFKC", username.strip()).encode(errors="replace")).hexdigest()
+    address = _address(request)
     return {
         f"login-{address}-{name}": ATTEMPTS_PER_ADDRESS_AND_USER,
         f"login-{address}": ATTEMPTS_PER_ADDRESS,
@@ -99,6 +102,8 @@ def _address(request: HttpRequest) -> str:
         address = ipaddress.ip_address(text)
     except ValueError:
         return "unknown"
-    if address.version == 6:
-        return str(ipaddress.ip_network((address, 64), strict=False).network_address)
-    return str(address)
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:  # an IPv4 client of a socket for both
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False).network_address)

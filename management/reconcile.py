@@ -29,7 +29,7 @@ from management.autoscale.decision import Abort, Drain, Kill, Prepare, Promote, 
 from management.ledger import Ledger, Observed
 from management.models import Deployment, Worker
 from management.placement import Placement
-from management.places import left_of
+from management.places import least_price, left_of
 from management.scaling import (
     SILENT_DECISIONS,
     LoadHistory,
@@ -40,7 +40,6 @@ from management.scaling import (
     last_served_at,
     observed_state,
 )
-from management.services.capacity import worker_price
 from management.services.snapshots import Registries, build_snapshot
 from management.watched import LEAVING_S, Crashes, Watched, hang_reason, is_replacing, serving_of
 
@@ -202,7 +201,7 @@ class Reconciler:
         worker, handle = watched.worker, watched.handle
         code = handle.exit_code()  # before the reports, so that the last ones are not missed
         reports = handle.statuses()
-        watched.silent_s = 0.0 if reports else watched.silent_s + awake_s
+        watched.listen(reports, awake_s)
         for status in reports:
             watched.heed(status)
             if status.labels:
@@ -389,7 +388,7 @@ class Reconciler:
 
     def _unit_price(self, deployment: Deployment) -> float | None:
         """USD per hour of the next worker; None if the price table does not say."""
-        return worker_price(deployment, self.ledger.registries.prices if self.ledger.registries else ())
+        return least_price(deployment, self.ledger.registries.prices if self.ledger.registries else ())
 
     def _live(self) -> dict[int, int]:
         """Workers by deployment id."""

@@ -8,10 +8,11 @@ from typing import Any
 import structlog
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncJsonWebsocketConsumer
-from django.contrib.auth import get_user_model
+from django.contrib.auth.models import User
 from django.db import Error
 
 from management import live
+from management.database_errors import one_line
 from management.models import Deployment, Worker
 from management.snapshot import WorkerRole
 
@@ -48,26 +49,38 @@ class StatusConsumer(AsyncJsonWebsocketConsumer):
     async def _send_forever(self) -> None:
         while True:
             try:
-                if not await database_sync_to_async(self._may_see)():
+                user = await database_sync_to_async(self._staff)()
+                if user is None:
                     await self.close(NOT_STAFF)
                     return
-                await self.send_json(await database_sync_to_async(status)())
+                await self.send_json(await database_sync_to_async(status)(user))
             except Error as error:
-                logger.warning("live status not readable", error=str(error))
+                logger.warning("live status not readable", error=one_line(error))
             await asyncio.sleep(INTERVAL_S)
 
-    def _may_see(self) -> bool:
-        """Whether the user is still staff and logged in: a page may stay open for days."""
+    def _staff(self) -> User | None:
+        """The user, read anew; None if they are no longer staff or logged in: a page may stay open for days."""
         session = self.scope.get("session")
         if session is not None and session.session_key and not session.exists(session.session_key):
-            return False
-        return bool(get_user_model().objects.filter(pk=self.scope["user"].pk, is_active=True, is_staff=True).exists())
+            return None
+        return User.objects.filter(pk=self.scope["user"].pk, is_active=True, is_staff=True).first()
 
 
-def status() -> dict[str, Any]:
-    """Deployments, and live workers with their engines' gauges, as JSON values."""
+def status(user: User) -> dict[str, Any]:
+    """Deployments, and live workers with their engines' gauges, as JSON values; what the user may not look at is left out."""
+    return {
+        "deployments": _deployments() if _may_look(user, "deployment") else [],
+        "workers": _workers() if _may_look(user, "worker") else [],
+    }
+
+
+def _may_look(user: User, rows: str) -> bool:
+    return user.has_perm(f"management.view_{rows}") or user.has_perm(f"management.change_{rows}")
+
+
+def _workers() -> list[dict[str, Any]]:
     stats = live.stats()
-    workers = [
+    return [
         {
             "worker": worker.worker_id,
             "epoch": worker.epoch,
@@ -80,8 +93,10 @@ def status() -> dict[str, Any]:
         }
         for worker in Worker.objects.filter(state__in=Worker.LIVE).select_related("deployment")
     ]
-    deployments = [
+
+
+def _deployments() -> list[dict[str, Any]]:
+    return [
         {"deployment": row.name, "state": row.get_state_display(), "replicas": row.replicas, "reason": row.reason}
         for row in Deployment.objects.all()
     ]
-    return {"deployments": deployments, "workers": workers}

@@ -26,6 +26,9 @@ logger = structlog.get_logger(__name__)
 
 HUNG_AFTER_S = 20.0
 """Seconds without a status report after which a worker counts as hung."""
+SILENT_AFTER_S = 3.0
+SILENT = f"no report for {SILENT_AFTER_S:.0f} s or longer"
+"""What the row of a ready worker says that is silent and may be hung. Reports come every second."""
 MAX_CRASHES = 5
 LEAVING_S = 10.0
 """A worker whose machine will be taken away drains from so many seconds before, at the latest; until then its successor may get ready."""
@@ -106,6 +109,13 @@ class Watched:
             price_per_hour=self.worker.price_per_hour,
             launched_at=self.launched_at,
         )
+
+    def listen(self, reports: list[WorkerStatus], awake_s: float) -> None:
+        """Count the seconds without a report, and let the row of a ready worker say so, and when it reports again."""
+        self.silent_s = 0.0 if reports else self.silent_s + awake_s
+        silent = SILENT if self.silent_s > SILENT_AFTER_S else ""
+        if self.ready and silent != self.worker.reason:
+            self.write(reason=silent)
 
     def heed(self, status: WorkerStatus) -> None:
         """Note what a report says of the worker's state, place and reason."""

@@ -22,6 +22,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "troubleshooting.md"
 BEGIN, END = "<!-- Written by `python -m scripts.errors_table`. -->\n", "<!-- To here. -->\n"
 ERRORS: tuple[ServingError, ...] = (
     errors.MalformedBody(""),
+    errors.EncodedBody(""),
     errors.InvalidRequest(""),
     errors.PromptTooLong("", "prompt", 9, 8),
     errors.OutOfVocabulary(""),

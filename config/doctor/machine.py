@@ -1,4 +1,4 @@
-"""The checks of the machine: CPU, devices, disk."""
+"""The checks of the machine: CPU, devices, disk, open files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.doctor.finding import Finding, error, ok, warning
+from config.open_files import reachable_limit, wanted_files
 from config.refusals import of_another_user
 from engine.process.cpus import usable_cpus
 
@@ -57,6 +58,20 @@ def may_use_amx() -> bool:
     """Whether the system gives this process AMX's registers; it then has them."""
     libc = ctypes.CDLL(None, use_errno=True)
     return libc.syscall(SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0
+
+
+def check_open_files(options: Options) -> list[Finding]:
+    """Whether the limit of open files has room for the connections that the server takes."""
+    limit, wanted = reachable_limit(), wanted_files(options)
+    if limit >= wanted:
+        return [ok("files", f"a process may open {limit:,} files")]
+    text = (
+        f"a process may open {limit:,} files, and DRAGOMAN_MAX_CONNECTIONS={options.max_connections} needs {wanted:,}"
+    )
+    hint = (
+        "raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of Docker), or lower the setting"
+    )
+    return [warning("files", text, hint)]
 
 
 def check_devices(options: Options) -> list[Finding]:

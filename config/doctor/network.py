@@ -15,50 +15,36 @@ from cryptography import x509
 from config.doctor.finding import Finding, error, ok, warning
 from config.shared_rates import RedisMissing, ledger_of
 from inference.admission.shared_rates import LedgerAway
+from inference.server.listener import HOST_SETTING, CannotBind, why_unbound
 from inference.server.rotation import ServerTls
 from inference.server.tls import TlsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from config.options import Options
-    from inference.planes.declaration import Setup
     from inference.server.tls import TlsFiles
 
 SOON = datetime.timedelta(days=30)
 
 
-def addresses(options: Options, setups: Iterable[Setup]) -> list[tuple[str, int]]:
-    """Every address on which the server would listen, each once."""
-    own = [(options.host, options.front_port), (options.host, options.control_port)]
-    return list(dict.fromkeys([*own, *((host, port) for setup in setups for host, port in setup.addresses if port)]))
-
-
-def check_ports(listening: Iterable[tuple[str, int]]) -> list[Finding]:
-    """Whether each address can be bound. They are bound and released one after the other."""
-    findings, free = [], []
-    for host, port in listening:
-        reason = refusal(host, port)
+def check_ports(addresses: Mapping[tuple[str, int], str]) -> list[Finding]:
+    """Whether each address can be bound, given with its setting. They are bound and released one after the other."""
+    findings, free, unknown = [], [], set()
+    for (host, port), setting in addresses.items():
+        reason = why_unbound(host, port)
         if reason is None:
             free.append(str(port))
+        elif isinstance(reason, socket.gaierror):
+            unknown.add((host, reason.strerror))
         elif (owner := owner_of(port)) is not None:
             findings.append(warning("ports", f"a server of this user serves port {port} already (process {owner})"))
         else:
-            findings.append(error("ports", f"port {port} of {host} cannot be bound: {reason}"))
+            findings.append(error("ports", str(CannotBind(host, port, setting, reason))))
+    for host, text in sorted(unknown):
+        findings.append(error("ports", f"{HOST_SETTING}: {host} cannot be resolved: {text}"))
     return [*findings, ok("ports", f"free: {', '.join(free)}")] if free else findings
-
-
-def refusal(host: str, port: int) -> str | None:
-    """Why an address cannot be bound; None if it can."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as problem:
-        return problem.strerror or str(problem)
-    return None
 
 
 def owner_of(port: int) -> int | None:

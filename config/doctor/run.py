@@ -11,6 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from config.addresses import settings_of_addresses
 from config.doctor import machine, network, settings
 from config.doctor.finding import Finding, Level, error, ok
 from config.doctor.registry import check_database, check_models
@@ -52,7 +53,8 @@ def examine() -> list[Finding]:
         *refused,
         *checked("telemetry", lambda: settings.check_telemetry(options, os.environ)),
         *folder,
-        *checked("ports", lambda: network.check_ports(network.addresses(options, setups))),
+        *checked("ports", lambda: network.check_ports(settings_of_addresses(options, setups))),
+        *checked("files", lambda: machine.check_open_files(options)),
         *checked("redis", lambda: network.check_redis(options)),
         *checked("certificates", lambda: network.check_certificates(certified)),
         *checked("cpu", machine.check_cpu),

@@ -115,9 +115,8 @@ class FusedDecoder:
             self._layer(layer, spec, i) for i, (layer, spec) in enumerate(zip(decoder.layers, specs, strict=True))
         ]
         self.embed = decoder.embed_tokens
-        head = make_linear(
-            model.lm_head.weight, model.lm_head.bias, []
-        )  # without adapters: it sees only the sampled rows
+        # Without adapters, because it sees only the sampled rows.
+        head = make_linear(model.lm_head.weight, model.lm_head.bias, [])
         if not isinstance(head, PanelLinear):
             raise ValueError("an output layer of another kind")
         self.head = head

@@ -27,7 +27,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "data2vec-text", "esm"}
 """Families whose positions begin after the padding id, so that fewer tokens fit than there are positions."""
 LEAST_FILLED = 0.75
-"""The least fraction of its row that a text fills in a padded batch."""
+"""A text joins a padded batch only if it fills at least this fraction of the batch's row length."""
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LEAST_WAIT_S, MOST_WAIT_S = 0.1, 10.0
 """Bounds of the time that a request waits for a disk."""
 FIRST_WAIT_S = 1.0
-"""The same before it is known how fast the worker computes."""
+"""The seconds that a request waits for a disk before it is known how fast the worker computes."""
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ logger = logging.getLogger("engine")
 GRACE_S = 5.0
 """Seconds that rank 0 may go on after another rank has ended, to report the reason."""
 REFUSED_GRACE_S = 120.0
-"""The same after a rank refused the model: rank 0 is about to refuse it too, and reports the reason."""
+"""GRACE_S after a rank has refused the model: rank 0 is about to refuse it too, and reports the reason."""
 LOADING = timedelta(hours=1)
 """The longest time that a rank waits for another during loading; disks differ in speed."""
 

@@ -120,7 +120,9 @@ class Holds:
 
     @property
     def awaited(self) -> bool:
-        """Whether a worker is about to fetch blocks: its request goes on there, and the loop hears of it between two steps."""
+        """Whether another worker will fetch blocks and continue a request. It then waits for the end of the current step, because the
+        engine's loop reads its message between two steps.
+        """
         return any(hold.kept for hold in self._holds.values())
 
     def find(self, transfer_id: str) -> Hold | None:

@@ -124,9 +124,8 @@ class Transfers:
         identity = self._of(request, source.num_tokens)
         if early is not None and early.failure is None and early.wanted.identity == identity:
             return early
-        hashes = (
-            request.block_hashes if request.params.prompt_logprobs is None else []
-        )  # as the scheduler reads the cache
+        # Like the scheduler, which takes nothing from the prefix cache for a request with log-probabilities of its prompt.
+        hashes = request.block_hashes if request.params.prompt_logprobs is None else []
         full = min(source.num_tokens, len(request.token_ids) - 1) // self._config.block_size
         return self._begin(source, identity, hashes[:full])
 

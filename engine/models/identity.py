@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 4
 SAMPLE_BYTES = 256
-"""Of each tensor: training changes every one of its numbers, so that samples tell two models apart."""
+"""The samples of each tensor and their size. They tell two models apart, because training changes every number of a tensor."""
 
 
 def model_digest(directory: Path, quantization: str) -> str:

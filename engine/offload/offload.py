@@ -1,6 +1,6 @@
 """KV offload as the engine sees it: blocks are copied to the tiers when they are full, and come back into free blocks.
 
-Whoever asks holds the engine's thread; nothing here waits for a disk. A block that is lost costs its computation, never a token.
+The engine's thread makes all calls, and no call waits for a disk. A block that is lost is computed again; it changes no output.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ class Offload:
         try:
             for part in batched(digests, self._copier.blocks_at_once):
                 self._store(part, self._copier.read([new[digest] for digest in part]), wanted)
-        except (
-            RuntimeError
-        ):  # the device or the host has no memory for the copy: the blocks are lost to the tiers alone
+        except RuntimeError:  # no memory for the copy, on the device or the host: only the tiers lack the blocks
             logger.exception("blocks were not kept")
 
     def _store(self, digests: Sequence[bytes], rows: torch.Tensor, to_disk: Container[bytes]) -> None:

@@ -21,7 +21,7 @@ REPORT_EVERY_S = 1.0
 PATIENCE_S = 20.0
 """The least number of seconds without progress before a worker counts as hung."""
 STARTING_PATIENCE_S = 180.0
-"""The same while libraries are imported, which reports no progress and waits for a slow disk or a busy machine."""
+"""PATIENCE_S while libraries are imported: an import reports no progress, and may wait for a slow disk or a busy machine."""
 COMPILING_PATIENCE_S = 600.0
 PATIENCE_FACTOR = 10.0
 """Factor over the expected time before a worker counts as hung; other processes may keep the machine busy."""

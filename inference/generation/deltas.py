@@ -53,7 +53,9 @@ def joined(deltas: list[Delta]) -> Delta:
 
 
 def by_token(delta: Delta) -> list[Delta]:
-    """One delta for each token; the same one if its text is not that of its tokens, since stop strings hold text back."""
+    """Split a delta into one for each token. It stays whole if its text differs from the texts of its tokens, because text was held
+    back for a stop string.
+    """
     count = len(delta.token_ids)
     texts = [*delta.token_texts, *[""] * (count - len(delta.token_texts))]
     if count < 2 or len(texts) != count or "".join(texts) != delta.text:

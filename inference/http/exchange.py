@@ -13,7 +13,15 @@ import msgspec
 import structlog
 
 from inference.admission.standing import ANYBODY
-from inference.errors import MalformedBody, NotAnObject, Overloaded, ServingError, StillRunning, Unavailable
+from inference.errors import (
+    EncodedBody,
+    MalformedBody,
+    NotAnObject,
+    Overloaded,
+    ServingError,
+    StillRunning,
+    Unavailable,
+)
 from inference.http.offload import INLINE_BYTES, in_thread
 from inference.telemetry import trace_context
 from inference.telemetry.base import UNFOLLOWED
@@ -244,9 +252,15 @@ class Exchange:
                 return whole
 
     async def json(self) -> dict[str, Any]:
-        """The body as a JSON object, regardless of Content-Type; raises MalformedBody. Cached."""
+        """The body as a JSON object, regardless of Content-Type; raises MalformedBody or EncodedBody. Cached."""
         if self._json is None:
-            self._json = await self.work(parse_json, await self.body())
+            try:
+                self._json = await self.work(parse_json, await self.body())
+            except MalformedBody as error:
+                encoding = (self.header("content-encoding") or "identity").lower()
+                if encoding == "identity":
+                    raise
+                raise EncodedBody(encoding) from error
         return self._json
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -147,8 +147,8 @@ class Setup:
 
     `terminate(force_after_s)` stops the server: None drains, a number kills it after that many seconds.
     """
-    addresses: Sequence[tuple[str, int]] = ()
-    """Hosts and ports of its own planes and services, for checks before a start; port 0 is none."""
+    addresses: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """Hosts and ports of its own planes and services, by the setting that gives the port; port 0 is none."""
     tls: Sequence[TlsFiles] = ()
     """The TLS files of its own planes, likewise."""
 

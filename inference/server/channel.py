@@ -51,9 +51,27 @@ class DeadlineChannel(http.HTTPChannel):
             self._expect(self.headers_timeout_s)
         super().dataReceived(data)
 
+    def lineLengthExceeded(self, line: bytes) -> None:
+        """Called by Twisted, which would close the connection without an answer."""
+        if self._discardable is None:
+            self._refuse_head(414 if self._receivedHeaderSize == 0 else 431)
+
+    def headerReceived(self, line: bytes) -> bool:
+        """Called by Twisted with a whole header; refuses one too many."""
+        if self._receivedHeaderCount >= self.maxHeaders:
+            self._refuse_head(431)
+            return False
+        taken: bool = super().headerReceived(line)
+        return taken
+
     def lineReceived(self, line: bytes) -> None:
-        """Refuse continuation lines: obsolete (RFC 9112 section 5.2) and used for request smuggling."""
+        """Refuse heads that are too long, and continuation lines: obsolete (RFC 9112 section 5.2) and used for request
+        smuggling.
+        """
         if self._discardable is not None:
+            return
+        if self._receivedHeaderSize + len(line) > self.totalHeadersSize:
+            self._refuse_head(431)
             return
         if line[:1] in (b" ", b"\t"):
             self._respondToBadRequestAndDisconnect()
@@ -105,6 +123,10 @@ class DeadlineChannel(http.HTTPChannel):
         self.transport.write(b"\r\n".join(lines) + body)
         self._met()
         self._deadline = reactor.callLater(LINGER_S, self._hang_up)
+
+    def _refuse_head(self, status: int) -> None:
+        text = f"A request's line and headers may have {self.totalHeadersSize} bytes and {self.maxHeaders} headers."
+        self.send_refusal(status, [(b"content-type", b"text/plain; charset=utf-8")], text.encode())
 
     def _respondToBadRequestAndDisconnect(self) -> None:
         self.send_refusal(400, [], b"")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from inference.server.listener import CannotBind
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -62,23 +64,26 @@ class GrpcServer:
         port: int,
         limits: GrpcLimits,
         tls: ServerTls | None = None,
+        setting: str = "",
     ) -> None:
+        """`setting` gives the port."""
         self._handlers, self._host, self._port, self._limits = tuple(handlers), host, port, limits
-        self._tls = tls
+        self._tls, self._setting = tls, setting
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Bind; raises OSError or RuntimeError if the address is in use."""
+        """Bind; raises CannotBind."""
         self._server = grpc.aio.server(options=self._limits.options)
         address = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
-        if self._tls is None:
-            self._server.add_generic_rpc_handlers(self._handlers)
-            bound = self._server.add_insecure_port(address)
-        else:
-            self._server.add_generic_rpc_handlers(tuple(map(self._tls.guarded, self._handlers)))
-            bound = self._server.add_secure_port(address, self._tls.grpc_credentials())
-        if bound == 0:
-            raise OSError(f"port {self._port} of {self._host} cannot be bound")
+        handlers = self._handlers if self._tls is None else tuple(map(self._tls.guarded, self._handlers))
+        self._server.add_generic_rpc_handlers(handlers)
+        try:
+            if self._tls is None:
+                self._server.add_insecure_port(address)
+            else:
+                self._server.add_secure_port(address, self._tls.grpc_credentials())
+        except RuntimeError as error:  # gRPC does not say why
+            raise CannotBind(self._host, self._port, self._setting, None) from error
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:

@@ -1,7 +1,8 @@
-"""The addresses that a server listens on, as Twisted endpoints."""
+"""The addresses that a server listens on, as Twisted endpoints, and why one cannot be bound."""
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +12,42 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from zope.interface import implementer
 
 if TYPE_CHECKING:
-    from socket import socket as Socket
-
     from inference.server.rotation import ServerTls
 
 BACKLOG = 4096
 """The accept backlog; the kernel may allow less. A client whose SYN is dropped retries after 1 s, then 3 s."""
+HOST_SETTING = "DRAGOMAN_HOST"
+"""The one setting that may give an address as a name."""
+
+
+class CannotBind(OSError):
+    """An address that cannot be bound; the text names the setting that gives the address, or its port."""
+
+    def __init__(self, host: str, port: int, setting: str, reason: Exception | None) -> None:
+        reason = reason or why_unbound(host, port)
+        if isinstance(reason, socket.gaierror):
+            setting = HOST_SETTING
+        told = "" if reason is None else f": {getattr(reason, 'strerror', None) or reason}"
+        super().__init__(f"{setting}: port {port} of {host} cannot be bound{told}")
+
+
+def why_unbound(host: str, port: int) -> OSError | None:
+    """Why an address cannot be bound; None if it can. It is bound and released."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error
+    return None
 
 
 @implementer(IStreamServerEndpoint)
 class _SharedEndpoint:
     """Listens on a socket that other processes may share."""
 
-    def __init__(self, reactor: Any, listening: Socket, tls: ServerTls | None) -> None:
+    def __init__(self, reactor: Any, listening: socket.socket, tls: ServerTls | None) -> None:
         self._reactor, self._socket, self._tls = reactor, listening, tls
 
     def listen(self, factory: Any) -> defer.Deferred[Any]:
@@ -40,7 +64,9 @@ class Listener:
     host: str
     port: int
     tls: ServerTls | None = None
-    socket: Socket | None = None
+    setting: str = ""
+    """What gives the port."""
+    socket: socket.socket | None = None
     """A socket that listens on the address already."""
 
     def endpoint(self, reactor: Any) -> Any:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from inference.server.listener import BACKLOG
+from inference.server.listener import BACKLOG, CannotBind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 Address = tuple[str, int]
@@ -41,14 +41,14 @@ class SharedSockets:
         self._sockets: dict[Address, socket.socket] = {}
         self._giver: socket.socket | None = None
 
-    def open(self, addresses: Sequence[Address]) -> dict[Address, socket.socket]:
-        """The listening socket of each address: taken from another process, else bound. Raises OSError if an address is in
-        use by others.
+    def open(self, addresses: Mapping[Address, str]) -> dict[Address, socket.socket]:
+        """The listening socket of each address: taken from another process, else bound. `addresses` have the settings that
+        give them. Raises CannotBind, and OSError if the folder cannot be used.
         """
         with self._alone():
             taken = self._take()
-            for address in addresses:
-                self._sockets[address] = taken.pop(address) if address in taken else _bind(address)
+            for address, setting in addresses.items():
+                self._sockets[address] = taken.pop(address) if address in taken else _bind(address, setting)
             for unused in taken.values():
                 unused.close()
             self._serve()
@@ -114,7 +114,7 @@ def _receive(asker: socket.socket) -> dict[Address, socket.socket]:
     return dict(zip(addresses, sockets, strict=True))
 
 
-def _bind(address: Address) -> socket.socket:
+def _bind(address: Address, setting: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     bound = socket.socket(family)
     try:
@@ -123,6 +123,6 @@ def _bind(address: Address) -> socket.socket:
         bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
-        raise OSError(error.errno, f"port {address[1]} of {address[0]} cannot be bound: {error.strerror}") from error
+        raise CannotBind(*address, setting, error) from error
     bound.setblocking(False)
     return bound

@@ -20,11 +20,13 @@ from urllib.parse import unquote
 from daphne import server as daphne_server  # first: installs the asyncio reactor
 from daphne.http_protocol import HTTPFactory, WebRequest
 from twisted.internet import defer, tcp
+from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IPushProducer
 from twisted.web import http
 from zope.interface import implementer
 
 from inference.server.channel import DeadlineChannel
+from inference.server.listener import CannotBind
 from inference.server.phrases import phrase
 
 if TYPE_CHECKING:
@@ -314,7 +316,12 @@ class PlaneServer(daphne_server.Server):
 
     def listen_error(self, failure: Any) -> None:
         """Stop the server with the reason if an address is in use."""
-        self.failed = failure.getErrorMessage()
+        error = failure.value
+        if isinstance(error, CannotListenError):
+            setting = self._by_text[f"{error.interface} {error.port}"].setting
+            self.failed = str(CannotBind(error.interface, error.port, setting, error.socketError))
+        else:
+            self.failed = failure.getErrorMessage()
         self.stop()
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from inference.http.sse import event
 # First match wins, so a subclass comes before its base.
 TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.MalformedBody, 400, "Bad Request"),
+    (errors.EncodedBody, 415, "Unsupported Media Type"),
     (errors.InvalidRequest, 400, "BadRequestError"),
     (errors.TemplateError, 400, "BadRequestError"),
     (errors.NotServed, 400, "BadRequestError"),

@@ -259,6 +259,8 @@ class EngineRouter:
                 self._adapters.start(self._targets[deployment.name], deployment)
         present = {worker for deployment in snapshot.deployments for worker in deployment.workers}
         self._backoffs = {worker: backoff for worker, backoff in self._backoffs.items() if worker in present}
+        self._refused &= present
+        self._unusable.intersection_update(snapshot.deployments)
         self._shared = {n: shared for n, shared in self._shared.items() if n in wanted or n in self._targets}
 
     def _start_connecting(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:

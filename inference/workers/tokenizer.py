@@ -35,7 +35,7 @@ CHARACTERS_PER_TOKEN = 8
 """Characters per token above which a text is tokenised only in part."""
 PART_CHARACTERS = 1 << 16
 MUCH_TEXT = 1 << 18
-"""Characters of a text after which the memory of its tokenising is returned to the system."""
+"""Length in characters of a text after whose tokenising freed memory is returned to the system."""
 EDGE_TOKENS = 64
 """Tokens beside a cut that may differ from those of the whole text."""
 PROMPT_END_TOKENS = 8

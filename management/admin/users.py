@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.models import Group, Permission, User
+from django.db.models import Q
 from rest_framework_api_key.models import APIKey
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
@@ -48,11 +49,11 @@ class UserAdmin(DjangoUserAdmin, CheckedListAdmin):
         return users if request.user.is_superuser else users.filter(is_superuser=False)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Superusers, their passwords included, are changed by superusers alone."""
+        """Who has more rights is changed, the password included, by superusers alone."""
         return bool(super().has_change_permission(request, obj)) and _may_touch(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """They are deleted by superusers alone."""
+        """And deleted by them alone."""
         return bool(super().has_delete_permission(request, obj)) and _may_touch(request, obj)
 
 
@@ -71,4 +72,13 @@ class GroupAdmin(DjangoGroupAdmin, CheckedListAdmin):
 
 
 def _may_touch(request: HttpRequest, user: Any) -> bool:
-    return bool(request.user.is_superuser) or user is None or not user.is_superuser
+    """Whether the user, whose password could be set, has no right that the request's user lacks."""
+    if request.user.is_superuser or user is None:
+        return True
+    return not user.is_superuser and not _rights_of(user) - _rights_of(request.user)
+
+
+def _rights_of(user: Any) -> set[int]:
+    """The permissions of a user and of the groups, also of one who is not active and could be made so."""
+    own = Permission.objects.filter(Q(user=user) | Q(group__user=user))
+    return set(own.values_list("pk", flat=True))

@@ -1,4 +1,4 @@
-"""Writes the price table and the machines' limits, and answers what a worker costs."""
+"""Writes the price table and the machines' limits."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
-from management.autoscale.cost import PriceChoice, PriceFilter, cheapest
-from management.models import Price
 from management.services import audit
 from management.services.errors import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from management.models import Deployment, Node
+    from management.models import Node, Price
 
 
 @transaction.atomic
@@ -46,21 +42,3 @@ def change_node(node: Node, actor: str) -> None:
         raise refused(error) from error
     node.save(update_fields=["provider", "region", "gpu_type", "max_workers"])
     audit.record(actor, "node.change", node.name, max_workers=node.max_workers)
-
-
-def worker_price(deployment: Deployment, prices: Iterable[Price]) -> float | None:
-    """USD per hour of one worker: the cheapest row that its placement allows, times its accelerators; None if no row
-    matches.
-    """
-    providers = {each["name"]: frozenset(each.get("regions") or ()) for each in deployment.cloud_providers}
-    choices = [
-        PriceChoice(provider, region, price.gpu_type, price.spot, price.price_per_hour)
-        for price in prices
-        # A row without a provider or region is the price at each one that the deployment allows.
-        for provider in ([price.provider] if price.provider else providers or [""])
-        for region in ([price.region] if price.region else providers.get(provider) or [""])
-    ]
-    wanted = PriceFilter(providers, frozenset({deployment.gpu_type}), deployment.spot)
-    found = cheapest(choices, wanted)
-    known = None if found is None else found.price_per_hour
-    return None if known is None else known * max(1, deployment.gpus_per_worker)

@@ -30,8 +30,8 @@ def create_key(
     deployment: Deployment | None = None,
     limits: KeyLimits = UNLIMITED,
 ) -> tuple[ApiKey, str]:
-    """Create a key; with a `deployment` it opens its inference and nothing else. Returns its row and its text; the text is not stored here.
-    Raises RegistryError.
+    """Create a key. A key with a `deployment` opens the inference of that deployment and nothing else. Returns the row and the key's
+    text, which is not stored. Raises RegistryError.
     """
     unknown = sorted(set(scopes) - set(SCOPES))
     if unknown or not scopes:

@@ -15,6 +15,8 @@ def register_model(name: str, source: str, actor: str, kind: str = "llm") -> Mod
     """Register `source` under a name. A new source for a known name becomes its next version, and its default one. Raises
     RegistryError.
     """
+    if "://" in source:  # which is not repeated: it may have a password
+        raise RegistryError("source: a directory or a hub id is expected, not an address")
     longest = ModelVersion._meta.get_field("source").max_length
     if longest is not None and len(source) > longest:
         text = f"must have at most {longest} characters"

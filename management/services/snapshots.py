@@ -80,24 +80,10 @@ def build_snapshot(
     serving: dict[int, list[Worker]] = {}
     for worker in ready:
         serving.setdefault(worker.deployment_id, []).append(worker)
-    adapters: dict[int, list[AdapterEntry]] = {}
-    by_id: dict[int, AdapterEntry] = {}
+    by_id = {content.adapter.pk: _adapter_entry(content) for content in registries.adapters}
+    of_model: dict[int, list[AdapterEntry]] = {}
     for content in registries.adapters:
-        adapter = content.adapter
-        entry = AdapterEntry(
-            name=adapter.name,
-            digest=content.digest,
-            directory=content.directory,
-            created=int(adapter.created_at.timestamp()),
-            preload=adapter.preload,
-            pinned=adapter.pinned,
-            rank=content.rank,
-            source=content.source,
-            workers=adapter.workers,
-            options=tuple(adapter.options.items()),
-        )
-        by_id[adapter.pk] = entry
-        adapters.setdefault(adapter.model_id, []).append(entry)
+        of_model.setdefault(content.adapter.model_id, []).append(by_id[content.adapter.pk])
     deployments = []
     for row in registries.deployments:
         if row.deleted or not row.wakeable:
@@ -119,7 +105,7 @@ def build_snapshot(
                     WorkerEntry(w.worker_id, w.epoch, w.address, version.pk, _numerics(w), row.role_of(w.index))
                     for w in current
                 ),
-                adapters=tuple(chosen if row.chosen_adapters_only else adapters.get(version.model_id, ())),
+                adapters=tuple(chosen if row.chosen_adapters_only else of_model.get(version.model_id, ())),
                 public_id=row.public_id,
                 title=row.title,
                 availability=_availability(row, generation, state),
@@ -132,20 +118,37 @@ def build_snapshot(
                 is_default_version=row.is_default_version,
             )
         )
-    keys = {
-        key.prefix: ApiKeyEntry(
-            prefix=key.prefix,
-            name=key.name,
-            hashed_key=key.hashed_key,
-            scopes=frozenset(key.scopes),
-            expires=key.expiry_date.timestamp() if key.expiry_date else None,
-            deployment="" if key.deployment is None else key.deployment.public_id,
-            limits=limits_of(key),
-        )
-        for key in registries.keys
-    }
+    keys = {key.prefix: _key_entry(key) for key in registries.keys}
     stopped = frozenset(row.public_id for row in registries.deployments if not row.deleted and not row.wakeable)
     return Snapshot(tuple(deployments), keys, stopped)
+
+
+def _adapter_entry(content: AdapterVersion) -> AdapterEntry:
+    adapter = content.adapter
+    return AdapterEntry(
+        name=adapter.name,
+        digest=content.digest,
+        directory=content.directory,
+        created=int(adapter.created_at.timestamp()),
+        preload=adapter.preload,
+        pinned=adapter.pinned,
+        rank=content.rank,
+        source=content.source,
+        workers=adapter.workers,
+        options=tuple(adapter.options.items()),
+    )
+
+
+def _key_entry(key: ApiKey) -> ApiKeyEntry:
+    return ApiKeyEntry(
+        prefix=key.prefix,
+        name=key.name,
+        hashed_key=key.hashed_key,
+        scopes=frozenset(key.scopes),
+        expires=key.expiry_date.timestamp() if key.expiry_date else None,
+        deployment="" if key.deployment is None else key.deployment.public_id,
+        limits=limits_of(key),
+    )
 
 
 def _published(workers: list[Worker]) -> ModelVersion:

@@ -62,6 +62,7 @@ def test_without_descriptors_streams_go_on_and_connections_are_taken_later(tmp_p
             spent = process.cpu_times()
             share = (spent.user + spent.system - used.user - used.system) / (time.monotonic() - begin)
             print(f"\nwithout descriptors the server uses {share:.0%} of a core beside a stream")
+        assert "no file descriptor is left" in live.log
         for connection in crowd:
             connection.close()
         process.rlimit(psutil.RLIMIT_NOFILE, (hard, hard))

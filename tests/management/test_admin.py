@@ -331,6 +331,24 @@ def test_passwords_cannot_be_guessed_for_long(client, admin_user, no_tries):
     assert log_in(client, "second-password", "second").status_code == 302
 
 
+def test_other_characters_for_the_same_name_count_for_it(client, admin_user, no_tries):
+    names = ["admin", "\uff41dmin", "a\uff44min", "ad\uff4din", "adm\uff49n"]
+    assert len(names) == ATTEMPTS_PER_ADDRESS_AND_USER
+    for name in names:
+        assert log_in(client, "wrong", name).status_code == 200
+    assert log_in(client, "password").status_code == 429
+
+
+def test_clients_by_ipv4_of_a_socket_for_both_are_told_apart(client, admin_user, no_tries):
+    for _ in range(ATTEMPTS_PER_ADDRESS_AND_USER + 1):
+        last = log_in(client, "wrong", REMOTE_ADDR="::ffff:10.0.0.1")
+    assert last.status_code == 429
+    assert log_in(client, "password", REMOTE_ADDR="::ffff:10.0.0.2").status_code == 302
+    for host in range(ATTEMPTS_PER_ADDRESS_AND_USER + 1):  # which has a whole network
+        last = log_in(client, "wrong", REMOTE_ADDR=f"2001:db8::{host}")
+    assert last.status_code == 429
+
+
 def test_one_address_cannot_try_many_users(client, admin_user, no_tries):
     statuses = [log_in(client, "wrong", f"user{number}").status_code for number in range(ATTEMPTS_PER_ADDRESS + 1)]
     assert statuses == [200] * ATTEMPTS_PER_ADDRESS + [429]

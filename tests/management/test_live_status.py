@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from channels.db import database_sync_to_async
 from channels.testing import WebsocketCommunicator
-from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.db import OperationalError
 
 from config.unavailable import while_available
@@ -33,7 +33,9 @@ async def test_staff_sees_workers_with_their_load(monkeypatch):
             Worker.objects.create(
                 deployment=deployment, version=deployment.version, index=index, epoch=epoch, state="ready", address="x"
             )
-        return User.objects.create_user("staff", is_staff=True)
+        user = User.objects.create_user("staff", is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename__in=["view_deployment", "view_worker"]))
+        return user
 
     user = await database_sync_to_async(rows)()
     monkeypatch.setattr(
@@ -49,6 +51,17 @@ async def test_staff_sees_workers_with_their_load(monkeypatch):
     }
     (worker,) = [worker for worker in status["workers"] if worker["worker"] == "demo/0"]
     assert (worker["state"], worker["running"], worker["kv_usage_percent"]) == ("Ready", 2, 50.0)
+    await socket.disconnect()
+
+
+async def test_staff_sees_only_what_it_may_look_at():
+    def rows():
+        create_deployment("demo", register_model("demo", "/models/demo", "tester"), "tester")
+        return User.objects.create_user("staff", is_staff=True)
+
+    socket = communicator(await database_sync_to_async(rows)())
+    assert (await socket.connect())[0]
+    assert await socket.receive_json_from(5) == {"deployments": [], "workers": []}
     await socket.disconnect()
 
 

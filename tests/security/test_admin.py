@@ -130,6 +130,27 @@ def test_nobody_makes_a_superuser_but_a_superuser(admin_user):
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("active", [True, False])
+def test_nobody_takes_over_a_user_with_more_rights(active):
+    """Not even one who is not active, and whom the same form would make so."""
+    client = staff("view_user", "change_user", "delete_user")
+    equal = User.objects.create_user("equal", password="a-long-password", is_staff=True)
+    more = User.objects.create_user("more", password="a-long-password", is_staff=True, is_active=active)
+    more.groups.add(Group.objects.create(name="operators"))
+    Group.objects.get().permissions.add(Permission.objects.get(codename="operate_deployment"))
+    body = {"password1": "another-password", "password2": "another-password", "usable_password": "true"}
+    for user, status, taken in ((equal, 302, True), (more, 403, False)):
+        address = reverse("admin:auth_user_password_change", args=[user.pk])
+        assert client.post(address, body).status_code == status
+        user.refresh_from_db()
+        assert user.check_password("another-password") == taken
+    assert client.post(reverse("admin:auth_user_change", args=[more.pk]), {"username": "taken"}).status_code == 403
+    chosen = {"action": "delete_selected", "_selected_action": [str(more.pk)], "post": "yes"}
+    client.post(reverse("admin:auth_user_changelist"), chosen)
+    assert User.objects.filter(username="more").exists()
+
+
+@pytest.mark.django_db
 def test_names_are_shown_as_text(admin_client, deployment):
     """Names and texts that others chose: an error, a key, a user, an event, a model's path."""
     Deployment.objects.update(reason=SCRIPT, state="failed", observed_generation=1)
@@ -180,7 +201,9 @@ def test_a_forged_form_of_another_site_changes_nothing(admin_user, deployment):
 async def test_a_socket_ends_with_its_users_rights(change):
     def rows() -> User:
         create_deployment("demo", register_model("demo", "/models/demo", "tester"), "tester")
-        return User.objects.create_user("staff", is_staff=True)
+        user = User.objects.create_user("staff", is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename="view_deployment"))
+        return user
 
     user = await database_sync_to_async(rows)()
     socket = WebsocketCommunicator(StatusConsumer.as_asgi(), "/ws/status")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import time
 
@@ -130,6 +131,37 @@ def test_ambiguous_requests_are_refused(server, request_bytes):
     with socket.create_connection(("127.0.0.1", server.front_port), timeout=60) as connection:
         connection.sendall(request_bytes)
         assert "400" in status_line(connection)
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", "414"),
+        (b"GET /" + b"a" * 200_000, "414"),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 20_000 + b"\r\n\r\n", "431"),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 200_000, "431"),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\n" + (b"x: " + b"a" * 5_000 + b"\r\n") * 4 + b"\r\n", "431"),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\n" + b"x: 1\r\n" * 600 + b"\r\n", "431"),
+    ],
+    ids=["a path", "a path without end", "a header", "a header without end", "headers together", "many headers"],
+)
+def test_heads_that_are_too_long_are_answered(server, head, status):
+    """Also on a connection that has answered a request before."""
+    for first in (b"", b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", server.front_port), timeout=60) as connection:
+            if first:
+                connection.sendall(first)
+                assert "200" in status_line(connection)
+            connection.sendall(head)
+            assert status in status_line(connection)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/v2/models/demo/generate"])
+def test_an_encoded_body_is_refused_as_such(server, path):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = server.post(path, gzip.compress(b'{"prompt": "x"}'), headers=headers)
+    assert answer.status_code == 415
+    assert "Content-Encoding 'gzip'" in answer.text
 
 
 def test_long_texts_do_not_hold_up_others(server):

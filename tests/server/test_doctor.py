@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import resource
 import shutil
 import socket
 import sqlite3
@@ -55,7 +56,7 @@ def test_a_set_up_with_which_nothing_is_wrong(environment, tmp_path):
     done = doctor(environment, "--json")
     report = json.loads(done.stdout)
     checks = {finding["check"] for finding in report["checks"] if finding["check"] not in ("cpu", "disk", "gpu")}
-    assert checks == {"settings", "telemetry", "ports", "redis", "certificates", "database", "models"}
+    assert checks == {"settings", "telemetry", "ports", "files", "redis", "certificates", "database", "models"}
     assert all(f["level"] == "ok" for f in report["checks"] if f["check"] in checks), report
     assert not (tmp_path / "var").exists()
 
@@ -131,12 +132,28 @@ def test_a_database_that_takes_no_changes(environment):
 def test_a_port_in_use():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        (finding,) = network.check_ports([("127.0.0.1", port)])
+        (finding,) = network.check_ports({("127.0.0.1", port): "DRAGOMAN_FRONT_PORT"})
     assert (finding.level, finding.text) == (
-        Level.ERROR, f"port {port} of 127.0.0.1 cannot be bound: Address already in use",
+        Level.ERROR, f"DRAGOMAN_FRONT_PORT: port {port} of 127.0.0.1 cannot be bound: Address already in use",
     )  # fmt: skip
-    assert network.refusal("no.such.host.invalid", 80)
-    assert [f.level for f in network.check_ports([("127.0.0.1", free_port())])] == [Level.OK]
+    assert [f.level for f in network.check_ports({("127.0.0.1", free_port()): "DRAGOMAN_FRONT_PORT"})] == [Level.OK]
+
+
+def test_a_host_that_cannot_be_resolved_is_one_finding():
+    addresses = {("no.such.host.invalid", port): f"DRAGOMAN_{name}" for port, name in enumerate(PORTS, 8000)}
+    (finding,) = network.check_ports(addresses)
+    assert finding.level == Level.ERROR
+    assert finding.text.startswith("DRAGOMAN_HOST: no.such.host.invalid cannot be resolved: ")
+
+
+def test_a_limit_of_open_files_that_is_lower_than_the_connections(monkeypatch):
+    options = Options(max_connections=4096)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    (finding,) = machine.check_open_files(options)
+    assert finding.level == Level.WARNING
+    assert finding.text == "a process may open 4,096 files, and DRAGOMAN_MAX_CONNECTIONS=4096 needs 4,352"
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, resource.RLIM_INFINITY))
+    assert [each.level for each in machine.check_open_files(options)] == [Level.OK]
 
 
 def test_a_port_of_a_server_that_runs_is_a_warning(tmp_path):
@@ -149,7 +166,7 @@ def test_a_port_of_a_server_that_runs_is_a_warning(tmp_path):
     )
     try:
         port = int(other.stdout.readline())
-        (finding,) = network.check_ports([("127.0.0.1", port)])
+        (finding,) = network.check_ports({("127.0.0.1", port): "DRAGOMAN_FRONT_PORT"})
         assert (finding.level, str(other.pid) in finding.text) == (Level.WARNING, True)
     finally:
         other.communicate("\n")

@@ -130,6 +130,47 @@ def test_a_database_that_does_not_answer(arguments, tmp_path):
     assert "migrate" not in done.stdout.split("Connection refused")[1], "which would not help"
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["DATA_DIR", "DATABASE_URL_FILE", "SESSION_KEY_FILE", "TLS_CERTIFICATE", "TLS_KEY_PASSWORD_FILE", "CLUSTER_KEY",
+     "MINDIE_CONFIG", "TORCHSERVE_KEY_FOLDER"],
+)  # fmt: skip
+def test_an_address_in_place_of_a_path_is_not_shown(name, tmp_path):
+    done = run(["doctor"], tmp_path / "var", **{name: "postgresql://user:s3cret@host/name"})
+    assert refused(done, f"DRAGOMAN_{name}: a path is expected, not an address") == 2
+    assert "s3cret" not in done.stdout
+
+
+def test_an_address_among_paths_is_not_shown(tmp_path):
+    done = run(["serve"], tmp_path / "var", ADAPTER_ROOTS='["/tmp", "https://user:s3cret@host/"]')
+    assert refused(done, "DRAGOMAN_ADAPTER_ROOTS: a path is expected, not an address") == 2
+    assert "s3cret" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MODEL", "https://user:s3cret@host/x"), ("PUBLIC_URL", "ftp://user:s3cret@host"), ("LAUNCHER", "s3cret"),
+     ("OTLP_TRACES_ENDPOINT", "grpc://user:s3cret@host"), ("ALLOWED_ORIGINS", '["https://user:s3cret@host/x"]')],
+)  # fmt: skip
+def test_no_value_is_shown(name, value, tmp_path):
+    done = run(["serve"], tmp_path / "var", **{name: value})
+    assert refused(done, f"error: DRAGOMAN_{name}: ") == 2
+    assert "s3cret" not in done.stdout
+
+
+def test_an_address_to_deploy_is_not_shown(tmp_path):
+    assert run(["migrate", "--verbosity", "0"], tmp_path / "var").returncode == 0
+    done = run(["deploy", "https://user:s3cret@host/x"], tmp_path / "var")
+    assert refused(done, "a directory or a hub id is expected, not an address") == 1
+    assert "s3cret" not in done.stdout
+
+
+def test_a_mindie_config_that_cannot_be_read(tmp_path):
+    for name in ("DRAGOMAN_MINDIE_CONFIG", "MIES_CONFIG_JSON_PATH"):
+        done = run(["web"], tmp_path / "var", prefix=["env", f"{name}={tmp_path / 'none.json'}"])
+        assert refused(done, f"{name}: {tmp_path / 'none.json'}: No such file or directory") == 1
+
+
 def test_tables_that_are_missing(tmp_path):
     for arguments in (["web"], ["createkey", "x"]):
         assert refused(run(arguments, tmp_path / "var"), "run `migrate` first", DATABASE) == 1
@@ -162,12 +203,23 @@ def test_a_database_that_another_user_has_made(mode, told, stranger, shared_fold
     assert refused(done, f"{database} cannot be read and written", whose, f"chown {NOBODY} {database}") == 2
 
 
-def test_a_port_in_use_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("serve", "FRONT_PORT"), ("serve", "GRPC_PORT"), ("web", "MINDIE_METRICS_PORT"), ("web", "GRPC_PORT")],
+)
+def test_a_port_in_use_is_named_with_its_setting(command, name, tmp_path):
     assert run(["migrate", "--verbosity", "0"], tmp_path / "var").returncode == 0
     with socket.create_server(("127.0.0.1", 0)) as other:
-        ports = {name: free_port() for name in PORTS} | {"FRONT_PORT": other.getsockname()[1]}
-        done = run(["web"], tmp_path / "var", **ports)
-        assert refused(done, f"port {ports['FRONT_PORT']} of 127.0.0.1 cannot be bound: Address already in use") == 1
+        ports = {each: free_port() for each in PORTS} | {name: other.getsockname()[1]}
+        done = run([command], tmp_path / "var", **ports)
+        told = f"DRAGOMAN_{name}: port {ports[name]} of 127.0.0.1 cannot be bound: Address already in use"
+        assert refused(done, told) == 1
+
+
+def test_a_host_that_cannot_be_resolved(tmp_path):
+    ports = {each: free_port() for each in PORTS}
+    done = run(["serve"], tmp_path / "var", HOST="no.such.host.invalid", ALLOW_PLAIN_TEXT="true", **ports)
+    assert refused(done, "DRAGOMAN_HOST: port", "of no.such.host.invalid cannot be bound") == 1
 
 
 def test_a_folder_of_sockets_that_cannot_be_made(tmp_path, monkeypatch):

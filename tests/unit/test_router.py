@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from engine import client as client_module
@@ -12,6 +13,7 @@ from engine.failures import Failure, FailureCode
 from inference.workers.routing import retry_budget
 from inference.workers.routing.backoff import FIRST_S
 from inference.workers.routing.breaker import FAILURES
+from management.snapshot import WorkerEntry
 from tests.unit.fake_worker import FakeWorker, settle
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
@@ -388,3 +390,11 @@ async def test_an_unreachable_worker_is_tried_less_and_less_often_and_told_once(
     assert capsys.readouterr().out.count("worker not reachable") == 1
     serving.publish(serving.workers)
     await eventually(lambda: not serving.router._backoffs)
+
+
+async def test_a_worker_that_could_not_be_used_is_forgotten_when_it_is_gone(start):
+    serving = await start(1)
+    (deployment,) = serving.holder.current.deployments
+    serving.router._refused.add(WorkerEntry("demo/9", 1, "unix:/nowhere"))
+    serving.router._unusable.add(msgspec.structs.replace(deployment, name="gone"))
+    await eventually(lambda: not serving.router._refused and not serving.router._unusable)

@@ -22,6 +22,7 @@ from config.options import Options, get_options
 from config.refusals import registry_refused, start_refused
 from engine.network.credentials import CredentialsError
 from engine.process.precautions import write_no_core
+from management.database_errors import one_line
 from management.launchers import LAUNCHERS
 from management.launchers.base import LauncherError
 from management.leadership import Leadership
@@ -61,7 +62,7 @@ class Command(BaseCommand):
             try:
                 reconciler.ledger.leadership.resign()
             except DatabaseError as error:
-                logger.warning("the lease runs out by itself", error=str(error))
+                logger.warning("the lease runs out by itself", error=one_line(error))
 
 
 def make_reconciler(settings: Options) -> Reconciler:

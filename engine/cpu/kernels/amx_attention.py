@@ -34,7 +34,7 @@ from engine.cpu.kernels.softmax import softmax_row
 
 ONE, TWO, NEGATIVE = np.float32(1), np.float32(2), np.float32(-1e30)
 FIRST_KEYS = 0x0000FFFF0000FFFF
-"""Of two pairs of values, those of each pair's first key."""
+"""A mask for two pairs of 16-bit values. It keeps the lower half of each pair, which is the value of the pair's first key."""
 APART = 4 * LANES
 """Rows of scores are multiples of this and 16 more apart, those of weights 32 more: an odd number of cache lines each, so that
 the rows of a tile do not meet in the same places of the cache.

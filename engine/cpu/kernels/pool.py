@@ -66,7 +66,7 @@ OPEN, WAITING, INSIDE = 1 << 16, 1 << 17, (1 << 16) - 1
 WAIT, WAKE, EVERYBODY = 128, 129, (1 << 31) - 1
 """FUTEX_WAIT and FUTEX_WAKE, private to this process."""
 SHORTEST_NS, LONGEST_NS, GROWTH = 8_000_000, 128_000_000, 4
-"""Nanoseconds that the caller works alone (first, at most, and the factor of its growth)."""
+"""How long the caller works alone, in nanoseconds: the first time, the longest time, and the factor from one time to the next."""
 WINDOW_NS, MOST_LOST_NS, PART_LOST = 100_000_000, 8_000_000, 3
 """Waits are added up for about this long. The caller works alone after waits of this sum, a few time slices, if they are more than
 one of so many parts of the time: beside a process that is always busy they are about half of it.

@@ -24,7 +24,7 @@ def configure(settings: DjlSettings, server: ServerOptions) -> Setup:
         )
         return Parts([plane])
 
-    return Setup(hosts=[server.host], start=start, addresses=[(server.host, settings.djl_port)])
+    return Setup(hosts=[server.host], start=start, addresses={"DRAGOMAN_DJL_PORT": (server.host, settings.djl_port)})
 
 
 DIALECT = Dialect("djl", "DJL Serving", settings=DjlSettings, configure=configure)

@@ -56,6 +56,7 @@ def not_ready(message: str) -> DjlError:
 # First match wins, so a subclass comes before its base.
 TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.MalformedBody, 400, "BadRequestException"),
+    (errors.EncodedBody, 415, "BadRequestException"),
     (errors.InvalidRequest, 400, "BadRequestException"),
     (errors.NotServed, 400, "BadRequestException"),
     (errors.TemplateError, 400, "BadRequestException"),

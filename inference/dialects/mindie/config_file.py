@@ -248,7 +248,9 @@ def read_config(path: Path) -> MindieConfig:
         if not 0 < size <= MAX_FILE_BYTES:
             raise MindieConfigError(f"{path}: its size must be in (0, 10 MB], it is {size} bytes")
         return MindieConfig.model_validate(json.loads(path.read_text()))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise MindieConfigError(f"{path}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise MindieConfigError(f"{path}: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]

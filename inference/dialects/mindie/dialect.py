@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inference.dialects.mindie.config_file import read_config, wire_settings
+from inference.dialects.mindie.config_file import MindieConfigError, read_config, wire_settings
 from inference.dialects.mindie.disaggregation.decode import services_of
 from inference.dialects.mindie.disaggregation.instance import Instance
 from inference.dialects.mindie.disaggregation.peers import Peers
 from inference.dialects.mindie.environment import MindieEnvironment
-from inference.dialects.mindie.listeners import inter_comm, inter_comm_tls, plane_addresses, tls_files
+from inference.dialects.mindie.listeners import inter_comm, inter_comm_tls, plane_addresses, port_setting, tls_files
 from inference.dialects.mindie.routes import answer_headers, route_sets
 from inference.dialects.mindie.state import MindieState
 from inference.planes.declaration import Dialect, GrpcListener, Parts, PlaneListener, Setup, WantedDeployment
@@ -28,7 +28,10 @@ TOKEN_BYTES = 16 << 20
 def configure(environment: MindieEnvironment, server: ServerOptions) -> Setup:
     """Read config.json if the environment names one; raises MindieConfigError."""
     path = environment.mindie_config
-    config = None if path is None else read_config(path)
+    try:
+        config = None if path is None else read_config(path)
+    except MindieConfigError as error:
+        raise MindieConfigError(f"{environment.config_variable}: {error}") from error
     addresses = plane_addresses(environment, config, server.host)
     hosts = [host for host, _ in addresses.values()]
     between = inter_comm(environment, config, addresses["service"][0])
@@ -64,13 +67,14 @@ def configure(environment: MindieEnvironment, server: ServerOptions) -> Setup:
         ]
         return Parts(planes, grpc, observers=[state.latency, state.metrics])
 
+    listens = {port_setting(name, config): address for name, address in addresses.items()}
+    if between is not None:
+        listens[port_setting("inter_comm", config)] = between
     if config is None:
-        listens = [*addresses.values(), *([between] if between else [])] if environment.mindie_port else []
-        return Setup(hosts, start=start, addresses=listens)
+        return Setup(hosts, start=start, addresses=listens if environment.mindie_port else {})
     files = {tls_files(config, name, path) for name, (_, port) in addresses.items() if port}
     # maxLinkNum requests run at once, and twice as many may wait.
     limit, tls = 3 * config.ServerConfig.maxLinkNum, [each for each in (*files, between_tls) if each is not None]
-    listens = [*addresses.values(), *([between] if between else [])]
     return Setup(hosts, limit, wanted_deployment(config), start, listens, tls)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
 from pydantic import AliasChoices, Field
 
 from inference.planes.declaration import DialectSettings
+
+CONFIG_VARIABLES = ("DRAGOMAN_MINDIE_CONFIG", "MIES_CONFIG_JSON_PATH")
+"""The variables that name a config.json; the first that is set counts."""
 
 
 class MindieEnvironment(DialectSettings):
@@ -18,7 +22,7 @@ class MindieEnvironment(DialectSettings):
     mindie_metrics_port: int = Field(1027, ge=0, le=65535, description="Port of MindIE's metrics plane.")
     mindie_config: Path | None = Field(
         None,
-        validation_alias=AliasChoices("DRAGOMAN_MINDIE_CONFIG", "MIES_CONFIG_JSON_PATH"),
+        validation_alias=AliasChoices(*CONFIG_VARIABLES),
         description="Path of a MindIE config.json; its addresses, limits, TLS files and model are used.",
     )
     mindie_infer_mode: Literal["standard", "dmi"] = Field(
@@ -47,3 +51,8 @@ class MindieEnvironment(DialectSettings):
     average_window: str = Field(
         "", validation_alias="DYNAMIC_AVERAGE_WINDOW_SIZE", description="Requests that /metrics-json averages over."
     )
+
+    @property
+    def config_variable(self) -> str:
+        """The variable that named the config.json."""
+        return next((name for name in CONFIG_VARIABLES if os.environ.get(name)), CONFIG_VARIABLES[0])

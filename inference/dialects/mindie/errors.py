@@ -58,7 +58,7 @@ def translated(error: ServingError) -> MindieError:
         return MindieError(424, ENQUEUE + text)
     if isinstance(error, errors.OutOfVocabulary):
         return MindieError(424, ENQUEUE + "Invalid Input Ids")
-    if isinstance(error, errors.MalformedBody):
+    if isinstance(error, errors.MalformedBody | errors.EncodedBody):
         return invalid("Failed to parse request context to json")
     if isinstance(error, errors.InvalidRequest | errors.NotServed | errors.TemplateError | errors.ModelNotFound):
         return invalid(error.message)

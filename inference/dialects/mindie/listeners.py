@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from inference.dialects.mindie.environment import MindieEnvironment
 
 logger = structlog.get_logger(__name__)
+PORT_KEYS = {"service": "port", "management": "managementPort", "metrics": "metricsPort", "inter_comm": "interCommPort"}
+"""The keys of `ServerConfig` that give the ports of listeners."""
 
 
 def plane_addresses(
@@ -44,6 +46,15 @@ def plane_addresses(
         "management": (management, server.managementPort or server.port),
         "metrics": (management, server.metricsPort),
     }
+
+
+def port_setting(listener: str, config: MindieConfig | None) -> str:
+    """What gives the port of a plane, or of `inter_comm`: a key of config.json, or a variable without one."""
+    if config is None:
+        return "DRAGOMAN_MINDIE_PORT" if listener == "service" else f"DRAGOMAN_MINDIE_{listener.upper()}_PORT"
+    if listener == "management" and config.ServerConfig.managementPort is None:
+        listener = "service"
+    return f"config.json's ServerConfig.{PORT_KEYS[listener]}"
 
 
 def _checked(name: str, address: str, allow_all: bool) -> str:

@@ -13,6 +13,7 @@ from inference.vendors.tgi_grammar import invalid_grammar
 TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.NotAnObject, 422, "validation"),
     (errors.MalformedBody, 400, "validation"),
+    (errors.EncodedBody, 415, "validation"),
     (errors.InvalidRequest, 422, "validation"),
     (errors.NotServed, 422, "validation"),
     (errors.TemplateError, 422, "template_error"),

@@ -35,7 +35,8 @@ logger = structlog.get_logger(__name__)
 def configure(settings: TorchServeSettings, server: ServerOptions) -> Setup:
     """Configure the services and planes, which listen on the server's address."""
     folder = settings.torchserve_key_folder or server.data_dir
-    with_keys = _asks_for_keys(settings, server.host) and any(_ports(settings))
+    ports = _ports_with_keys(settings)
+    with_keys = _asks_for_keys(settings, server.host) and any(ports.values())
     if with_keys and settings.torchserve_key_folder is not None and not folder.is_dir():
         raise SetupError("TORCHSERVE_KEY_FOLDER is no folder")
 
@@ -50,17 +51,18 @@ def configure(settings: TorchServeSettings, server: ServerOptions) -> Setup:
             [state.metrics],
         )
 
-    ports = (*_ports(settings), settings.torchserve_metrics_port)
-    return Setup(start=start, addresses=[(server.host, port) for port in ports])
+    ports["DRAGOMAN_TORCHSERVE_METRICS_PORT"] = settings.torchserve_metrics_port
+    return Setup(start=start, addresses={name: (server.host, port) for name, port in ports.items()})
 
 
-def _ports(settings: TorchServeSettings) -> tuple[int, ...]:
-    return (
-        settings.torchserve_grpc_inference_port,
-        settings.torchserve_grpc_management_port,
-        settings.torchserve_inference_port,
-        settings.torchserve_management_port,
-    )
+def _ports_with_keys(settings: TorchServeSettings) -> dict[str, int]:
+    """The ports of the services and planes that ask for TorchServe's keys, by their settings."""
+    return {
+        "DRAGOMAN_TORCHSERVE_GRPC_INFERENCE_PORT": settings.torchserve_grpc_inference_port,
+        "DRAGOMAN_TORCHSERVE_GRPC_MANAGEMENT_PORT": settings.torchserve_grpc_management_port,
+        "DRAGOMAN_TORCHSERVE_INFERENCE_PORT": settings.torchserve_inference_port,
+        "DRAGOMAN_TORCHSERVE_MANAGEMENT_PORT": settings.torchserve_management_port,
+    }
 
 
 def _asks_for_keys(settings: TorchServeSettings, host: str) -> bool:

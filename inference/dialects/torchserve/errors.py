@@ -130,6 +130,7 @@ def translated(error: ServingError, strict: bool = False, managing: bool = False
 # First match wins, so a subclass comes before its base.
 _TABLE: list[tuple[type[ServingError], str, int, str]] = [
     (errors.MalformedBody, "INVALID_ARGUMENT", 400, ""),
+    (errors.EncodedBody, "INVALID_ARGUMENT", 415, ""),
     (errors.InvalidRequest, "INVALID_ARGUMENT", 400, ""),
     (errors.TemplateError, "INVALID_ARGUMENT", 400, ""),
     (errors.NotServed, "UNIMPLEMENTED", 501, ""),

@@ -34,8 +34,11 @@ def configure(settings: TritonSettings, server: ServerOptions) -> Setup:
         )
         return Parts([metrics], [service], [TritonStatistics(settings)])
 
-    ports = (settings.grpc_port, settings.triton_metrics_port)
-    return Setup(start=start, addresses=[(server.host, port) for port in ports])
+    addresses = {
+        "DRAGOMAN_GRPC_PORT": (server.host, settings.grpc_port),
+        "DRAGOMAN_TRITON_METRICS_PORT": (server.host, settings.triton_metrics_port),
+    }
+    return Setup(start=start, addresses=addresses)
 
 
 DIALECT = Dialect("triton", "Triton", front=FRONT, settings=TritonSettings, configure=configure)

@@ -23,6 +23,7 @@ class NotUpdated(errors.NotServed):
 # First match wins, so a subclass comes before its base.
 TABLE: list[tuple[type[ServingError], int, str]] = [
     (errors.MalformedBody, 400, "INVALID_ARGUMENT"),
+    (errors.EncodedBody, 415, "INVALID_ARGUMENT"),
     (errors.InvalidRequest, 400, "INVALID_ARGUMENT"),
     (errors.TemplateError, 400, "INVALID_ARGUMENT"),
     (Unsupported, 501, "UNIMPLEMENTED"),

@@ -113,7 +113,7 @@ class Balancer:
             self._note_ejection(record, "failures")
 
     def _slow(self, workers: list[WorkerEntry]) -> list[WorkerEntry]:
-        """Of these, the ones to eject for their pace."""
+        """The workers among these that are to be ejected because they are slow."""
         closed = [w for w in workers if self.record(w).breaker.state is not BreakerState.OPEN]
         paces = {worker: self._records[worker].meter.pace for worker in closed}
         return outliers(paces, ejected=len(workers) - len(closed))

@@ -20,6 +20,7 @@ from management.api.scalegenai.creation import create
 from management.api.scalegenai.errors import ApiError
 from management.api.scalegenai.openapi import document
 from management.availability import RETRY_AFTER_S, is_unavailable
+from management.database_errors import one_line
 from management.models import Model, Node, Worker
 from management.services.errors import RegistryError
 from management.services.secrets import ENDPOINT_KEY, read_secret
@@ -62,7 +63,7 @@ class ApiView(View):
         except Error as error:
             if not is_unavailable(error):
                 raise
-            logger.warning("database not reachable", error=str(error))
+            logger.warning("database not reachable", error=one_line(error))
             body = {"success": False, "message": "the registry is not reachable at the moment"}
             response = JsonResponse(body, status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
         if self.warning:

@@ -102,7 +102,7 @@ def _version(source: str, kind: str) -> ModelVersion:
     if known is not None:
         return known
     path = Path(source).expanduser()
-    if not path.is_dir() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
+    if "://" not in source and not path.is_dir() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise RegistryError(f"model: {source}: the directory does not exist")
     return register_model(_model_name(source), str(path.resolve()) if path.is_dir() else source, ACTOR, kind)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from management.autoscale.config import Fault, InvalidScaling, ScalingConfig, Strategy
-from management.autoscale.cost import PriceChoice, PriceFilter, cheapest, cost, current_price
+from management.autoscale.cost import cost, current_price
 from management.autoscale.decision import DeploymentState, Drain, Kill, Prepare, Promote, Rule, Start
 from management.autoscale.memory import Limit
 from scripts.autoscale_simulation import Simulation
@@ -70,31 +70,6 @@ def test_cost_adds_billed_workers_over_time() -> None:
     assert cost(7.0, 1800) == 3.5
     assert cost(7.0, -1) == 0.0
     assert current_price([]) == 0
-
-
-A100 = PriceChoice("AWS", "us-east-1", "A100", False, 2.0)
-SPOT = PriceChoice("AWS", "us-east-1", "A100", True, 0.7)
-ELSEWHERE = PriceChoice("GCP", "europe-west4", "A100", False, 1.5)
-SMALL = PriceChoice("AWS", "eu-west-1", "T4", False, 0.5)
-UNKNOWN = PriceChoice("ONPREM", "here", "A100", False, None)
-CHOICES = (UNKNOWN, A100, SPOT, ELSEWHERE, SMALL)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "choice"),
-    [
-        (PriceFilter(), SMALL),
-        (PriceFilter(gpus=frozenset({"A100"})), ELSEWHERE),
-        (PriceFilter(gpus=frozenset({"A100"}), allow_spot=True), SPOT),
-        (PriceFilter(regions={"AWS": frozenset({"us-east-1"})}), A100),
-        (PriceFilter(regions={"AWS": frozenset()}, allow_spot=True), SMALL),
-        (PriceFilter(regions={"ONPREM": frozenset()}), UNKNOWN),
-        (PriceFilter(gpus=frozenset({"H200"})), None),
-    ],
-)
-def test_the_cheapest_matching_choice(wanted: PriceFilter, choice: PriceChoice | None) -> None:
-    assert cheapest(CHOICES, wanted) == choice
-    assert cheapest(CHOICES[::-1], wanted) == choice
 
 
 def test_a_spare_is_kept_promoted_and_recreated_after_a_minute() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from django.db import OperationalError
+from structlog.testing import capture_logs
+
 from management.ledger import Ledger, Observed
 from management.services.deployments import start_deployment
 
@@ -15,3 +18,12 @@ def test_what_was_seen_of_an_earlier_start_is_not_written(deployment):
         ledger.write()
         deployment.refresh_from_db()
         assert (deployment.state, deployment.reason) == expected
+
+
+def test_an_error_of_several_lines_is_one_in_the_log(db):
+    def step():
+        raise OperationalError('connection to server at "db" failed: refused\n\tIs the server running?\n')
+
+    with capture_logs() as lines:
+        assert not Ledger()._attempt(step)
+    assert [line["error"] for line in lines] == ['connection to server at "db" failed: refused; Is the server running?']

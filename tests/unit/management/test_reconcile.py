@@ -322,3 +322,19 @@ def test_a_deployments_own_number_of_threads_stays(reconciler, launcher):
     start_deployment(create_deployment("demo", version, "tester", {"threads": 3}), "tester", replicas=2)
     reconciler.reconcile_once()
     assert [w.config.threads for w in launcher.workers] == [3, 3]
+
+
+def test_the_row_of_a_ready_worker_says_that_it_is_silent(reconciler, launcher, deployment, clock):
+    start_deployment(deployment, "tester")
+    reconciler.reconcile_once()
+    launcher.workers[0].ready()
+    reconciler.reconcile_once()
+    for _ in range(4):
+        clock.now += 1.0
+        reconciler.reconcile_once()
+    row = Worker.objects.get()
+    assert (row.state, row.reason) == (Worker.State.READY, watched.SILENT)
+    launcher.workers[0].beat()
+    reconciler.reconcile_once()
+    row.refresh_from_db()
+    assert (row.state, row.reason) == (Worker.State.READY, "")
