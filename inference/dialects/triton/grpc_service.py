@@ -19,7 +19,7 @@ from inference.dialects.triton.grpc_messages import (
     trace_response,
     trace_settings_of,
 )
-from inference.dialects.triton.infer import prepare
+from inference.dialects.triton.infer import is_stop, prepare
 from inference.dialects.triton.model import EXTENSIONS, configuration, find, metadata
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from inference.dialects.triton.queries import model_ready, server_ready
@@ -30,7 +30,7 @@ from inference.http.refusals import log_refusal
 from inference.server.grpc_calls import Calls, Method
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
     import grpc
 
@@ -196,16 +196,17 @@ class GrpcInferenceService:
 
     async def _read(self, requests: AsyncIterator[Any], caller: RpcCaller, answers: asyncio.Queue[Any]) -> None:
         """Start every request of a stream at once; None in the queue marks the end."""
-        running: set[asyncio.Task[None]] = set()
+        running: dict[asyncio.Task[None], str] = {}
         slots = asyncio.Semaphore(MAX_IN_STREAM)
         try:
             async for request in requests:
                 await slots.acquire()
-                task = asyncio.ensure_future(self._answer(request, caller, answers))
-                running.add(task)
-                task.add_done_callback(running.discard)
+                task = asyncio.ensure_future(self._answer(request, caller, answers, running))
+                running[task] = request.id if isinstance(request, pb.ModelInferRequest) else ""
+                task.add_done_callback(running.pop)
                 task.add_done_callback(lambda _: slots.release())
-            await asyncio.gather(*running)
+            if running:
+                await asyncio.wait(running)
             await answers.put(None)
         except Exception as error:  # raised in the writer, which ends the stream
             await answers.put(error)
@@ -214,9 +215,11 @@ class GrpcInferenceService:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _answer(self, request: Any, caller: RpcCaller, answers: asyncio.Queue[Any]) -> None:
+    async def _answer(
+        self, request: Any, caller: RpcCaller, answers: asyncio.Queue[Any], running: Mapping[asyncio.Task[None], str]
+    ) -> None:
         try:
-            async with aclosing(self._responses(request, caller)) as responses:
+            async with aclosing(self._responses(request, caller, running)) as responses:
                 async for response in responses:
                     await answers.put(pb.ModelStreamInferResponse(infer_response=response))
         except ServingError as error:
@@ -229,12 +232,22 @@ class GrpcInferenceService:
             text = error_parts(InternalError("internal error"))[2]
             await answers.put(pb.ModelStreamInferResponse(error_message=text))
 
-    async def _responses(self, request: Any, caller: RpcCaller) -> AsyncGenerator[Any, None]:
-        """One response for each step if the request asks for a stream, else one; the last is marked as final."""
+    async def _responses(
+        self, request: Any, caller: RpcCaller, running: Mapping[asyncio.Task[None], str]
+    ) -> AsyncGenerator[Any, None]:
+        """One response for each step if the request asks for a stream, else one; the last is marked as final. A stop signal ends
+        the `running` requests of its id, and its own response is their final one.
+        """
         services = self._services
         services.rates.admit_again(caller.tenant)
         with services.admission.permit(caller.permit_holder):
             inference = await in_thread_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
+            if is_stop(inference):
+                for task in [task for task, number in running.items() if number == inference.request_id]:
+                    if task is not asyncio.current_task():
+                        task.cancel()
+                yield response_of(inference, inference.version, [], final=True)
+                return
 
             async def known() -> Target | None:
                 return embeds(inference, services)

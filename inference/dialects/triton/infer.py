@@ -79,6 +79,18 @@ class Prepared:
                 yield self.outputs.step(delta), left == 0
 
 
+def is_stop(inference: Inference) -> bool:
+    """Whether this is TensorRT-LLM's signal, the tensor `stop` BOOL, to stop the request of the same id. Raises InvalidRequest for
+    one without an id.
+    """
+    wanted = any(
+        tensor.name == "stop" and tensor.datatype == "BOOL" and any(tensor.values) for tensor in inference.inputs
+    )
+    if wanted and not inference.request_id:
+        raise InvalidRequest("stop needs the id of a request", "stop")
+    return wanted
+
+
 async def prepare(inference: Inference, services: Services, caller: Caller, *, stepwise: bool = False) -> Prepared:
     """Validate the request; nothing is sent to an engine.
 
@@ -130,6 +142,11 @@ def _read(inference: Inference) -> tuple[str, TextPrompt | TokenPrompt, dict[str
             prompts.append((tensor.name, TextPrompt(tensor.values[0])))
         elif tensor.name in TOKEN_INPUTS:
             prompts.append((tensor.name, TokenPrompt(_token_ids(tensor))))
+        elif tensor.name == "stop" and tensor.datatype == "BOOL":
+            if any(tensor.values):
+                raise InvalidRequest(
+                    "stop: only requests of ModelStreamInfer can be stopped, in the same stream", "stop"
+                )
         elif len(tensor.values) == 1:
             given[tensor.name] = tensor.values[0]
         elif tensor.name in STOP_AND_BAD_WORDS:

@@ -137,7 +137,9 @@ def _rename(values: dict[str, Any]) -> dict[str, str]:
     for alias, name in ALIASES.items():
         if values.get(alias) is not None and values.get(name) in (None, []):
             values[name], given_as[name] = values[alias], alias
-    if values.get("top_p") is None and values.get("runtime_top_p"):  # 0 is none in TensorRT-LLM
+    if values.get("top_p") == 0 and values.get("beam_width") is not None:  # TensorRT-LLM's, where 0 is none
+        del values["top_p"]
+    if values.get("top_p") is None and values.get("runtime_top_p"):
         values["top_p"], given_as["top_p"] = values["runtime_top_p"], "runtime_top_p"
     return given_as
 

@@ -102,6 +102,15 @@ async def test_token_ids_as_tensorrt_llm_sends_them(serving):
     assert (submit.params.max_tokens, submit.params.top_k, submit.params.top_p) == (9, 1, 1.0)
 
 
+async def test_no_top_p_as_tensorrt_llms_clients_send_it(serving):
+    one = {"shape": [1, 1]}
+    named = (TEXT, tensor("top_p", "FP32", 0.0, **one), tensor("stop", "BOOL", False, **one))
+    await infer(serving, *named, tensor("beam_width", "INT32", 1, **one), parameters={})
+    assert serving.worker.submits[0].params.top_p == 1.0
+    refused = await serving.post("/v2/models/demo/infer", {"inputs": list(named)})
+    assert (refused.status, "top_p" in refused.json()["error"]) == (400, True)
+
+
 async def test_prefixed_sampling_parameters(serving):
     serving.worker.scripts.append(ROME)
     await infer(serving, TEXT, tensor("sampling_param_max_tokens", "INT32", 11),

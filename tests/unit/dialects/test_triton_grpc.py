@@ -29,9 +29,12 @@ class Client:
         return await call(request, metadata=tuple(metadata.items()), timeout=10)
 
     async def stream(self, *requests: object) -> list[object]:
+        return await self.flow(iter(requests))
+
+    async def flow(self, requests: object) -> list[object]:
         call = self.channel.stream_stream(
             SERVICE + "ModelStreamInfer", lambda m: m.SerializeToString(), pb.ModelStreamInferResponse.FromString
-        )(iter(requests), timeout=10)
+        )(requests, timeout=10)
         return [answer async for answer in call]
 
 
@@ -125,6 +128,46 @@ async def test_refused(client, message, code):
 async def test_errors_of_a_stream_are_messages(client):
     (answer,) = await client.stream(request(model="none", stream=True))
     assert "none" in answer.error_message
+
+
+def stop_signal(request_id: str, wanted: bool = True) -> pb.ModelInferRequest:
+    """As TensorRT-LLM's clients send it."""
+    message = pb.ModelInferRequest(model_name="demo", id=request_id)
+    message.inputs.add(name="input_ids", datatype="INT32", shape=[1, 1]).contents.int_contents.append(0)
+    message.inputs.add(name="stop", datatype="BOOL", shape=[1, 1]).contents.bool_contents.append(wanted)
+    return message
+
+
+async def test_a_signal_stops_the_request_of_its_id_and_no_other(client, serving):
+    gate = Gate()
+    serving.worker.scripts += [says(" never", gate_after=1, gate=Gate()), says(" of Spain", gate_after=1, gate=gate)]
+    other = request(stream=True)
+    other.id = "b"
+
+    async def requests():
+        for count, message in enumerate((request(stream=True), other), 1):
+            yield message
+            await eventually(lambda count=count: len(serving.worker.submits) == count)
+        yield stop_signal("a")
+        await eventually(lambda: serving.worker.aborted)
+        gate.open()
+
+    answers = await client.flow(requests())
+    assert [answer.error_message for answer in answers if answer.error_message] == []
+    found = [answer.infer_response for answer in answers]
+    assert [
+        len(each.outputs) for each in found if each.id == "a" and each.parameters["triton_final_response"].bool_param
+    ] == [0]
+    assert b"".join(raw[4:] for each in found if each.id == "b" for raw in each.raw_output_contents[:1]) == b" of Spain"
+    assert serving.services.admission.in_flight == 0
+
+
+async def test_a_signal_without_an_id_or_outside_of_a_stream_stops_nothing(client):
+    (answer,) = await client.stream(stop_signal(""))
+    assert "stop needs the id" in answer.error_message
+    with pytest.raises(grpc.aio.AioRpcError, match="ModelStreamInfer"):
+        await client.ask("ModelInfer", stop_signal("a"), pb.ModelInferResponse)
+    assert (await client.ask("ModelInfer", stop_signal("a", wanted=False), pb.ModelInferResponse)).id == "a"
 
 
 async def test_keys(client, serving):
