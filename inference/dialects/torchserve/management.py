@@ -18,7 +18,7 @@ from inference.dialects.torchserve.errors import (
     internal,
     not_found,
 )
-from inference.dialects.torchserve.sources import check_url, find_source
+from inference.dialects.torchserve.sources import check_url, find_source, without_user
 from inference.errors import (
     DeadlineExceeded,
     ModelExists,
@@ -77,7 +77,7 @@ class Registration:
         """What DescribeModel returns to the client."""
         archive = source.archive
         return {
-            "modelUrl": self.url,
+            "modelUrl": without_user(self.url),
             "handler": self.handler or (archive.handler if archive else ""),
             "runtime": self.runtime or (archive.runtime if archive else "") or "python",
             "batchSize": positive(self.batch_size, 1),

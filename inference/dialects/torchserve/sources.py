@@ -20,6 +20,7 @@ SUFFIXES = (".mar", ".tar.gz", ".tgz", ".zip")
 FIRST_VERSION = "1.0"
 MAX_URL = 2048
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.\-]*://")
+_USER = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.\-]*://)[^/?#]*@")
 _NAME = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 
 
@@ -46,9 +47,14 @@ class Source:
     def missing(self) -> TorchServeError:
         """The error that nothing was found."""
         if self.remote:
-            text = f"Failed to download archive from: {self.url}"
+            text = f"Failed to download archive from: {without_user(self.url)}"
             return bad_request(text, f"{ARCHIVE}DownloadArchiveException")
-        return not_found(f"Model not found at: {self.url}")
+        return not_found(f"Model not found at: {without_user(self.url)}")
+
+
+def without_user(url: str) -> str:
+    """The URL as it is told to others: without the user and the password that it may have."""
+    return _USER.sub(r"\1", url)
 
 
 def check_url(url: str, allowed: Sequence[str]) -> None:
@@ -62,11 +68,11 @@ def check_url(url: str, allowed: Sequence[str]) -> None:
     if not path.isprintable():
         raise bad_request("url must have no encoded control characters.")
     if ".." in url or ".." in path:
-        raise not_found(f"Relative path is not allowed in url: {url}")
+        raise not_found(f"Relative path is not allowed in url: {without_user(url)}")
     meant = f"file://{url}" if url.startswith(("/", "~")) else url  # a path is no way around the patterns
     allows = any(re.fullmatch(pattern, meant, re.IGNORECASE) for pattern in allowed)
     if _SCHEME.match(meant) and not allows:
-        raise not_found(f"Given URL {url} does not match any allowed URL(s)")
+        raise not_found(f"Given URL {without_user(url)} does not match any allowed URL(s)")
 
 
 def find_source(url: str, model_name: str, store: Path | None) -> Source:

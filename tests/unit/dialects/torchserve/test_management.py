@@ -261,6 +261,14 @@ class TestList:
         assert await self.of(empty, limit=-1, next_page_token=-1) == (["a", "b", "c"], None)
         assert await self.of(empty, next_page_token=7) == ([], None)
 
+    async def test_no_password_of_a_url(self, empty):
+        await empty.manage("RegisterModel", url="https://me:hunter2@example.com/demo.mar")
+        listed, described = await empty.manage("ListModels"), await empty.manage("DescribeModel", model_name="demo")
+        assert json.loads(listed)["models"] == [{"modelName": "demo", "modelUrl": "https://example.com/demo.mar"}]
+        assert "hunter2" not in described
+        for url in ("https://me:hunter2@example.com/none.mar", "ftp://me:hunter2@example.com/demo.mar"):
+            assert "hunter2" not in str(await refused(empty.manage("RegisterModel", url=url)))
+
     async def test_only_default_versions_with_their_urls(self, empty):
         await versions(empty, "1.0", "2.0")
         await empty.manage("RegisterModel", url=f"{S3}densenet161.mar")
