@@ -67,10 +67,11 @@ class Transfers:
             request.incoming = self._arrival(request, source)
 
     def fetch(self, message: Fetch) -> None:
-        """Fetch blocks ahead of the request that will need them; nothing for what cannot be of use here."""
+        """Fetch blocks ahead of the request that will need them; nothing for what cannot be of use here, or is on its way."""
         source, tokens, size = message.source, message.token_ids, self._config.block_size
         if (
             self._config.tensor_parallel_size > 1
+            or source.transfer_id in self._early
             or not 0 < source.num_tokens == len(tokens) <= self._pool.num_usable * size
         ):
             return
@@ -122,8 +123,10 @@ class Transfers:
     def _arrival(self, request: Request, source: KvSource) -> Arrival:
         early, _ = self._early.pop(source.transfer_id, (None, 0.0))
         identity = self._of(request, source.num_tokens)
-        if early is not None and early.failure is None and early.wanted.identity == identity:
-            return early
+        if early is not None:
+            if early.failure is None and early.wanted.identity == identity:
+                return early
+            early.cancel()
         # Like the scheduler, which takes nothing from the prefix cache for a request with log-probabilities of its prompt.
         hashes = request.block_hashes if request.params.prompt_logprobs is None else []
         full = min(source.num_tokens, len(request.token_ids) - 1) // self._config.block_size

@@ -245,6 +245,8 @@ def test_blocks_are_sent_as_they_are_filled(pair, monkeypatch):
     source = KvSource(prefill.engine.config.address, "p", 1, name, len(prompt), BLOCK)
     decode.fetch(source, prompt, "early")
     ((arrival, _),) = decode.engine.transfers._early.values()
+    decode.fetch(source, prompt, "early")
+    assert [each for each, _ in decode.engine.transfers._early.values()] == [arrival]
     for _ in range(3):
         prefill.step()
     scheduler = prefill.engine.scheduler
@@ -271,10 +273,12 @@ def test_early_blocks_of_no_use(pair, monkeypatch):
     tokens, *_ = prefill.alone(PROMPT, **SAMPLED)
     first, _, end = prefill.alone(PROMPT, hold=new_transfer_id(), salt="useless", **SAMPLED)
     decode.fetch(end.source, [*PROMPT[:-1], 5], "useless")
+    ((useless, _),) = decode.engine.transfers._early.values()
     decode.fetch(msgspec.structs.replace(end.source, num_tokens=0), [], "useless")
     decode.fetch(msgspec.structs.replace(end.source, num_tokens=1 << 40), PROMPT, "useless")
     rest, *_ = decode.alone(PROMPT, generated=first, source=end.source, salt="useless", **SAMPLED)
     assert first + rest == tokens
+    assert useless.cancelled
     monkeypatch.setattr("engine.kv_transfer.transfers.HOLD_S", 0.0)
     decode.fetch(end.source, PROMPT, "forgotten")
     assert decode.engine.transfers._early
