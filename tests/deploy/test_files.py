@@ -120,7 +120,7 @@ def test_what_the_server_serves_is_exposed():
     options, served = Options(), set()
     served |= {options.front_port, options.control_port}
     for dialect in declared_dialects():
-        served |= {port for _, port in dialect.set_up(options).addresses if port}
+        served |= {port for _, port in dialect.set_up(options).addresses.values() if port}
     assert served == set(SERVICES["web"].image.ports)
 
 

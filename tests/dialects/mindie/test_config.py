@@ -101,13 +101,13 @@ def test_an_instance_with_a_role_has_a_further_port_with_its_own_files(tmp_path)
 
     path = write(tmp_path, server={"inferMode": "dmi", "interCommPort": 1234})
     setup = configure(MindieEnvironment(mindie_config=path), Options())
-    assert ("127.0.0.1", 1234) in setup.addresses
+    assert ("127.0.0.1", 1234) in setup.addresses.values()
     (files,) = setup.tls
     assert files.certificate == tmp_path / "security/grpc/certs/server.pem"
     assert files.key == tmp_path / "security/grpc/keys/server.key.pem"
     assert files.authorities == (tmp_path / "security/grpc/ca/ca.pem",)
     standard = configure(MindieEnvironment(mindie_config=write(tmp_path)), Options())
-    assert ("127.0.0.1", 1234) not in standard.addresses
+    assert ("127.0.0.1", 1234) not in standard.addresses.values()
     assert standard.tls == []
 
 
