@@ -35,12 +35,16 @@ def parse_arguments(text: str) -> Arguments:
     kept = []
     while words:
         flag, joined, value = words.pop(0).partition("=")
-        has_value = bool(joined)
-        if flag.startswith("-") and not joined and words and not words[0].startswith("--"):
-            value, has_value = words.pop(0), True
-        _read(found, flag, value)
-        shown = HIDDEN if is_secret(flag) or is_secret(value) else value
-        kept += [flag + "=" + shown] if joined else [flag, shown] if has_value else [flag]
+        secret = is_secret(flag)
+        # vLLM's --api-key takes several; a word without dashes takes none.
+        room = len(words) if secret else 1 if flag.startswith("-") and not joined else 0
+        given = [value] if joined else []
+        while room and words and not words[0].startswith("--"):
+            given.append(words.pop(0))
+            room -= 1
+        _read(found, flag, given[0] if given else "")
+        shown = [HIDDEN if secret or is_secret(each) else each for each in given]
+        kept += [f"{flag}={shown[0]}", *shown[1:]] if joined else [flag, *shown]
     found.kept = shlex.join(kept)
     return found
 

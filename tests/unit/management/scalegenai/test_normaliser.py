@@ -250,6 +250,21 @@ def test_names_of_secrets(name):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("--api-key s3cret-1 s3cret-2 --port 80", ["--api-key", "***", "***", "--port", "80"]),
+        ("--api-key=s3cret-1 s3cret-2", ["--api-key=***", "***"]),
+        ("api-key s3cret-1 --port 80", ["api-key", "***", "--port", "80"]),
+        ("word other --seed 1 2", ["word", "other", "--seed", "1", "2"]),
+    ],
+)
+def test_every_word_behind_the_name_of_a_secret(arguments, shown):
+    wanted = normalise({**MINIMAL, "vllm_extra_args": arguments})
+    assert shlex.split(wanted.vendor_fields["vllm_extra_args"]) == shown
+    assert "s3cret" not in json.dumps([wanted.columns, wanted.vendor_fields])
+
+
+@pytest.mark.parametrize(
     "text", ["", "{", '{"a":NaN}', "{}x", "[]}", "\xff", "[" * 100_000, '{"a":' + "1" * 5000 + "}"]
 )
 def test_malformed_json(text):
