@@ -93,4 +93,4 @@ def test_a_setting_of_its_own_is_checked_at_start(tmp_path):
         tmp_path / "var", environment=environment, program=[sys.executable, "-W", "ignore", "-c", SERVE]
     ).start(wait=False)
     assert server.process.wait(60) == 1
-    assert "made_up_port" in server.log
+    assert "DRAGOMAN_MADE_UP_PORT: Input should be less than or equal to 65535" in server.log
