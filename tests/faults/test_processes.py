@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import threading
-from collections import Counter
-from collections.abc import Iterator
 
 import grpc
 import psutil
@@ -66,34 +62,22 @@ def test_web_processes_end_one_after_another_and_refuse_no_call_over_grpc(cluste
             assert old.wait(60) == 0
             load.more(20)
     # gRPC itself cancels what reaches a server as it stops.
-    assert set(load.counts) <= {"OK", "CANCELLED"}, load.counts
+    assert set(load.counts) <= {"ok", "CANCELLED"}, load.counts
 
 
-class GrpcLoad:
+class GrpcLoad(Load):
     """Threads that make short calls over Triton's gRPC, each on a connection of its own, and count their ends."""
 
-    def __init__(self, port: int, threads: int = 4) -> None:
-        self.counts: Counter[str] = Counter()
-        self._port, self._stop = port, threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[GrpcLoad]:
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield self
-        finally:
-            self._stop.set()
-            for thread in self._threads:
-                thread.join()
+    def __init__(self, port: int) -> None:
+        super().__init__("")
+        self._port = port
 
     def more(self, count: int) -> None:
         """Wait until so many further calls have ended well."""
-        goal = self.counts["OK"] + count
-        wait_until(lambda: self.counts["OK"] >= goal, 120, lambda: str(self.counts))
+        goal = self.counts["ok"] + count
+        wait_until(lambda: self.counts["ok"] >= goal, 120, lambda: str(self.counts))
 
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
         request = pb.ModelInferRequest(model_name="demo")
         request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"Count")
         request.parameters["max_tokens"].int64_param = 2
@@ -107,7 +91,7 @@ class GrpcLoad:
                 )
                 try:
                     errors = [a.error_message for a in call(iter([request]), timeout=60) if a.error_message]
-                    self.counts[errors[0] if errors else "OK"] += 1
+                    self.counts[errors[0] if errors else "ok"] += 1
                 except grpc.RpcError as error:
                     self.counts[error.code().name] += 1
 
