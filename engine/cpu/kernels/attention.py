@@ -15,12 +15,21 @@ from typing import Any
 
 import numpy as np
 
+from engine.cpu.kernels.attention_tiles import (
+    FEW_ROWS_GROUPS,
+    MAX_VALUE_ROWS,
+    MAX_VALUE_VECTORS,
+    scores,
+    weighted_values,
+)
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import F32, LANES
 from engine.cpu.kernels.simd import address_of, as_float, exp, largest, load, load_int, store, take_ticket
 from engine.cpu.kernels.softmax import softmax_row
-from engine.cpu.kernels.tiles import MAX_ROWS, MAX_VALUE_ROWS, MAX_VALUE_VECTORS, scores, weighted_values
+from engine.cpu.kernels.tiles import MAX_ROWS
 
+SCORES = FEW_ROWS_GROUPS * LANES
+"""A row of scores has room for a multiple of these."""
 ONE, TWO, NEGATIVE = np.float32(1), np.float32(2), np.float32(-1e30)
 
 
@@ -85,6 +94,13 @@ def _mask(row: int, lanes: int, size: int, padded: int) -> None:
 
 
 @inlined
+def _seen(oldest: int, newest: int, window: int, size: int) -> Any:
+    """The blocks of the positions that rows from position `oldest` to `newest` see: (the first, their number)."""
+    first = max(0, oldest - window + 1) // size if window else 0
+    return first, newest // size - first + 1
+
+
+@inlined
 def _softmax(row: int, begin: int, end: int, lanes: int, sink: Any) -> Any:
     """Weights, not yet divided by their sum, in place of the scores from `begin` to `end`, and 0 elsewhere. Returns the sum, with the
     sink's part.
@@ -127,10 +143,9 @@ def attend_kernel(kind: int, paired: int) -> Any:
         rows_q = load_int(a, 6) + take_ticket(a + 8) * load_int(a, 7)  # this worker's scratch
         rows_out = rows_q + 4 * MAX_ROWS * key_dim
         rows_scores = rows_out + 4 * MAX_ROWS * value_padded
-        while True:
-            task = take_ticket(a)
-            if task >= num_tasks:
-                return
+        key_block, value_block = kv_heads * key_dim * padded, kv_heads * size * value_padded
+        task = take_ticket(a)
+        while task < num_tasks:
             sequence, kv_head, first_row = (
                 load_int(tasks, 3 * task), load_int(tasks, 3 * task + 1), load_int(tasks, 3 * task + 2),
             )  # fmt: skip
@@ -147,19 +162,16 @@ def attend_kernel(kind: int, paired: int) -> Any:
                         store(rows_q, r * key_dim + d, kind, load(query, source + d, kind))
                     else:
                         store(rows_q, r * key_dim + d, F32, load(query, source + d, kind))
-            # Positions that any row of the tile sees, by whole blocks.
             newest = length - tokens + (first_row + rows - 1) // group
-            oldest = max(0, length - tokens + first_row // group - window + 1) if window else 0
-            first_block = oldest // size
-            blocks = newest // size - first_block + 1
+            first_block, blocks = _seen(length - tokens + first_row // group, newest, window, size)
             lanes = blocks * padded
-            stride = (lanes + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
+            stride = (lanes + SCORES - 1) // SCORES * SCORES
             rows_weights = rows_scores + 4 * MAX_ROWS * stride if paired else rows_scores
             table = tables + 8 * entry
             scores(
-                rows, rows_scores, stride, rows_q, key_dim, keys + kv_head * key_dim * padded * element, table, kv_heads * key_dim * padded, padded,
-                first_block * (padded // LANES), lanes // LANES,
-                values + kv_head * size * value_padded * element, kv_heads * size * value_padded, size * value_padded, load_int(a, 20), kind, paired,
+                rows, rows_scores, stride, rows_q, key_dim, keys + kv_head * key_dim * padded * element, table, key_block,
+                padded, first_block * (padded // LANES), lanes // LANES, values + kv_head * size * value_padded * element,
+                value_block, min(size, LANES) * value_padded, load_int(a, 20), kind, paired,
             )  # fmt: skip
             for r in range(rows):
                 position = length - tokens + (first_row + r) // group
@@ -178,14 +190,25 @@ def attend_kernel(kind: int, paired: int) -> Any:
                 else:
                     total = _softmax(row, begin_lane, end_lane, lanes, sink)
                 store(rows_q, r, F32, ONE / total)  # the query itself is not needed any more
+            # The next task is taken now, so that its keys come from memory while this one's values are multiplied.
+            task = take_ticket(a)
+            ahead, ahead_table, ahead_blocks = keys, table, 0
+            if task < num_tasks:
+                ahead_sequence = load_int(tasks, 3 * task)
+                ahead_tokens = load_int(sequences, 4 * ahead_sequence + 1)
+                if ahead_tokens * group <= MAX_ROWS:  # else other tiles of rows read them too
+                    ahead += load_int(tasks, 3 * task + 1) * key_dim * padded * element
+                    last = load_int(sequences, 4 * ahead_sequence + 2) - 1
+                    ahead_first, ahead_blocks = _seen(last + 1 - ahead_tokens, last, window, size)
+                    ahead_table = tables + 8 * (load_int(sequences, 4 * ahead_sequence + 3) + ahead_first)
             for r in range(0, rows, MAX_VALUE_ROWS):
                 for v in range(0, value_padded // LANES, MAX_VALUE_VECTORS):
                     weighted_values(
                         min(MAX_VALUE_ROWS, rows - r), min(MAX_VALUE_VECTORS, value_padded // LANES - v),
                         rows_out + 4 * (r * value_padded + v * LANES), value_padded, rows_weights + weight_bytes * r * stride, stride,
                         values + (kv_head * size * value_padded + v * LANES * pair) * element, table,
-                        kv_heads * size * value_padded, size, padded, value_padded,
-                        first_block, blocks, newest % size + 1, kind, paired,
+                        value_block, size, padded, value_padded, first_block, blocks, newest % size + 1,
+                        ahead + v * LANES * pair * element, ahead_table, key_block, ahead_blocks, kind, paired,
                     )  # fmt: skip
             for r in range(rows):
                 token, head = (first_row + r) // group, kv_head * group + (first_row + r) % group
@@ -199,5 +222,5 @@ def attend_kernel(kind: int, paired: int) -> Any:
 
 def scratch_bytes(key_dim: int, value_padded: int, lanes: int) -> int:
     """Scratch bytes that one worker of `attend` needs if the longest sequence takes `lanes`."""
-    stride = math.ceil(lanes / (2 * LANES)) * 2 * LANES
+    stride = math.ceil(lanes / SCORES) * SCORES
     return MAX_ROWS * (4 * (key_dim + value_padded + stride) + 2 * stride)

@@ -15,6 +15,8 @@ from numba.core import cgutils
 
 F32, BF16, F16 = 0, 1, 2
 LINE_BYTES = 64
+FIRST, SECOND = 3, 2
+"""LLVM's names of the caches that are prefetched into."""
 LANES = 16
 """float32 numbers in one vector: one AVX-512 register, two of AVX2, four of NEON."""
 
@@ -142,24 +144,29 @@ def switch(builder: Any, value: Any, count: int, body: Callable[[int], None]) ->
 
 
 def prefetch(builder: Any, address: Any, start: Any, count: Any, kind: int) -> None:
-    """Prefetch `count` elements from `start` on, a cache line at a time."""
+    """Prefetch `count` elements from `start` on into the second cache, a cache line at a time."""
     line = I64(LINE_BYTES // element_bytes(kind))
     with cgutils.for_range(builder, builder.udiv(builder.add(count, builder.sub(line, I64(1))), line)) as i:
         first = builder.mul(builder.add(start, builder.mul(i.index, line)), I64(element_bytes(kind)))
-        _prefetch_at(builder, address, first)
+        _prefetch_at(builder, address, first, SECOND)
 
 
 def prefetch_line(builder: Any, address: Any, number: Any) -> None:
-    """Prefetch the cache line of this number, counted from `address`."""
-    _prefetch_at(builder, address, builder.mul(number, I64(LINE_BYTES)))
+    """Prefetch the cache line of this number, counted from `address`, into the second cache."""
+    _prefetch_at(builder, address, builder.mul(number, I64(LINE_BYTES)), SECOND)
 
 
-def _prefetch_at(builder: Any, address: Any, offset: Any) -> None:
-    """The line of a byte, for reading, into the second cache. An address that is no memory does no harm."""
+def prefetch_element(builder: Any, address: Any, index: Any, kind: int) -> None:
+    """Prefetch the cache line of an element, into the first cache."""
+    _prefetch_at(builder, address, builder.mul(index, I64(element_bytes(kind))), FIRST)
+
+
+def _prefetch_at(builder: Any, address: Any, offset: Any, cache_level: int) -> None:
+    """The line of a byte, for reading. An address that is no memory does no harm."""
     byte = ir.PointerType(BYTE)
     signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
     fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-    builder.call(fetch, [pointer_at(builder, address, offset, BYTE), I32(0), I32(2), I32(1)])
+    builder.call(fetch, [pointer_at(builder, address, offset, BYTE), I32(0), I32(cache_level), I32(1)])
 
 
 def zeros(builder: Any, count: int) -> list[Any]:

@@ -30,12 +30,13 @@ from engine.cpu.kernels.emit import (
     greatest_of,
     load_vector,
     pointer_at,
+    prefetch_element,
     switch,
     zeros,
 )
 from engine.cpu.kernels.matmul import piece, tile_rows
 from engine.cpu.kernels.simd import address_of, load_int, take_ticket
-from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, end_row
+from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, STEPS_AHEAD, WIDEN, end_row
 
 WORDS = ir.VectorType(I32, LANES)
 TASK_ROWS = 16
@@ -106,6 +107,10 @@ def byte_product(
             for number_of, one in enumerate(sums):
                 builder.store(words_at(begin, I64(number_of % 2 * LANES)), one)
             with cgutils.for_range(builder, builder.udiv(inner, I64(4))) as i:
+                if count > 1:  # as in `product`
+                    for v in range(2):
+                        ahead = builder.mul(builder.add(i.index, I64(STEPS_AHEAD)), I64(PANEL))
+                        prefetch_element(builder, panel, builder.add(ahead, I64(v * LANES)), F32)
                 columns = [
                     words_at(panel, builder.add(builder.mul(i.index, I64(PANEL)), I64(v * LANES))) for v in range(2)
                 ]

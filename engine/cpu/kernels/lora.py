@@ -126,7 +126,7 @@ def adapted_kernel(kind: int, paired: int, tiled: int, ending: int) -> Any:
                     else:
                         product(
                             count, target, stride, part, x_stride, columns, inner, begins, PANEL, scales, panel * PANEL,
-                            ahead_of(columns, panel_bytes, first // tile, tiles), kind, paired, ending,
+                            ahead_of(columns, panel_bytes, panels_each == 1, first // tile, tiles), kind, paired, ending,
                         )  # fmt: skip
         if tiled:
             release_tiles()

@@ -17,6 +17,8 @@ is read fastest in long runs.
 """
 PIECE_BYTES = 1 << 19
 """The most bytes of a piece: a thread that is preempted within a piece delays the others."""
+PIECE_PANELS = 3
+"""The fewest panels of a piece for a single row tile, unless that leaves fewer pieces than panels in a piece."""
 MAX_TILES = 4
 """With more row tiles the product is bound by arithmetic, and a piece is a single panel."""
 PIECE_TILES = 16
@@ -40,7 +42,8 @@ def tile_rows(rows: int) -> int:
 def piece(rows: int, tile: int, panels: int, panel_bytes: int) -> Any:
     """The piece of work that a worker takes at a time: (panels of the weight, rows)."""
     if rows <= MAX_TILES * tile:
-        return max(1, min(panels // PIECES, PIECE_BYTES // panel_bytes)), rows
+        least = min(PIECE_PANELS, panels // PIECE_PANELS) if rows <= tile else 1
+        return max(least, min(panels // PIECES, PIECE_BYTES // panel_bytes), 1), rows
     return 1, PIECE_TILES * tile
 
 
@@ -53,13 +56,14 @@ def chunk_rows(rows: int, row_bytes: int) -> int:
 
 
 @inlined
-def ahead_of(panel: int, panel_bytes: int, tile: int, tiles: int) -> int:
+def ahead_of(panel: int, panel_bytes: int, single: bool, tile: int, tiles: int) -> int:
     """What row tile number `tile` of `tiles` prefetches, half of a panel's bytes: the first two tiles prefetch the next panel,
-    because memory would rest while a panel is in the cache. The others prefetch nothing (0).
+    because memory would rest while a panel is in the cache. The others prefetch nothing (0). Where a piece is a `single`
+    panel, another worker probably takes the next one, and the one after it is prefetched.
     """
     if tiles == 1 or tile > 1 or panel_bytes > MOST_AHEAD_BYTES:
         return 0
-    return panel + panel_bytes + tile * (panel_bytes // 2)
+    return panel + panel_bytes + single * panel_bytes + tile * (panel_bytes // 2)
 
 
 @cache
@@ -94,7 +98,7 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
                         min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
                         x + first * x_stride * element, x_stride, columns, inner,
                         start + 4 * panel * PANEL if start else 0, 0, 0, 0,
-                        ahead_of(columns, panel_bytes, (first - head) // tile, tiles), kind, paired, ending,
+                        ahead_of(columns, panel_bytes, panels_each == 1, (first - head) // tile, tiles), kind, paired, ending,
                     )  # fmt: skip
 
     return matmul
