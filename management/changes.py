@@ -1,6 +1,7 @@
 """Tells other processes that the registries have changed: NOTIFY on PostgreSQL. Elsewhere they poll.
 
-A notification carries nothing: who hears it reads the registries, as everybody does from time to time anyway.
+A notification carries nothing: who hears it reads the registries, as everybody does from time to time anyway. Who polls asks first
+whether anything was written.
 """
 
 from __future__ import annotations
@@ -17,6 +18,19 @@ def announce() -> None:
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute(f"NOTIFY {CHANNEL}")
+
+
+def version() -> object:
+    """What differs after any write that this thread could read now. Raises `django.db.Error`.
+
+    SQLite counts the writes of other connections (sqlite.org/pragma.html#pragma_data_version) and of this one; on PostgreSQL equal
+    snapshots see equal rows.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_current_snapshot()" if connection.vendor == "postgresql" else "pragma data_version")
+        (seen,) = cursor.fetchone()
+    own = 0 if connection.vendor == "postgresql" else connection.connection.total_changes
+    return connection.connection, str(seen), own
 
 
 class Changes:

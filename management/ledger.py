@@ -109,6 +109,8 @@ class Ledger:
     _models: dict[int, bytes] = field(default_factory=dict)
     _decisions: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     _kept_at: float = 0.0
+    _version: object = None
+    """The database's version that `read_changes` has seen."""
     _unwritten: dict[tuple[int, int, int], tuple[Worker, set[str]]] = field(default_factory=dict)
     """By (deployment id, index, epoch): workers with unwritten fields, or without a row; oldest first."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -164,6 +166,13 @@ class Ledger:
         with self._reading:  # one reader at a time, so that an older result never replaces a newer one
             self.registries = read_registries()
             return self.registries
+
+    def read_changes(self) -> None:
+        """Read them if anything was written since the last call. For the thread that follows. Raises `django.db.Error`."""
+        version = changes.version()  # first: what is written meanwhile is read the next time
+        if version != self._version:
+            self.read()
+            self._version = version
 
     def write(self) -> None:
         """Write queued fields and observed states. Raises `django.db.Error` or LeadershipLost; what was not written stays
@@ -272,7 +281,7 @@ class Ledger:
         """Read, publish and write in a loop until `stop` is set; retries with pauses while the database is unreachable."""
         pause = INTERVAL_S
         while not stop.wait(pause):
-            done = self._attempt(self.campaign) and self._attempt(self.read)
+            done = self._attempt(self.campaign) and self._attempt(self.read_changes)
             if done and self.loads is not None:
                 done = self._attempt(self.loads.read)
             if done and (self.leadership is None or self.leadership.leads):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from django.db import OperationalError
+import threading
+
+import pytest
+from django.db import OperationalError, connection
 from structlog.testing import capture_logs
 
 from management.ledger import Ledger, Observed
+from management.models import Deployment
 from management.services.deployments import start_deployment
 
 
@@ -27,3 +31,27 @@ def test_an_error_of_several_lines_is_one_in_the_log(db):
     with capture_logs() as lines:
         assert not Ledger()._attempt(step)
     assert [line["error"] for line in lines] == ['connection to server at "db" failed: refused; Is the server running?']
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["by its own thread", "by another"])
+def test_registries_are_read_again_only_after_a_write(django_assert_num_queries, deployment, elsewhere):
+    def write() -> None:
+        Deployment.objects.update(title="changed")
+        if elsewhere:
+            connection.close()
+
+    ledger = Ledger()
+    ledger.read_changes()
+    with django_assert_num_queries(1):
+        ledger.read_changes()
+    if elsewhere:
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+    else:
+        write()
+    ledger.read_changes()
+    assert [row.title for row in ledger.registries.deployments] == ["changed"]
+    with django_assert_num_queries(1):
+        ledger.read_changes()
