@@ -15,8 +15,8 @@ from numba.core import cgutils
 
 F32, BF16, F16 = 0, 1, 2
 LINE_BYTES = 64
-FIRST, SECOND = 3, 2
-"""LLVM's names of the caches that are prefetched into."""
+FIRST, SECOND, PASSING = 3, 2, 0
+"""Where to prefetch, as LLVM counts: into the first or the second cache, or for a single use, after which no cache keeps it."""
 LANES = 16
 """float32 numbers in one vector: one AVX-512 register, two of AVX2, four of NEON."""
 
@@ -156,17 +156,17 @@ def prefetch_line(builder: Any, address: Any, number: Any) -> None:
     _prefetch_at(builder, address, builder.mul(number, I64(LINE_BYTES)), SECOND)
 
 
-def prefetch_element(builder: Any, address: Any, index: Any, kind: int) -> None:
-    """Prefetch the cache line of an element, into the first cache."""
-    _prefetch_at(builder, address, builder.mul(index, I64(element_bytes(kind))), FIRST)
+def prefetch_element(builder: Any, address: Any, index: Any, kind: int, where: int = FIRST) -> None:
+    """Prefetch the cache line of an element."""
+    _prefetch_at(builder, address, builder.mul(index, I64(element_bytes(kind))), where)
 
 
-def _prefetch_at(builder: Any, address: Any, offset: Any, cache_level: int) -> None:
+def _prefetch_at(builder: Any, address: Any, offset: Any, where: int) -> None:
     """The line of a byte, for reading. An address that is no memory does no harm."""
     byte = ir.PointerType(BYTE)
     signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
     fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-    builder.call(fetch, [pointer_at(builder, address, offset, BYTE), I32(0), I32(cache_level), I32(1)])
+    builder.call(fetch, [pointer_at(builder, address, offset, BYTE), I32(0), I32(where), I32(1)])
 
 
 def zeros(builder: Any, count: int) -> list[Any]:

@@ -21,10 +21,12 @@ from engine.cpu.kernels.compiled import kernel
 from engine.cpu.kernels.emit import (
     BYTE,
     F32,
+    FIRST,
     FLOAT,
     I32,
     I64,
     LANES,
+    PASSING,
     VECTOR,
     broadcast,
     greatest_of,
@@ -36,7 +38,7 @@ from engine.cpu.kernels.emit import (
 )
 from engine.cpu.kernels.matmul import piece, tile_rows
 from engine.cpu.kernels.simd import address_of, load_int, take_ticket
-from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, STEPS_AHEAD, WIDEN, end_row
+from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, ONCE, PANEL, STEPS_AHEAD, SURELY_ONCE, WIDEN, end_row
 
 WORDS = ir.VectorType(I32, LANES)
 TASK_ROWS = 16
@@ -84,17 +86,17 @@ def quantise_row(typing_context: Any, out: Any, scale: Any, x: Any, inner: Any, 
 def byte_product(
     typing_context: Any,
     rows: Any, out: Any, out_stride: Any, x: Any, scales: Any, panel: Any, inner: Any, begin: Any, weight_scales: Any,
-    start: Any, kind: Any, ending: Any,
+    start: Any, ahead: Any, kind: Any, ending: Any,
 ) -> Any:  # fmt: skip
     """out[r, :32] = (begin[:32] + sum over i of x[r, i] * panel[i, :32]) * scales[r] * weight_scales[:32] + start[:32].
 
     For 1 to 12 rows. x: bytes [rows, inner]. panel: [inner / 4, 32, 4] signed bytes. begin: int32. start: float32, 0:
-    zero. `ending` as in `product`.
+    zero. ahead: ONCE or 0. It and `ending` as in `product`.
     """
     number, then = kind.literal_value, ending.literal_value
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, out, out_stride, x, scales, panel, inner, begin, weight_scales, start, *_ = args
+        rows, out, out_stride, x, scales, panel, inner, begin, weight_scales, start, ahead, *_ = args
         dot = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(WORDS, [WORDS] * 3), "llvm.x86.avx512.vpdpbusd.512"
         )
@@ -102,15 +104,11 @@ def byte_product(
         def words_at(address: Any, index: Any) -> Any:
             return builder.load(pointer_at(builder, address, index, I32, WORDS), align=4)
 
-        def tile(count: int) -> None:
-            sums = [cgutils.alloca_once(builder, WORDS) for _ in range(2 * count)]
-            for number_of, one in enumerate(sums):
-                builder.store(words_at(begin, I64(number_of % 2 * LANES)), one)
+        def add_up(sums: list[Any], count: int, where: int) -> None:
             with cgutils.for_range(builder, builder.udiv(inner, I64(4))) as i:
-                if count > 1:  # as in `product`
-                    for v in range(2):
-                        ahead = builder.mul(builder.add(i.index, I64(STEPS_AHEAD)), I64(PANEL))
-                        prefetch_element(builder, panel, builder.add(ahead, I64(v * LANES)), F32)
+                for v in range(2):
+                    later = builder.mul(builder.add(i.index, I64(STEPS_AHEAD)), I64(PANEL))
+                    prefetch_element(builder, panel, builder.add(later, I64(v * LANES)), F32, where)
                 columns = [
                     words_at(panel, builder.add(builder.mul(i.index, I64(PANEL)), I64(v * LANES))) for v in range(2)
                 ]
@@ -123,6 +121,19 @@ def byte_product(
                     for v in range(2):
                         total = sums[2 * r + v]
                         builder.store(builder.call(dot, [builder.load(total), factor, columns[v]]), total)
+
+        def tile(count: int) -> None:
+            sums = [cgutils.alloca_once(builder, WORDS) for _ in range(2 * count)]
+            for number_of, one in enumerate(sums):
+                builder.store(words_at(begin, I64(number_of % 2 * LANES)), one)
+            if count <= SURELY_ONCE:
+                add_up(sums, count, PASSING)
+            else:
+                with builder.if_else(builder.icmp_signed("==", ahead, I64(ONCE))) as (once, again):
+                    with once:
+                        add_up(sums, count, PASSING)
+                    with again:
+                        add_up(sums, count, FIRST)
             for r in range(count):
                 scale = broadcast(builder, builder.load(pointer_at(builder, scales, I64(r), FLOAT)))
                 parts = []
@@ -141,7 +152,7 @@ def byte_product(
         switch(builder, rows, MAX_ROWS, tile)
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 10, kind, ending), emit
+    return types.void(*(types.int64,) * 11, kind, ending), emit
 
 
 @cache
@@ -170,7 +181,6 @@ def int8_kernel(kind: int, tiled: int, ending: int) -> Any:
     int32, [panels * 32]; start (0: none); out, its stride; x in bytes, and its scales, as `quantise_kernel` left them;
     width, the bytes of a row of x, of which those after `inner` meet weights of zero. With `tiled` it is a multiple of 64.
     """
-    multiply_bytes = tile_byte_product if tiled else byte_product
     out_element = 4 if ending in (ADD, WIDEN) or kind == F32 else 2
     columns = LANES if ending == GATE else PANEL
 
@@ -193,14 +203,24 @@ def int8_kernel(kind: int, tiled: int, ending: int) -> Any:
                 column = 4 * panel * PANEL
                 for first in range(head, min(head + rows_each, rows), tile):
                     count = min(tile, rows - first)
-                    if tiled and count != shaped:
-                        shape_tiles(count)
-                        shaped = count
-                    multiply_bytes(
-                        count, out + (first * stride + panel * columns) * out_element, stride,
-                        small + first * width, scales + 4 * first, weight + panel * width * PANEL, width,
-                        begins + column, weight_scales + column, start + column if start else 0, kind, ending,
-                    )  # fmt: skip
+                    target, bytes_of_rows = (
+                        out + (first * stride + panel * columns) * out_element,
+                        small + first * width,
+                    )
+                    begin, factors, bias = begins + column, weight_scales + column, start + column if start else 0
+                    own, panel_of = scales + 4 * first, weight + panel * width * PANEL
+                    if tiled:
+                        if count != shaped:
+                            shape_tiles(count)
+                            shaped = count
+                        tile_byte_product(
+                            count, target, stride, bytes_of_rows, own, panel_of, width, begin, factors, bias, kind, ending,
+                        )  # fmt: skip
+                    else:
+                        byte_product(
+                            count, target, stride, bytes_of_rows, own, panel_of, width, begin, factors, bias,
+                            ONCE if rows <= tile else 0, kind, ending,
+                        )  # fmt: skip
         if tiled:
             release_tiles()
 

@@ -9,7 +9,7 @@ from engine.cpu.kernels.amx_product import BLOCK_ROWS, release_tiles, shape_tile
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import BF16, F32, LANES
 from engine.cpu.kernels.simd import address_of, load_int, take_ticket
-from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
+from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, ONCE, PANEL, WIDEN, product
 
 PIECES = 16
 """Pieces of the weight for all workers together. With few rows the product is bound by reading the weight, and memory
@@ -59,9 +59,11 @@ def chunk_rows(rows: int, row_bytes: int) -> int:
 def ahead_of(panel: int, panel_bytes: int, single: bool, tile: int, tiles: int) -> int:
     """What row tile number `tile` of `tiles` prefetches, half of a panel's bytes: the first two tiles prefetch the next panel,
     because memory would rest while a panel is in the cache. The others prefetch nothing (0). Where a piece is a `single`
-    panel, another worker probably takes the next one, and the one after it is prefetched.
+    panel, another worker probably takes the next one, and the one after it is prefetched. A single tile reads the panel ONCE.
     """
-    if tiles == 1 or tile > 1 or panel_bytes > MOST_AHEAD_BYTES:
+    if tiles == 1:
+        return ONCE
+    if tile > 1 or panel_bytes > MOST_AHEAD_BYTES:
         return 0
     return panel + panel_bytes + single * panel_bytes + tile * (panel_bytes // 2)
 

@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 from engine.cpu.kernels.emit import (
     BF16,
     F32,
+    FIRST,
     FLOAT,
     I16,
     I32,
@@ -21,6 +22,7 @@ from engine.cpu.kernels.emit import (
     LANES,
     LINE_BYTES,
     PAIRS,
+    PASSING,
     add_pairs,
     add_product,
     broadcast,
@@ -72,6 +74,12 @@ addresses of 12 rows need.
 """
 STEPS_AHEAD = 32
 """What a step prefetches of its own panel is read so many steps later."""
+ONCE = -1
+"""In place of the address of what is prefetched: no other tile of rows reads the panel, so that no cache keeps it. Else weights would
+drive all that the host needs between two kernels out of the caches.
+"""
+SURELY_ONCE = 4
+"""Tiles of so few rows are the only or the last ones of their panel."""
 
 
 @intrinsic(prefer_literal=True)
@@ -87,7 +95,7 @@ def product(
     are of `kind`, but for ADD and WIDEN. factors (0: none): an int64 a row, 0 or the address of float32 factors by
     which the sums are multiplied, of which those from `column` on belong to this panel. panel: [inner, 32], or where
     `paired` [inner / 2, 32, 2] bfloat16, two steps of the sum side by side, as AVX512_BF16's dot product wants them.
-    ahead: an address from which on it prefetches half as many bytes as the panel has, into the second cache (0: none).
+    ahead: an address from which on it prefetches half as many bytes as the panel has, into the second cache (0: none), or ONCE.
     The order of the sum is that of i, whatever the rows.
     """
     number, in_pairs, then = kind.literal_value, bool(paired.literal_value), ending.literal_value
@@ -96,11 +104,10 @@ def product(
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, factors, column, ahead, *_ = args
 
-        def step(sums: list[Any], i: Any, count: int) -> None:
+        def step(sums: list[Any], i: Any, count: int, where: int) -> None:
             base = builder.mul(i, I64(PANEL))
-            if count > 1:  # a single row is so fast that the CPU asks for enough by itself
-                for column in range(0, PANEL, LINE_BYTES // element_bytes(wide)):
-                    prefetch_element(builder, panel, builder.add(base, I64(column + STEPS_AHEAD * PANEL)), wide)
+            for column in range(0, PANEL, LINE_BYTES // element_bytes(wide)):
+                prefetch_element(builder, panel, builder.add(base, I64(column + STEPS_AHEAD * PANEL)), wide, where)
             if in_pairs:
                 columns = [
                     builder.load(pointer_at(builder, panel, builder.add(base, I64(v * LANES)), I32, PAIRS), align=4)
@@ -134,8 +141,15 @@ def product(
                     for line in range(RUN):
                         prefetch_line(builder, ahead, builder.add(begin, I64(line)))
                 with cgutils.for_range(builder, I64(RUN)) as i:
-                    step(sums, builder.add(begin, i.index), count)
+                    step(sums, builder.add(begin, i.index), count, FIRST)
             return builder.mul(runs, I64(RUN))
+
+        def all_steps(sums: list[Any], steps: Any, count: int, where: int) -> None:
+            done = I64(0)
+            if where == FIRST and 2 * count > MAX_ROWS:  # fewer rows have no second tile
+                done = in_runs(sums, steps, count)
+            with cgutils.for_range(builder, builder.sub(steps, done)) as i:
+                step(sums, builder.add(done, i.index), count, where)
 
         def scale(sums: list[Any], address: Any) -> None:
             with builder.if_then(builder.icmp_signed("!=", address, I64(0))):
@@ -151,11 +165,14 @@ def product(
                         index = builder.add(builder.mul(start_stride, I64(r)), I64(v * LANES))
                         builder.store(load_vector(builder, start, index, F32), sums[2 * r + v])
             steps = builder.udiv(inner, I64(2)) if in_pairs else inner
-            done = I64(0)
-            if 2 * count > MAX_ROWS:  # fewer rows have no second tile
-                done = in_runs(sums, steps, count)
-            with cgutils.for_range(builder, builder.sub(steps, done)) as i:
-                step(sums, builder.add(done, i.index), count)
+            if count <= SURELY_ONCE:
+                all_steps(sums, steps, count, PASSING)
+            else:
+                with builder.if_else(builder.icmp_signed("==", ahead, I64(ONCE))) as (once, again):
+                    with once:
+                        all_steps(sums, steps, count, PASSING)
+                    with again:
+                        all_steps(sums, steps, count, FIRST)
             with builder.if_then(builder.icmp_signed("!=", factors, I64(0)), likely=False):
                 for r in range(count):
                     scale(sums[2 * r : 2 * r + 2], builder.load(pointer_at(builder, factors, I64(r), I64)))
