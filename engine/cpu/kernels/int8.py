@@ -179,7 +179,8 @@ def quantise_kernel(kind: int) -> Any:
 def int8_kernel(kind: int, tiled: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight [panels, width / 4, 32, 4]; its scales float32 and begins
     int32, [panels * 32]; start (0: none); out, its stride; x in bytes, and its scales, as `quantise_kernel` left them;
-    width, the bytes of a row of x, of which those after `inner` meet weights of zero. With `tiled` it is a multiple of 64.
+    width, the bytes of a row of x, of which those after `inner` meet weights of zero; workers. With `tiled` the width is a multiple
+    of 64.
     """
     out_element = 4 if ending in (ADD, WIDEN) or kind == F32 else 2
     columns = LANES if ending == GATE else PANEL
@@ -191,7 +192,7 @@ def int8_kernel(kind: int, tiled: int, ending: int) -> Any:
         weight, weight_scales, begins, start = load_int(a, 7), load_int(a, 8), load_int(a, 9), load_int(a, 10)
         out, stride, small, scales = load_int(a, 11), load_int(a, 12), load_int(a, 13), load_int(a, 14)
         tile = BLOCK_ROWS if tiled else tile_rows(rows)
-        panels_each, rows_each = piece(rows, tile, panels, width * PANEL)
+        panels_each, rows_each = piece(rows, tile, panels, width * PANEL, load_int(a, 16))
         across = (rows + rows_each - 1) // rows_each
         shaped = 0
         while True:

@@ -13,7 +13,7 @@ from engine.cpu.kernels.amx_product import BLOCK_ROWS, release_tiles, shape_tile
 from engine.cpu.kernels.compiled import kernel
 from engine.cpu.kernels.emit import F32, LANES
 from engine.cpu.kernels.low_rank import DOT_RANKS, DOT_ROWS, dots, expand
-from engine.cpu.kernels.matmul import ahead_of, piece, tile_rows
+from engine.cpu.kernels.matmul import ahead_of, apart, piece, tile_rows
 from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
@@ -71,7 +71,7 @@ def low_rank_kernel(kind: int, paired: int) -> Any:
 @cache
 def adapted_kernel(kind: int, paired: int, tiled: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight [panels, inner, 32]; out, its stride; factors (0: none); segments,
-    their number; low, as `low_rank_kernel` left it, its stride; scratch, bytes a worker.
+    their number; low, as `low_rank_kernel` left it, its stride; scratch, bytes a worker; workers.
     """
     element = 4 if kind == F32 else 2
     out_element = 4 if ending in (ADD, WIDEN) else element
@@ -89,7 +89,8 @@ def adapted_kernel(kind: int, paired: int, tiled: int, ending: int) -> Any:
         scratch = load_int(a, 15) + take_ticket(a + 8) * load_int(a, 16)
         tile = BLOCK_ROWS if tiled else tile_rows(rows)
         panel_bytes, tiles = inner * PANEL * element, (rows + tile - 1) // tile
-        panels_each, _ = piece(rows, tile, panels, panel_bytes)
+        panels_each, _ = piece(rows, tile, panels, panel_bytes, load_int(a, 17))
+        further = apart(panels_each, load_int(a, 17))
         shaped = 0
         while True:
             begin = take_ticket(a) * panels_each
@@ -126,7 +127,7 @@ def adapted_kernel(kind: int, paired: int, tiled: int, ending: int) -> Any:
                     else:
                         product(
                             count, target, stride, part, x_stride, columns, inner, begins, PANEL, scales, panel * PANEL,
-                            ahead_of(columns, panel_bytes, panels_each == 1, first // tile, tiles), kind, paired, ending,
+                            ahead_of(columns, panel_bytes, further, first // tile, tiles), kind, paired, ending,
                         )  # fmt: skip
         if tiled:
             release_tiles()

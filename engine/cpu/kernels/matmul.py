@@ -18,7 +18,7 @@ is read fastest in long runs.
 PIECE_BYTES = 1 << 19
 """The most bytes of a piece: a thread that is preempted within a piece delays the others."""
 PIECE_PANELS = 3
-"""The fewest panels of a piece for a single row tile, unless that leaves fewer pieces than panels in a piece."""
+"""The fewest panels of a piece for a single row tile, if that leaves every worker two pieces."""
 MAX_TILES = 4
 """With more row tiles the product is bound by arithmetic, and a piece is a single panel."""
 PIECE_TILES = 16
@@ -39,10 +39,10 @@ def tile_rows(rows: int) -> int:
 
 
 @inlined
-def piece(rows: int, tile: int, panels: int, panel_bytes: int) -> Any:
+def piece(rows: int, tile: int, panels: int, panel_bytes: int, workers: int) -> Any:
     """The piece of work that a worker takes at a time: (panels of the weight, rows)."""
     if rows <= MAX_TILES * tile:
-        least = min(PIECE_PANELS, panels // PIECE_PANELS) if rows <= tile else 1
+        least = min(PIECE_PANELS, panels // (2 * workers)) if rows <= tile else 1
         return max(least, min(panels // PIECES, PIECE_BYTES // panel_bytes), 1), rows
     return 1, PIECE_TILES * tile
 
@@ -56,22 +56,28 @@ def chunk_rows(rows: int, row_bytes: int) -> int:
 
 
 @inlined
-def ahead_of(panel: int, panel_bytes: int, single: bool, tile: int, tiles: int) -> int:
-    """What row tile number `tile` of `tiles` prefetches, half of a panel's bytes: the first two tiles prefetch the next panel,
-    because memory would rest while a panel is in the cache. The others prefetch nothing (0). Where a piece is a `single`
-    panel, another worker probably takes the next one, and the one after it is prefetched. A single tile reads the panel ONCE.
+def ahead_of(panel: int, panel_bytes: int, apart: int, tile: int, tiles: int) -> int:
+    """What row tile number `tile` of `tiles` prefetches, half of a panel's bytes: the first two tiles prefetch the panel that is
+    `apart` panels further, because memory would rest while a panel is in the cache. The others prefetch nothing (0). A single
+    tile reads its panel ONCE.
     """
     if tiles == 1:
         return ONCE
     if tile > 1 or panel_bytes > MOST_AHEAD_BYTES:
         return 0
-    return panel + panel_bytes + single * panel_bytes + tile * (panel_bytes // 2)
+    return panel + apart * panel_bytes + tile * (panel_bytes // 2)
+
+
+@inlined
+def apart(panels_each: int, workers: int) -> int:
+    """How many panels further a worker goes on: within its piece, else probably after those of the other workers."""
+    return workers if panels_each == 1 else 1
 
 
 @cache
 def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32]; start (0: none);
-    out, its stride. `ending` is STORE, ADD, GATE or WIDEN.
+    out, its stride; workers. `ending` is STORE, ADD, GATE or WIDEN.
     """
     element = 4 if kind == F32 else 2
     out_element = 4 if ending in (ADD, WIDEN) else element
@@ -83,8 +89,9 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
         rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
         x, x_stride, weight = load_int(a, 5), load_int(a, 6), load_int(a, 7)
         start, out, stride = load_int(a, 8), load_int(a, 9), load_int(a, 10)
-        tile, panel_bytes = tile_rows(rows), inner * PANEL * element
-        panels_each, rows_each = piece(rows, tile, panels, panel_bytes)
+        workers, tile, panel_bytes = load_int(a, 11), tile_rows(rows), inner * PANEL * element
+        panels_each, rows_each = piece(rows, tile, panels, panel_bytes, workers)
+        further = apart(panels_each, workers)
         across = (rows + rows_each - 1) // rows_each
         while True:
             ticket = take_ticket(a)
@@ -100,7 +107,7 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
                         min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
                         x + first * x_stride * element, x_stride, columns, inner,
                         start + 4 * panel * PANEL if start else 0, 0, 0, 0,
-                        ahead_of(columns, panel_bytes, panels_each == 1, (first - head) // tile, tiles), kind, paired, ending,
+                        ahead_of(columns, panel_bytes, further, (first - head) // tile, tiles), kind, paired, ending,
                     )  # fmt: skip
 
     return matmul

@@ -126,7 +126,7 @@ def linear_int8(
         quantise_kernel(KINDS[x.dtype]),
         rows, inner, panels, x.data_ptr(), x.stride(0), weight.packed.data_ptr(), weight.scales.data_ptr(),
         weight.begins.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0),
-        room + 4 * rows, room, width,
+        room + 4 * rows, room, width, num_threads(),
         after=int8_kernel(KINDS[x.dtype], int(has_tiles()), ending), work=rows * inner * panels,
     )  # fmt: skip
 
@@ -205,7 +205,7 @@ def linear(
         run(
             matmul.tile_matmul_kernel(ending) if tiled else matmul.matmul_kernel(kind, paired, ending),
             rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-            out.data_ptr(), out.stride(0), work=rows * inner * panels,
+            out.data_ptr(), out.stride(0), num_threads(), work=rows * inner * panels,
         )  # fmt: skip
         return
     keep(lora)
@@ -215,7 +215,7 @@ def linear(
         low_rank_kernel(kind, paired),
         rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), out.stride(0),
         0 if lora.factors is None else lora.factors.data_ptr(), lora.segments.data_ptr(), len(lora.segments),
-        low, lora.ranks, low + rows * lora.ranks * 4, each,
+        low, lora.ranks, low + rows * lora.ranks * 4, each, num_threads(),
         after=adapted_kernel(kind, paired, tiled, ending), work=rows * inner * panels,
     )  # fmt: skip
 

@@ -106,8 +106,8 @@ def product(
 
         def step(sums: list[Any], i: Any, count: int, where: int) -> None:
             base = builder.mul(i, I64(PANEL))
-            for column in range(0, PANEL, LINE_BYTES // element_bytes(wide)):
-                prefetch_element(builder, panel, builder.add(base, I64(column + STEPS_AHEAD * PANEL)), wide, where)
+            for line in range(0, PANEL, LINE_BYTES // element_bytes(wide)):
+                prefetch_element(builder, panel, builder.add(base, I64(line + STEPS_AHEAD * PANEL)), wide, where)
             if in_pairs:
                 columns = [
                     builder.load(pointer_at(builder, panel, builder.add(base, I64(v * LANES)), I32, PAIRS), align=4)
