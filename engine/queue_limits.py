@@ -170,7 +170,7 @@ class QueueLimits:
         decoding = sum(request.decodes for request in running)
         count = config.max_num_batched_tokens - decoding
         if decoding and config.max_step_ms:
-            count = min(count, times.fitting(config.max_step_ms / 1e3 / times.margin - times.decode_s(decoding), 0))
+            count = min(count, times.fitting(times.prompts_s(config.max_step_ms, decoding), 0))
         return times.prefill_rate(count, decoding)
 
 

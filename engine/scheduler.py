@@ -172,8 +172,7 @@ class Scheduler:
         decoding = sum(request.decodes for request in self.running)
         if not (decoding or awaited) or not self.config.max_step_ms:
             return PrefillLimit(self._step_time, math.inf)
-        seconds = self.config.max_step_ms / 1e3 / self._step_time.margin - self._step_time.decode_s(decoding)
-        return PrefillLimit(self._step_time, max(seconds, 0.0))
+        return PrefillLimit(self._step_time, self._step_time.prompts_s(self.config.max_step_ms, decoding))
 
     def launched(self, batch: ScheduledBatch, sampled: Iterable[Request] = ()) -> None:
         """Count a launched step's tokens as computed, and append a PENDING token for each request in `sampled`, so that

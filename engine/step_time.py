@@ -24,6 +24,8 @@ SPREAD_WEIGHT = 0.1
 """Weight of one step in it."""
 DEVIATIONS = 2.0
 """A step is planned so that it keeps to its time if it takes so many deviations longer than estimated."""
+OWN_PART = 0.92
+"""The part of a step's limit that the step itself is planned for; the rest is for passing its tokens on, because readers see both."""
 UNKNOWN = 1.0
 """Variance of coefficients of which nothing is known, in seconds squared; uncertainty does not grow beyond it."""
 OUTLIER = 4.0
@@ -128,6 +130,10 @@ class StepTime:
     def decode_s(self, num_decoding: int) -> float:
         """Expected seconds of a step in which so many sequences decode and nothing else runs."""
         return self._fit.value((1.0, num_decoding * ROWS, 0.0, 0.0))
+
+    def prompts_s(self, limit_ms: int, num_decoding: int) -> float:
+        """Seconds for the prompts of a step beside so many sequences that decode, so that its tokens come within `limit_ms`."""
+        return max(limit_ms / 1e3 * OWN_PART / self.margin - self.decode_s(num_decoding), 0.0)
 
     def prefill_s(self, count: int, start: int) -> float:
         """Expected seconds that `count` prompt tokens after `start` others add to a step."""
