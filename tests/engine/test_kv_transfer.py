@@ -154,7 +154,7 @@ def test_preempted_on_either_side(tmp_path, tight, transport):
     decode, d_door = make(tmp_path, "d", **options)
     whole = [prefill.alone(prompt, salt="alone", **SAMPLED)[0] for prompt in asked]
     few = (prefill if tight == "prefill" else decode).engine.scheduler
-    taken = [few.pool._free.popitem()[0] for _ in range(few.pool.num_free - (16 if tight == "prefill" else 14))]
+    taken = [few.pool._free.popitem()[0] for _ in range(few.pool.num_free - (16 if tight == "prefill" else 11))]
     for i, prompt in enumerate(asked):
         if tight == "prefill":  # sequences that grow beside those that are held
             prefill.ask(prompt, request_id=100 + i, salt="y", **SAMPLED)
