@@ -28,7 +28,7 @@ from engine.cpu.kernels.simd import address_of, as_float, exp, largest, load, lo
 from engine.cpu.kernels.softmax import softmax_row
 from engine.cpu.kernels.tiles import MAX_ROWS
 
-SCORES = FEW_ROWS_GROUPS * LANES
+SCORE_LANES = FEW_ROWS_GROUPS * LANES
 """A row of scores has room for a multiple of these."""
 ONE, TWO, NEGATIVE = np.float32(1), np.float32(2), np.float32(-1e30)
 
@@ -165,7 +165,7 @@ def attend_kernel(kind: int, paired: int) -> Any:
             newest = length - tokens + (first_row + rows - 1) // group
             first_block, blocks = _seen(length - tokens + first_row // group, newest, window, size)
             lanes = blocks * padded
-            stride = (lanes + SCORES - 1) // SCORES * SCORES
+            stride = (lanes + SCORE_LANES - 1) // SCORE_LANES * SCORE_LANES
             rows_weights = rows_scores + 4 * MAX_ROWS * stride if paired else rows_scores
             table = tables + 8 * entry
             scores(
@@ -222,5 +222,5 @@ def attend_kernel(kind: int, paired: int) -> Any:
 
 def scratch_bytes(key_dim: int, value_padded: int, lanes: int) -> int:
     """Scratch bytes that one worker of `attend` needs if the longest sequence takes `lanes`."""
-    stride = math.ceil(lanes / SCORES) * SCORES
+    stride = math.ceil(lanes / SCORE_LANES) * SCORE_LANES
     return MAX_ROWS * (4 * (key_dim + value_padded + stride) + 2 * stride)

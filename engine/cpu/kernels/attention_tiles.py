@@ -152,8 +152,8 @@ def weighted_values(
     values: blocks of [block_size, value_stride] elements, where `paired` of [block_size / 2, value_stride, 2],
     `block_stride` apart, found through the int64 `table` from its entry `first` on; of the last block only the first
     `in_last` keys are read. weights: float32, rows `weights_stride` apart, `padded_size` lanes a block; where `paired`
-    bfloat16. With each step of a block it prefetches `ahead_lines` cache lines of a block that is read next: `ahead_blocks` of them
-    lie `ahead_stride` bytes apart from the address `ahead` on, found through `ahead_table`.
+    bfloat16. With each step it prefetches the same places of a block that is read next: `ahead_blocks` of those lie `ahead_stride`
+    elements apart from the address `ahead` on, found through `ahead_table`.
     """
     number, in_pairs = kind.literal_value, bool(paired.literal_value)
 

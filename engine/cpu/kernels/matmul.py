@@ -56,16 +56,16 @@ def chunk_rows(rows: int, row_bytes: int) -> int:
 
 
 @inlined
-def ahead_of(panel: int, panel_bytes: int, apart: int, tile: int, tiles: int) -> int:
+def ahead_of(panel: int, panel_bytes: int, further: int, tile: int, tiles: int) -> int:
     """What row tile number `tile` of `tiles` prefetches, half of a panel's bytes: the first two tiles prefetch the panel that is
-    `apart` panels further, because memory would rest while a panel is in the cache. The others prefetch nothing (0). A single
+    so many panels `further`, because memory would rest while a panel is in the cache. The others prefetch nothing (0). A single
     tile reads its panel ONCE.
     """
     if tiles == 1:
         return ONCE
     if tile > 1 or panel_bytes > MOST_AHEAD_BYTES:
         return 0
-    return panel + apart * panel_bytes + tile * (panel_bytes // 2)
+    return panel + further * panel_bytes + tile * (panel_bytes // 2)
 
 
 @inlined

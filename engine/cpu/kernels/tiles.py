@@ -1,4 +1,4 @@
-"""The three inner loops, as Numba intrinsics: tiles of rows by vectors whose sums stay in registers.
+"""The inner loop of products, as a Numba intrinsic: tiles of rows by panels of a weight, whose sums stay in registers.
 
 Addresses are int64, strides count elements, `kind` has to be a compile-time constant. Nothing here checks bounds.
 """
