@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from engine.cpu.kernels import amx, ops, paged
 from engine.cpu.kernels.amx import has_tiles
+from engine.cpu.kernels.emit import DOT_PAIRS, WIDE_PAIRS, has_bf16_dot
 from engine.cpu.kernels.threads import set_num_threads
 from engine.cpu.kv_cache import whole_vectors
 from engine.cpu.layers import PanelLinear, make_gate, make_linear
@@ -178,6 +179,26 @@ def test_tiles_agree_with_vectors(rows, inner, monkeypatch):
     for tiles, vectors in zip(*found, strict=True):
         assert_near(tiles, vectors.float(), tiles.dtype)
     assert torch.equal(found[0][-1], found[1][-1])
+
+
+@pytest.mark.skipif(not has_bf16_dot(), reason="this CPU has no dot products of bfloat16")
+@pytest.mark.parametrize("way", [DOT_PAIRS, WIDE_PAIRS], ids=["dot products", "widened"])
+def test_pairs_are_multiplied_by_dot_products_or_widened(way, monkeypatch):
+    """Whichever is faster on this CPU; both give each row the same bits alone and among others."""
+    monkeypatch.setattr(ops, "pairing", lambda: way)
+    monkeypatch.setattr(ops, "has_tiles", lambda: False)
+    monkeypatch.setattr(paged, "has_tiles", lambda: False)
+    x, weight = torch.randn(140, 338).bfloat16(), torch.randn(75, 338).bfloat16()
+    layer, expected = PanelLinear(weight, None, []), F.linear(x.float(), weight.float())
+    for rows in (1, 4, 7, 12, 13, 48, 140):
+        found = layer.logits(x[:rows])
+        assert_near(found, expected[:rows], torch.float32)
+        assert torch.equal(found[-1], layer.logits(x[rows - 1 : rows])[0])
+    case = Attention(9, 3, 64, [100, 333, 7], [1, 40, 7], 16, torch.bfloat16)
+    for options in ({}, {"window": 13}, {"softcap": 5.0}):
+        together = case.run(**options)
+        assert_near(together, case.reference(**options), torch.bfloat16)
+        assert torch.equal(together, torch.cat([case.run(only=i, **options) for i in range(3)]))
 
 
 def test_a_denied_permission_leaves_vectors_and_one_line(monkeypatch, caplog):

@@ -292,7 +292,7 @@ def tile_attend_kernel() -> Any:
                 sink = load(sinks, kv_head * group + (first_row + r) % group, F32) if sinks else NEGATIVE
                 total = softmax_row(
                     row, rows_weights + 2 * r * weights_stride, max(0, begin - first_block * size),
-                    position - first_block * size + 1, lanes, scale, sink,
+                    position - first_block * size + 1, lanes, scale, sink, BF16,
                 )  # fmt: skip
                 store(rows_q, r, F32, ONE / total)  # the query itself is not needed any more
             tile_values(

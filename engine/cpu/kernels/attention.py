@@ -3,7 +3,7 @@
 Keys lie transposed, `[block, head, dim, padded block size]`, so that one vector holds one component of 16 keys; values
 lie `[block, head, block size, padded dim]`. Where the CPU has dot products of bfloat16 pairs, two components of a key
 lie side by side, `[.., dim / 2, padded block size, 2]`, and so do two keys' values, `[.., block size / 2, padded dim,
-2]`; weights are rounded to bfloat16 then. Two passes over the keys with all scores in between, in float32: exact
+2]`; weights are rounded to bfloat16 if it is such products that are taken. Two passes over the keys with all scores in between, in float32: exact
 softmax, and the same sums whatever else is in the batch.
 """
 
@@ -23,7 +23,7 @@ from engine.cpu.kernels.attention_tiles import (
     weighted_values,
 )
 from engine.cpu.kernels.compiled import inlined, kernel
-from engine.cpu.kernels.emit import F32, LANES
+from engine.cpu.kernels.emit import BF16, DOT_PAIRS, F32, LANES, UNPAIRED
 from engine.cpu.kernels.simd import address_of, as_float, exp, largest, load, load_int, store, take_ticket
 from engine.cpu.kernels.softmax import softmax_row
 from engine.cpu.kernels.tiles import MAX_ROWS
@@ -127,8 +127,9 @@ def attend_kernel(kind: int, paired: int) -> Any:
     kv heads, query heads of each, key dim, value dim, padded value dim, block size, padded block size; scale, window
     (0: none), soft-cap (0: none), sinks [heads] float32 (0: none); out: address, token stride, head stride.
     """
-    element, pair = 4 if kind == F32 else 2, 2 if paired else 1
-    weight_bytes = 2 if paired else 4
+    element, pair = 4 if kind == F32 else 2, 1 if paired == UNPAIRED else 2
+    factor = BF16 if paired == DOT_PAIRS else F32  # the type of what keys and values are multiplied by
+    weight_bytes = 2 if paired == DOT_PAIRS else 4
 
     @kernel
     def attend(data: Any) -> None:
@@ -158,15 +159,12 @@ def attend_kernel(kind: int, paired: int) -> Any:
                 token, head = (first_row + r) // group, kv_head * group + (first_row + r) % group
                 source = (first_token + token) * query_token + head * query_head
                 for d in range(key_dim):
-                    if paired:
-                        store(rows_q, r * key_dim + d, kind, load(query, source + d, kind))
-                    else:
-                        store(rows_q, r * key_dim + d, F32, load(query, source + d, kind))
+                    store(rows_q, r * key_dim + d, factor, load(query, source + d, kind))
             newest = length - tokens + (first_row + rows - 1) // group
             first_block, blocks = _seen(length - tokens + first_row // group, newest, window, size)
             lanes = blocks * padded
             stride = (lanes + SCORE_LANES - 1) // SCORE_LANES * SCORE_LANES
-            rows_weights = rows_scores + 4 * MAX_ROWS * stride if paired else rows_scores
+            rows_weights = rows_scores + 4 * MAX_ROWS * stride if paired == DOT_PAIRS else rows_scores
             table = tables + 8 * entry
             scores(
                 rows, rows_scores, stride, rows_q, key_dim, keys + kv_head * key_dim * padded * element, table, key_block,
@@ -185,8 +183,9 @@ def attend_kernel(kind: int, paired: int) -> Any:
                 sink = load(sinks, head, F32) if sinks else NEGATIVE
                 if size != padded:
                     _mask(row, lanes, size, padded)
-                if paired:
-                    total = softmax_row(row, rows_weights + 2 * r * stride, begin_lane, end_lane, lanes, ONE, sink)
+                if paired != UNPAIRED:
+                    weights = rows_weights + weight_bytes * r * stride
+                    total = softmax_row(row, weights, begin_lane, end_lane, lanes, ONE, sink, factor)
                 else:
                     total = _softmax(row, begin_lane, end_lane, lanes, sink)
                 store(rows_q, r, F32, ONE / total)  # the query itself is not needed any more

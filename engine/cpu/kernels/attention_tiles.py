@@ -15,6 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.cpu.kernels.emit import (
+    DOT_PAIRS,
     F32,
     FLOAT,
     I16,
@@ -23,11 +24,13 @@ from engine.cpu.kernels.emit import (
     LANES,
     LINE_BYTES,
     PAIRS,
+    UNPAIRED,
     VECTOR,
     add_pairs,
     add_product,
     broadcast,
     element_bytes,
+    load_pairs,
     load_vector,
     pointer_at,
     prefetch_element,
@@ -56,15 +59,16 @@ def scores(
 ) -> Any:  # fmt: skip
     """out[r, g * 16 + lane] = query[r] . key * scale, for groups of 16 keys.
 
-    query: [rows, dim] float32, or bfloat16 where `paired`; scale: the bits of a float32. keys: blocks of [dim,
-    padded_size] elements, where `paired` of [dim / 2, padded_size, 2], `block_stride` apart, found through the
+    query: [rows, dim] float32, or bfloat16 with DOT_PAIRS; scale: the bits of a float32. keys: blocks of [dim,
+    padded_size] elements, in pairs of [dim / 2, padded_size, 2], `block_stride` apart, found through the
     int64 `table`; group g lies at lanes (g % (padded_size / 16)) * 16 of block `table[g // (padded_size / 16)]`.
     out: float32, rows `out_stride` apart, with room for whole fours of groups, group `first` at its start.
     While it computes it prefetches the next keys, and the values of these (`value_group` elements for each group, in blocks
     `value_block_stride` apart), since blocks lie anywhere and the CPU cannot guess the next: a few lines with every component, because
     a CPU drops prefetches that come faster than its memory.
     """
-    number, in_pairs = kind.literal_value, bool(paired.literal_value)
+    number, way = kind.literal_value, paired.literal_value
+    in_pairs = way != UNPAIRED
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (rows, out, out_stride, query, dim, keys, table, block_stride, padded_size, first, groups,
@@ -83,22 +87,25 @@ def scores(
 
         def step(sums: list[Any], starts: list[Any], d: Any, below: Any, count: int) -> None:
             """One component of some times 16 keys, or two components of each side by side."""
-            if in_pairs:
+            if way == DOT_PAIRS:
                 key = [
                     builder.load(pointer_at(builder, keys, builder.add(s, below), I16, PAIRS), align=2) for s in starts
                 ]
+            elif in_pairs:
+                key = [load_pairs(builder, keys, builder.add(s, below)) for s in starts]
             else:
-                key = [load_vector(builder, keys, builder.add(s, below), number) for s in starts]
+                key = [(load_vector(builder, keys, builder.add(s, below), number),) for s in starts]
             for r in range(count):
                 index = builder.add(builder.mul(dim, I64(r)), builder.mul(d, width))
                 for g, keys_of_group in enumerate(key):
                     total = sums[len(key) * r + g]
-                    if in_pairs:
+                    if way == DOT_PAIRS:
                         pair = builder.load(pointer_at(builder, query, index, I16, FLOAT), align=2)
                         add_pairs(builder, total, builder.bitcast(broadcast(builder, pair), PAIRS), keys_of_group)
-                    else:
-                        scalar = builder.load(pointer_at(builder, query, index, FLOAT))
-                        add_product(builder, total, broadcast(builder, scalar), keys_of_group)
+                        continue
+                    for half, component in enumerate(keys_of_group):
+                        scalar = builder.load(pointer_at(builder, query, builder.add(index, I64(half)), FLOAT))
+                        add_product(builder, total, broadcast(builder, scalar), component)
 
         def tile(count: int) -> None:
             side = GROUPS if count > FEW_ROWS else FEW_ROWS_GROUPS
@@ -149,13 +156,14 @@ def weighted_values(
 ) -> Any:  # fmt: skip
     """out[r, :16 * vectors] = sum over keys of weights[r, key] * value[key].
 
-    values: blocks of [block_size, value_stride] elements, where `paired` of [block_size / 2, value_stride, 2],
+    values: blocks of [block_size, value_stride] elements, in pairs of [block_size / 2, value_stride, 2],
     `block_stride` apart, found through the int64 `table` from its entry `first` on; of the last block only the first
-    `in_last` keys are read. weights: float32, rows `weights_stride` apart, `padded_size` lanes a block; where `paired`
+    `in_last` keys are read. weights: float32, rows `weights_stride` apart, `padded_size` lanes a block; with DOT_PAIRS
     bfloat16. With each step it prefetches the same places of a block that is read next: `ahead_blocks` of those lie `ahead_stride`
     elements apart from the address `ahead` on, found through `ahead_table`.
     """
-    number, in_pairs = kind.literal_value, bool(paired.literal_value)
+    number, way = kind.literal_value, paired.literal_value
+    in_pairs = way != UNPAIRED
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (rows, vectors, out, out_stride, weights, weights_stride, values, table, block_stride, block_size,
@@ -164,12 +172,15 @@ def weighted_values(
         def pair_step(
             sums: list[Any], base: Any, next_base: Any, lanes: Any, j: Any, count: int, width: int, half: bool
         ) -> None:
-            """Two keys' values side by side; `half`: only the first of them is a key."""
+            """Two keys' values side by side; `half`: only the first of them is a key, and what lies beside it may be anything."""
             below = builder.mul(builder.mul(j, value_stride), I64(2))
             row, next_row = builder.add(base, below), builder.add(next_base, below)
             value = []
             for v in range(width):
                 prefetch_element(builder, ahead, builder.add(next_row, I64(v * 2 * LANES)), number)
+                if way != DOT_PAIRS:
+                    value.append(load_pairs(builder, values, builder.add(row, I64(v * 2 * LANES)))[: 1 if half else 2])
+                    continue
                 both = builder.load(
                     pointer_at(builder, values, builder.add(row, I64(v * 2 * LANES)), I16, WORDS), align=2
                 )
@@ -178,6 +189,13 @@ def weighted_values(
                 value.append(builder.bitcast(both, PAIRS))
             for r in range(count):
                 index = builder.add(builder.mul(weights_stride, I64(r)), builder.add(lanes, builder.mul(j, I64(2))))
+                if way != DOT_PAIRS:
+                    for key in range(1 if half else 2):
+                        scalar = builder.load(pointer_at(builder, weights, builder.add(index, I64(key)), FLOAT))
+                        w = broadcast(builder, scalar)
+                        for v in range(width):
+                            add_product(builder, sums[r * width + v], w, value[v][key])
+                    continue
                 pair = builder.load(pointer_at(builder, weights, index, I16, FLOAT), align=2)
                 w = builder.bitcast(broadcast(builder, pair), PAIRS)
                 for v in range(width):

@@ -11,9 +11,9 @@ from typing import Any
 
 from engine.cpu.kernels.amx_product import BLOCK_ROWS, release_tiles, shape_tiles, tile_product
 from engine.cpu.kernels.compiled import kernel
-from engine.cpu.kernels.emit import F32, LANES
+from engine.cpu.kernels.emit import F32, LANES, WIDE_PAIRS
 from engine.cpu.kernels.low_rank import DOT_RANKS, DOT_ROWS, dots, expand
-from engine.cpu.kernels.matmul import ahead_of, apart, piece, tile_rows
+from engine.cpu.kernels.matmul import WIDENED_ROWS, ahead_of, apart, piece, tile_rows, widen_rows
 from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
@@ -28,8 +28,8 @@ TASK_ROWS, TASK_RANKS = 48, 16
 
 
 @cache
-def low_rank_kernel(kind: int, paired: int) -> Any:
-    """Each segment's x A^T. Arguments: see `adapted_kernel`, which comes after it."""
+def low_rank_kernel(kind: int, paired: int, wide: bool) -> Any:
+    """Each segment's x A^T, and where `wide` the rows of x in float32. Arguments: see `adapted_kernel`, which comes after it."""
     element, segment_bytes = 4 if kind == F32 else 2, 8 * FIELDS
 
     @kernel
@@ -38,8 +38,14 @@ def low_rank_kernel(kind: int, paired: int) -> Any:
         inner, x, x_stride = load_int(a, 3), load_int(a, 5), load_int(a, 6)
         segments, number, low, low_stride = load_int(a, 11), load_int(a, 12), load_int(a, 13), load_int(a, 14)
         end = segments + segment_bytes * number
+        rows = load_int(a, 2)
+        widenings = (rows + WIDENED_ROWS - 1) // WIDENED_ROWS if wide else 0
         while True:
             ticket = take_ticket(a)
+            if ticket < widenings:
+                widen_rows(ticket, rows, inner, x, x_stride, load_int(a, 18))
+                continue
+            ticket -= widenings
             segment = segments
             across = 0
             while segment < end:
@@ -71,9 +77,11 @@ def low_rank_kernel(kind: int, paired: int) -> Any:
 @cache
 def adapted_kernel(kind: int, paired: int, tiled: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight [panels, inner, 32]; out, its stride; factors (0: none); segments,
-    their number; low, as `low_rank_kernel` left it, its stride; scratch, bytes a worker; workers.
+    their number; low, as `low_rank_kernel` left it, its stride; scratch, bytes a worker; workers; with WIDE_PAIRS, unless `tiled`, x in float32, [rows, inner] without gaps.
     """
     element = 4 if kind == F32 else 2
+    wide = paired == WIDE_PAIRS and not tiled
+    x_element = 4 if wide else element
     out_element = 4 if ending in (ADD, WIDEN) else element
     width = LANES if ending == GATE else PANEL
     segment_bytes = 8 * FIELDS
@@ -86,6 +94,8 @@ def adapted_kernel(kind: int, paired: int, tiled: int, ending: int) -> Any:
         out, stride, factors = load_int(a, 8), load_int(a, 9), load_int(a, 10)
         segments, end = load_int(a, 11), load_int(a, 11) + segment_bytes * load_int(a, 12)
         low, low_stride = load_int(a, 13), load_int(a, 14)
+        if wide:
+            x, x_stride = load_int(a, 18), inner
         scratch = load_int(a, 15) + take_ticket(a + 8) * load_int(a, 16)
         tile = BLOCK_ROWS if tiled else tile_rows(rows)
         panel_bytes, tiles = inner * PANEL * element, (rows + tile - 1) // tile
@@ -114,7 +124,10 @@ def adapted_kernel(kind: int, paired: int, tiled: int, ending: int) -> Any:
                 columns = weight + panel * panel_bytes
                 for first in range(0, rows, tile):
                     count = min(tile, rows - first)
-                    target, part = out + (first * stride + panel * width) * out_element, x + first * x_stride * element
+                    target, part = (
+                        out + (first * stride + panel * width) * out_element,
+                        x + first * x_stride * x_element,
+                    )
                     begins, scales = scratch + 4 * first * PANEL, factors + 8 * first if factors else 0
                     if tiled:
                         if count != shaped:

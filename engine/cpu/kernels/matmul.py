@@ -7,8 +7,8 @@ from typing import Any
 
 from engine.cpu.kernels.amx_product import BLOCK_ROWS, release_tiles, shape_tiles, tile_product
 from engine.cpu.kernels.compiled import inlined, kernel
-from engine.cpu.kernels.emit import BF16, F32, LANES
-from engine.cpu.kernels.simd import address_of, load_int, take_ticket
+from engine.cpu.kernels.emit import BF16, F32, LANES, WIDE_PAIRS
+from engine.cpu.kernels.simd import address_of, load, load_int, store, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, ONCE, PANEL, WIDEN, product
 
 PIECES = 16
@@ -74,12 +74,44 @@ def apart(panels_each: int, workers: int) -> int:
     return workers if panels_each == 1 else 1
 
 
+WIDENED_ROWS = 16
+"""Rows that one worker widens at a time."""
+
+
+@inlined
+def widen_rows(task: int, rows: int, inner: int, source: int, source_stride: int, out: int) -> None:
+    """Rows of bfloat16 in float32, [rows, inner] without gaps: those of task number `task`."""
+    for row in range(task * WIDENED_ROWS, min(rows, (task + 1) * WIDENED_ROWS)):
+        begin, end = source + 2 * row * source_stride, out + 4 * row * inner
+        for i in range(inner):
+            store(end, i, F32, load(begin, i, BF16))
+
+
+@cache
+def widen_kernel() -> Any:
+    """The rows in float32, where a product needs them so. Arguments: see `matmul_kernel`, which comes after it."""
+
+    @kernel
+    def widen(data: Any) -> None:
+        a = address_of(data)
+        rows, inner, x = load_int(a, 2), load_int(a, 3), load_int(a, 5)
+        source, source_stride = load_int(a, 12), load_int(a, 13)
+        while True:
+            task = take_ticket(a)
+            if task * WIDENED_ROWS >= rows:
+                return
+            widen_rows(task, rows, inner, source, source_stride, x)
+
+    return widen
+
+
 @cache
 def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32]; start (0: none);
-    out, its stride; workers. `ending` is STORE, ADD, GATE or WIDEN.
+    out, its stride; workers; with WIDE_PAIRS what `widen_kernel` makes x of, and its stride. `ending` is STORE, ADD, GATE or WIDEN.
     """
     element = 4 if kind == F32 else 2
+    x_element = 4 if paired == WIDE_PAIRS else element
     out_element = 4 if ending in (ADD, WIDEN) else element
     width = LANES if ending == GATE else PANEL
 
@@ -105,7 +137,7 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
                 for first in range(head, end, tile):
                     product(
                         min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
-                        x + first * x_stride * element, x_stride, columns, inner,
+                        x + first * x_stride * x_element, x_stride, columns, inner,
                         start + 4 * panel * PANEL if start else 0, 0, 0, 0,
                         ahead_of(columns, panel_bytes, further, (first - head) // tile, tiles), kind, paired, ending,
                     )  # fmt: skip

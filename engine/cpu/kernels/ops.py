@@ -12,7 +12,7 @@ import torch
 from engine import shapes
 from engine.cpu.kernels import checks, layers, matmul, sampling
 from engine.cpu.kernels.amx import LINE, has_tiles
-from engine.cpu.kernels.emit import BF16, F16, F32, LANES, has_bf16_dot
+from engine.cpu.kernels.emit import BF16, F16, F32, LANES, UNPAIRED, WIDE_PAIRS, pairing
 from engine.cpu.kernels.int8 import int8_kernel, quantise_kernel
 from engine.cpu.kernels.lora import adapted_kernel, low_rank_kernel
 from engine.cpu.kernels.threads import float_bits, keep, num_threads, run
@@ -61,12 +61,12 @@ def wide(columns: int) -> int:
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     """[out, in] -> [panels, in, 32], the last panel filled up with zeros; bfloat16 in pairs where the CPU has dot
-    products of them, and then `in` must be even.
+    products of them (`pairs_of`), and then `in` must be even.
     """
     columns, inner = weight.shape
     padded = weight.new_zeros(wide(columns), inner)
     padded[:columns] = weight
-    if in_pairs(weight.dtype):
+    if pairs_of(weight.dtype) != UNPAIRED:
         return padded.view(-1, PANEL, inner // 2, 2).transpose(1, 2).contiguous()
     return padded.view(-1, PANEL, inner).transpose(1, 2).contiguous()
 
@@ -131,9 +131,9 @@ def linear_int8(
     )  # fmt: skip
 
 
-def in_pairs(dtype: torch.dtype) -> bool:
-    """Whether numbers of this type are multiplied in pairs, and packed so."""
-    return dtype == torch.bfloat16 and has_bf16_dot()
+def pairs_of(dtype: torch.dtype) -> int:
+    """How numbers of this type are multiplied: UNPAIRED, DOT_PAIRS or WIDE_PAIRS. Both latter are packed in pairs."""
+    return pairing() if dtype == torch.bfloat16 else UNPAIRED
 
 
 def unpack_weight(packed: torch.Tensor, columns: int) -> torch.Tensor:
@@ -196,26 +196,32 @@ def linear(
     rows, inner = x.shape
     if not rows:
         return
-    panels, kind, paired = weight.shape[0], KINDS[x.dtype], int(in_pairs(x.dtype))
-    checks.check_packed(weight, x.dtype, paired)
-    checks.check_product(x, weight.shape[1] << paired, panels, bias, out, ending)
+    panels, kind, paired = weight.shape[0], KINDS[x.dtype], pairs_of(x.dtype)
+    in_pairs = int(paired != UNPAIRED)
+    checks.check_packed(weight, x.dtype, in_pairs)
+    checks.check_product(x, weight.shape[1] << in_pairs, panels, bias, out, ending)
     shapes.require(lora is None or lora.rows == rows, "adapters of a step of other rows", x)
-    tiled = int(paired and has_tiles())
+    tiled = int(in_pairs and has_tiles())
+    widened = paired == WIDE_PAIRS and not tiled
+    wide_bytes = 4 * rows * inner if widened else 0
     if lora is None:
+        source, stride = (_workspace(wide_bytes), inner) if widened else (x.data_ptr(), x.stride(0))
+        product = matmul.tile_matmul_kernel(ending) if tiled else matmul.matmul_kernel(kind, paired, ending)
         run(
-            matmul.tile_matmul_kernel(ending) if tiled else matmul.matmul_kernel(kind, paired, ending),
-            rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-            out.data_ptr(), out.stride(0), num_threads(), work=rows * inner * panels,
+            matmul.widen_kernel() if widened else product,
+            rows, inner, panels, source, stride, weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0), num_threads(),
+            x.data_ptr(), x.stride(0), after=product if widened else None, work=rows * inner * panels,
         )  # fmt: skip
         return
     keep(lora)
-    each = rows * PANEL * 4
-    low = _workspace(num_threads() * each + rows * lora.ranks * 4)
+    each, low_bytes = rows * PANEL * 4, rows * lora.ranks * 4
+    room = _workspace(wide_bytes + low_bytes + num_threads() * each)
+    low = room + wide_bytes
     run(
-        low_rank_kernel(kind, paired),
+        low_rank_kernel(kind, paired, widened),
         rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), out.stride(0),
         0 if lora.factors is None else lora.factors.data_ptr(), lora.segments.data_ptr(), len(lora.segments),
-        low, lora.ranks, low + rows * lora.ranks * 4, each, num_threads(),
+        low, lora.ranks, low + low_bytes, each, num_threads(), room,
         after=adapted_kernel(kind, paired, tiled, ending), work=rows * inner * panels,
     )  # fmt: skip
 

@@ -10,8 +10,8 @@ import torch
 from engine import shapes
 from engine.cpu.kernels import amx_attention, attention, checks
 from engine.cpu.kernels.amx import TILE_ROWS, has_tiles
-from engine.cpu.kernels.emit import LANES
-from engine.cpu.kernels.ops import KINDS, in_pairs
+from engine.cpu.kernels.emit import LANES, UNPAIRED
+from engine.cpu.kernels.ops import KINDS, pairs_of
 from engine.cpu.kernels.threads import float_bits, num_threads, run
 from engine.cpu.kernels.tiles import MAX_ROWS
 
@@ -42,8 +42,8 @@ def write_kv(
 
 
 def _paired_cache(keys: torch.Tensor, values: torch.Tensor) -> int:
-    """Whether the kernels keep components of keys, and values, of this cache side by side in pairs."""
-    return int(in_pairs(keys.dtype) and keys.shape[2] % 2 == 0 and values.shape[2] % 2 == 0)
+    """How the kernels multiply components of keys, and values, of this cache; unless UNPAIRED, they lie side by side in pairs."""
+    return pairs_of(keys.dtype) if keys.shape[2] % 2 == 0 and values.shape[2] % 2 == 0 else UNPAIRED
 
 
 def _tiled_cache(keys: torch.Tensor, values: torch.Tensor) -> bool:

@@ -1,6 +1,6 @@
 """The softmax of one row of scores, as a Numba intrinsic, for CPUs with AVX-512.
 
-The weights it leaves are bfloat16, so two to the power of x needs to be exact to that only. Sums run over the same vectors of
+The weights are those of values in bfloat16, so two to the power of x needs to be exact to that only. Sums run over the same vectors of
 16 keys wherever a row begins in its tile, so that they have one order.
 """
 
@@ -16,7 +16,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.cpu.kernels.emit import (
-    BF16,
     F32,
     FLOAT,
     I32,
@@ -54,18 +53,19 @@ def _power_of_two(builder: Any, x: Any) -> Any:
     return builder.call(scaled, [power, whole, power, every, current_rounding])
 
 
-@intrinsic
+@intrinsic(prefer_literal=True)
 def softmax_row(
-    typing_context: Any, scores: Any, weights: Any, begin: Any, end: Any, limit: Any, scale: Any, sink: Any
+    typing_context: Any, scores: Any, weights: Any, begin: Any, end: Any, limit: Any, scale: Any, sink: Any, kind: Any
 ) -> Any:
     """weights[i] = e^(scores[i] * scale - greatest) for begin <= i < end, else 0, up to `limit`; returns the sum of the weights,
-    not yet rounded to bfloat16, and of the sink's e^(sink - greatest).
+    not yet rounded, and of the sink's e^(sink - greatest).
 
-    The scale is positive. `limit` is a multiple of 16, and scores may be read up to it.
+    The weights are of `kind`, BF16 or F32; then they may take the place of the scores. The scale is positive. `limit` is a multiple of 16, and scores may be read up to it.
     """
+    number = kind.literal_value
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        scores, weights, begin, end, limit, scale, sink = args
+        scores, weights, begin, end, limit, scale, sink, _ = args
         zero, lowest = (ir.Constant(VECTOR, [value] * LANES) for value in (0.0, -1e30))
         words = ir.VectorType(I32, LANES)
         first, last = builder.udiv(begin, I64(LANES)), builder.udiv(builder.sub(end, I64(1)), I64(LANES))
@@ -109,7 +109,7 @@ def softmax_row(
             return _power_of_two(builder, multiply_add(builder, score(vector), factor, below))
 
         def put(vector: Any, weight: Any) -> None:
-            store_vector(builder, weight, weights, builder.mul(vector, I64(LANES)), BF16)
+            store_vector(builder, weight, weights, builder.mul(vector, I64(LANES)), number)
 
         def clear(start: Any, stop: Any) -> None:
             with cgutils.for_range_slice(builder, start, stop, I64(1), I64) as (vector, _):
@@ -131,4 +131,4 @@ def softmax_row(
         own = builder.select(has_sink, exponential(builder, builder.fsub(sink, greatest)), FLOAT(0.0))
         return builder.fadd(total_of(builder, builder.load(total)), own)
 
-    return types.float32(*(types.int64,) * 5, types.float32, types.float32), emit
+    return types.float32(*(types.int64,) * 5, types.float32, types.float32, kind), emit

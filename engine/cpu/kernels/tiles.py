@@ -13,6 +13,7 @@ from numba.extending import intrinsic
 
 from engine.cpu.kernels.emit import (
     BF16,
+    DOT_PAIRS,
     F32,
     FIRST,
     FLOAT,
@@ -23,12 +24,14 @@ from engine.cpu.kernels.emit import (
     LINE_BYTES,
     PAIRS,
     PASSING,
+    WIDE_PAIRS,
     add_pairs,
     add_product,
     broadcast,
     element_bytes,
     element_type,
     has_bf16_dot,
+    load_pairs,
     load_vector,
     pointer_at,
     prefetch_element,
@@ -92,22 +95,39 @@ def product(
     """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most 12 rows; `ending` says what follows.
 
     The sum begins at start[r, :32] (float32; 0: at zero; rows `start_stride` apart, so a bias has stride 0). x and out
-    are of `kind`, but for ADD and WIDEN. factors (0: none): an int64 a row, 0 or the address of float32 factors by
+    are of `kind`, but for ADD and WIDEN, and but for x in float32 with WIDE_PAIRS. factors (0: none): an int64 a row, 0 or the address of float32 factors by
     which the sums are multiplied, of which those from `column` on belong to this panel. panel: [inner, 32], or where
-    `paired` [inner / 2, 32, 2] bfloat16, two steps of the sum side by side, as AVX512_BF16's dot product wants them.
+    `paired` is not UNPAIRED [inner / 2, 32, 2] bfloat16, two steps of the sum side by side, as AVX512_BF16's dot product wants them.
     ahead: an address from which on it prefetches half as many bytes as the panel has, into the second cache (0: none), or ONCE.
     The order of the sum is that of i, whatever the rows.
     """
-    number, in_pairs, then = kind.literal_value, bool(paired.literal_value), ending.literal_value
-    wide = F32 if in_pairs else number  # as a pair lies in the panel
+    number, way, then = kind.literal_value, paired.literal_value, ending.literal_value
+    in_pairs = way in (DOT_PAIRS, WIDE_PAIRS)
+    in_panel = F32 if in_pairs else number  # a pair takes as much room
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, factors, column, ahead, *_ = args
 
+        def wide_step(sums: list[Any], base: Any, i: Any, count: int) -> None:
+            """The two steps of a pair, one after the other, as if they did not lie side by side."""
+            vectors = [
+                load_pairs(builder, panel, builder.mul(builder.add(base, I64(v * LANES)), I64(2))) for v in range(2)
+            ]
+            for r in range(count):
+                pair = builder.add(builder.mul(x_stride, I64(r)), builder.mul(i, I64(2)))
+                for half in range(2):
+                    scalar = builder.load(pointer_at(builder, x, builder.add(pair, I64(half)), FLOAT), align=4)
+                    factor = broadcast(builder, scalar)
+                    for v in range(2):
+                        add_product(builder, sums[2 * r + v], factor, vectors[v][half])
+
         def step(sums: list[Any], i: Any, count: int, where: int) -> None:
             base = builder.mul(i, I64(PANEL))
-            for line in range(0, PANEL, LINE_BYTES // element_bytes(wide)):
-                prefetch_element(builder, panel, builder.add(base, I64(line + STEPS_AHEAD * PANEL)), wide, where)
+            for line in range(0, PANEL, LINE_BYTES // element_bytes(in_panel)):
+                prefetch_element(builder, panel, builder.add(base, I64(line + STEPS_AHEAD * PANEL)), in_panel, where)
+            if way == WIDE_PAIRS:
+                wide_step(sums, base, i, count)
+                return
             if in_pairs:
                 columns = [
                     builder.load(pointer_at(builder, panel, builder.add(base, I64(v * LANES)), I32, PAIRS), align=4)
@@ -146,7 +166,7 @@ def product(
 
         def all_steps(sums: list[Any], steps: Any, count: int, where: int) -> None:
             done = I64(0)
-            if where == FIRST and 2 * count > MAX_ROWS:  # fewer rows have no second tile
+            if where == FIRST and way != WIDE_PAIRS and 2 * count > MAX_ROWS:  # fewer rows have no second tile
                 done = in_runs(sums, steps, count)
             with cgutils.for_range(builder, builder.sub(steps, done)) as i:
                 step(sums, builder.add(done, i.index), count, where)
