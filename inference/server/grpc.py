@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 
+from inference.server.leaving import ignore_new_connections
 from inference.server.listener import CannotBind
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 MAX_STREAMS = 128
 """Concurrent calls per connection."""
 MAX_METADATA_BYTES = 16 << 10
+SETTLE_S = 0.5
+"""Seconds in which a connection that was accepted last makes its first call; less than the second after which a client
+repeats its SYN."""
 IDLE_S, PING_EVERY_S, PING_TIMEOUT_S = 300, 60, 20
 
 
@@ -87,6 +92,10 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, wait up to `grace_s` for running ones, cancel the rest."""
+        """Refuse new calls, wait up to `grace_s` for running ones, cancel the rest. Of a port that other processes serve,
+        take no new connections first: they get those, and none is reset.
+        """
         if self._server is not None:
+            if self._limits.shared and ignore_new_connections(self._port):
+                await asyncio.sleep(SETTLE_S)
             await self._server.stop(grace_s)
