@@ -106,15 +106,19 @@ def adapted_kernel(kind: int, paired: int, tiled: int, ending: int) -> Any:
             begin = take_ticket(a) * panels_each
             if begin >= panels:
                 break
-            for panel in range(begin, min(begin + panels_each, panels)):
+            last = min(begin + panels_each, panels)
+            for panel in range(begin, last):
+                # After the last panel of a piece, this worker's next piece probably comes after those of the other workers.
+                following = panel + 1 if panel + 1 < last else begin + panels_each * load_int(a, 17)
                 for segment in range(segments, end, segment_bytes):
                     head, count, depth = load_int(segment, 0), load_int(segment, 1), load_int(segment, 5)
                     halves, own = load_int(segment, 6) + 16 * panel, load_int(segment, 7)
                     if load_int(segment, 3) == 0 or load_int(halves, 0) < 0:
                         halves, depth = segments, 0
                     b = load_int(segment, 4) + panel * depth * PANEL * element
-                    if panel + 1 < panels and rows <= tile:
-                        fetch_ahead(b + depth * PANEL * element, depth * PANEL, kind)
+                    if depth and following < panels:
+                        fetch_ahead(load_int(segment, 4) + following * depth * PANEL * element, depth * PANEL, kind)
+                        fetch_ahead(load_int(segment, 6) + 16 * following, 16 // element, kind)
                     for first in range(head, head + count, MAX_ROWS):
                         expand(
                             min(MAX_ROWS, head + count - first), scratch + 4 * first * PANEL, PANEL,
