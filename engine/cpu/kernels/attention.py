@@ -24,7 +24,19 @@ from engine.cpu.kernels.attention_tiles import (
 )
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import BF16, DOT_PAIRS, F32, LANES, UNPAIRED
-from engine.cpu.kernels.simd import address_of, as_float, exp, largest, load, load_int, store, take_ticket
+from engine.cpu.kernels.simd import (
+    address_of,
+    as_float,
+    copy_words,
+    exp,
+    fill_half,
+    largest,
+    load,
+    load_int,
+    store,
+    take_ticket,
+    task_rows,
+)
 from engine.cpu.kernels.softmax import softmax_row
 from engine.cpu.kernels.tiles import MAX_ROWS
 
@@ -57,23 +69,31 @@ def write_kernel(kind: int, paired: int) -> Any:
         value, value_row, value_head, value_dim, value_padded, values = (
             load_int(a, 12), load_int(a, 13), load_int(a, 14), load_int(a, 15), load_int(a, 16), load_int(a, 17),
         )  # fmt: skip
+        each = task_rows(rows)
+        words = key_dim // 2
         while True:
-            row = take_ticket(a)
-            if row >= rows:
+            first = take_ticket(a) * each
+            if first >= rows:
                 return
-            slot = load_int(slots, row)
-            block, offset = slot // size, slot % size
-            for head in range(heads):
-                source = row * key_row + head * key_head
-                target = (block * heads + head) * key_dim * padded
-                for d in range(key_dim):
-                    place = d // 2 * 2 * padded + 2 * offset + d % 2 if paired else d * padded + offset
-                    store(keys, target + place, kind, load(key, source + d, kind))
-                source = row * value_row + head * value_head
-                target = (block * heads + head) * size * value_padded
-                for d in range(value_dim):
-                    place = (offset // 2 * value_padded + d) * 2 + offset % 2 if paired else offset * value_padded + d
-                    store(values, target + place, kind, load(value, source + d, kind))
+            for row in range(first, min(rows, first + each)):
+                slot = load_int(slots, row)
+                block, offset = slot // size, slot % size
+                for head in range(heads):
+                    source = row * key_row + head * key_head
+                    target = (block * heads + head) * key_dim * padded
+                    if paired:
+                        copy_words(keys + 2 * target + 4 * offset, padded, key + 2 * source, words)
+                    else:
+                        for d in range(key_dim):
+                            store(keys, target + d * padded + offset, kind, load(key, source + d, kind))
+                    source = row * value_row + head * value_head
+                    target = (block * heads + head) * size * value_padded
+                    if paired:
+                        pair = values + 2 * target + 4 * (offset // 2) * value_padded
+                        fill_half(pair, offset % 2, value + 2 * source, value_dim)
+                    else:
+                        for d in range(value_dim):
+                            store(values, target + offset * value_padded + d, kind, load(value, source + d, kind))
 
     return write_kv
 

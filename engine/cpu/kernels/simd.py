@@ -12,12 +12,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from engine.cpu.kernels.compiled import inlined
 from engine.cpu.kernels.emit import (
     F32,
     FLOAT,
+    I16,
     I32,
     I64,
     LANES,
+    LINE_BYTES,
     broadcast,
     element_bytes,
     element_type,
@@ -87,6 +90,52 @@ def store_int(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
+def copy_words(typing_context: Any, out: Any, stride: Any, source: Any, count: Any) -> Any:
+    """Copy `count` words of 4 bytes to `out`, `stride` words apart."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, stride, source, count = args
+        with cgutils.for_range(builder, count) as loop:
+            word = builder.load(pointer_at(builder, source, loop.index, I32), align=2)
+            builder.store(word, pointer_at(builder, out, builder.mul(loop.index, stride), I32), align=2)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 4), emit
+
+
+@intrinsic
+def fill_half(typing_context: Any, out: Any, half: Any, source: Any, count: Any) -> Any:
+    """out[2 * i + half] = source[i] for `count` numbers of 16 bits, 16 at a time and without touching the other halves, which
+    another thread may be writing. `half` is 0 or 1.
+    """
+    numbers, words, halves = ir.VectorType(I16, LANES), ir.VectorType(I32, LANES), ir.VectorType(I16, 2 * LANES)
+    mask = ir.VectorType(ir.IntType(1), 2 * LANES)
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, half, source, count = args
+        name, pointer = "llvm.masked.store.v32i16.p0", ir.PointerType(halves)
+        masked = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [halves, pointer, I32, mask]), name
+        )
+        odd = builder.icmp_signed("!=", half, I64(0))
+        first, second = (ir.Constant(mask, [0, 1] * LANES), ir.Constant(mask, [1, 0] * LANES))
+        chosen = builder.select(odd, first, second)
+        vectors = builder.udiv(count, I64(LANES))
+        with cgutils.for_range(builder, vectors) as loop:
+            index = builder.mul(loop.index, I64(LANES))
+            wide = builder.zext(builder.load(pointer_at(builder, source, index, I16, numbers), align=2), words)
+            shifted = builder.select(odd, builder.shl(wide, ir.Constant(words, [16] * LANES)), wide)
+            there = pointer_at(builder, out, builder.mul(index, I64(2)), I16, halves)
+            builder.call(masked, [builder.bitcast(shifted, halves), there, I32(2), chosen])
+        with cgutils.for_range_slice(builder, builder.mul(vectors, I64(LANES)), count, I64(1)) as (i, _):
+            there = pointer_at(builder, out, builder.add(builder.mul(i, I64(2)), half), I16)
+            builder.store(builder.load(pointer_at(builder, source, i, I16), align=2), there, align=2)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 4), emit
+
+
+@intrinsic
 def as_float(typing_context: Any, bits: Any) -> Any:
     """The float32 whose bits are the lower half of an int64."""
 
@@ -94,6 +143,19 @@ def as_float(typing_context: Any, bits: Any) -> Any:
         return builder.bitcast(builder.trunc(args[0], I32), FLOAT)
 
     return types.float32(types.int64), emit
+
+
+@intrinsic(prefer_literal=True)
+def reserve(typing_context: Any, size: Any) -> Any:
+    """The address of `size` bytes, a constant, which are this call's own; it begins a cache line."""
+    number = size.literal_value
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        area = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), number))
+        area.align = LINE_BYTES
+        return builder.ptrtoint(area, I64)
+
+    return types.int64(size), emit
 
 
 @intrinsic
@@ -260,3 +322,9 @@ def largest(typing_context: Any, address: Any, begin: Any, end: Any) -> Any:
         return greatest_of(builder, builder.load(best))
 
     return types.float32(types.int64, types.int64, types.int64), emit
+
+
+@inlined
+def task_rows(rows: int) -> int:
+    """Rows that a worker takes at a time where each costs little: enough that two workers seldom write to one place."""
+    return max(1, min(32, rows // 16))
