@@ -95,6 +95,11 @@ def load(builder: Any, tile: int, address: Any, stride: Any) -> None:
     _call(builder, "llvm.x86.tileloadd64", BYTE(tile), _pointer(builder, address), stride)
 
 
+def load_passing(builder: Any, tile: int, address: Any, stride: Any) -> None:
+    """The same for rows of which the first cache need not keep anything."""
+    _call(builder, "llvm.x86.tileloaddt164", BYTE(tile), _pointer(builder, address), stride)
+
+
 def store(builder: Any, tile: int, address: Any, stride: Any) -> None:
     """Store a tile, its rows `stride` bytes apart."""
     _call(builder, "llvm.x86.tilestored64", BYTE(tile), _pointer(builder, address), stride)

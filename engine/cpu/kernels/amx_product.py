@@ -1,12 +1,12 @@
-"""x W^T + b in AMX tiles: one pass over the weight for up to 32 rows, in bfloat16 or in bytes.
+"""x W^T in AMX tiles: a block of up to 48 rows times one panel of the weight, in bfloat16 or in bytes.
 
-The weight's panels are those of the vector kernels: 16 rows of a panel are two tiles side by side. Sums leave the tiles
-through memory that stays in the cache, so every ending of `end_row` serves here too.
+The weight's panels are those of the vector kernels: 16 rows of a panel are two tiles side by side. Sums leave the tiles through
+a worker's `room`, so every ending of `end_row` serves here too. A block's ending is made while the next block is multiplied,
+because tiles and vectors work at the same time. Nothing here takes work or knows where a panel's neighbours are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -17,7 +17,6 @@ from numba.extending import intrinsic
 from engine.cpu.kernels import amx
 from engine.cpu.kernels.amx import LINE, TILE_ROWS, offset
 from engine.cpu.kernels.emit import (
-    BF16,
     F32,
     FLOAT,
     I16,
@@ -30,33 +29,54 @@ from engine.cpu.kernels.emit import (
     broadcast,
     load_vector,
     pointer_at,
+    prefetch_line,
     store_vector,
+    switch,
 )
 from engine.cpu.kernels.tiles import PANEL, end_row
 
-BLOCK_ROWS = 2 * TILE_ROWS
-"""Rows that one pass over a panel serves: four tiles of sums, two of x, two of the weight."""
+MOST_TILES = 3
+"""Tiles of rows of a block: with two of columns their sums fill six of the eight registers."""
+BLOCK_ROWS = MOST_TILES * TILE_ROWS
 ROW_BYTES = PANEL * 4
 """Bytes of a row of sums, and of a panel's pairs (bfloat16) or fours (bytes) of inputs."""
 STEP_BYTES = TILE_ROWS * ROW_BYTES
 """Bytes of a panel that one step multiplies: 32 inputs of bfloat16, 64 of bytes."""
 AHEAD = 4
-"""Steps between a prefetch and its use; 2 measured alike."""
-_X, _WEIGHT = 4, 6
-"""The first tile of x and of the weight; sums are tiles 0 to 3, two for each tile of x."""
+"""Steps between a prefetch of a block's own panel and its use; 2 measured alike."""
+
+NEXT, END, OUT, STRIDE, SCALES, COLUMN_SCALES, START = range(7)
+"""The head of a room, int64: of the block whose ending is not made yet, the next row and the number of rows; where its first row
+goes, and the elements between rows; for bytes the scales of its rows and columns, and what is added (0: nothing).
+"""
+HEAD_BYTES = LINE
+ROOM_BYTES = HEAD_BYTES + BLOCK_ROWS * ROW_BYTES
+"""A room: its head, and sums [48, 32] of float32 or int32."""
+
+
+@intrinsic
+def make_room(typing_context: Any) -> Any:
+    """The address of a room for this call of the kernel, with no block in it."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        area = cgutils.alloca_once(builder, ir.ArrayType(VECTOR, ROOM_BYTES // LINE))
+        area.align = LINE
+        room = builder.ptrtoint(area, I64)
+        for word in (NEXT, END):
+            builder.store(I64(0), pointer_at(builder, room, I64(word), I64))
+        return room
+
+    return types.int64(), emit
 
 
 @intrinsic
 def shape_tiles(typing_context: Any, rows: Any) -> Any:
-    """Shape the tiles for products of 1 to 32 rows."""
+    """Shape the tiles for blocks of so many rows, 1 to 16, or for all blocks of 16 rows and more."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         below = builder.icmp_signed("<", args[0], I64(TILE_ROWS))
-        upper = builder.select(below, args[0], I64(TILE_ROWS))
-        rest = builder.sub(args[0], upper)
-        lower = builder.select(builder.icmp_signed(">", rest, I64(0)), rest, I64(1))
-        heights = [upper, upper, lower, lower, upper, lower, I64(TILE_ROWS), I64(TILE_ROWS)]
-        amx.shape(builder, [(height, I64(LINE)) for height in heights])
+        height = builder.select(below, args[0], I64(TILE_ROWS))
+        amx.shape(builder, [(height, I64(LINE))] * 6 + [(I64(TILE_ROWS), I64(LINE))] * 2)
         return context.get_dummy_value()
 
     return types.void(types.int64), emit
@@ -73,147 +93,206 @@ def release_tiles(typing_context: Any) -> Any:
     return types.void(), emit
 
 
-def _sums_of(
-    builder: Any, rows: Any, x: Any, x_bytes: Any, panel: Any, steps: Any, begin: Any, begin_bytes: Any,
-    in_bytes: bool,
-) -> Any:  # fmt: skip
-    """The address of the sums [rows, 32] of a panel, which begin at `begin` (0: zero; rows `begin_bytes` apart)."""
-    area = cgutils.alloca_once(builder, ir.ArrayType(VECTOR, 2 * BLOCK_ROWS))
-    area.align = LINE
-    room = builder.ptrtoint(area, I64)
+def _multiply(builder: Any, tiles: int, panel: Any, x: list[Any], x_bytes: Any, near: bool, in_bytes: bool) -> None:
+    """One step: the sums of tile t of rows and half h of the panel are tile 2t + h.
+
+    `near`: x stays in the first cache, for it meets panel after panel; else it passes, because the panel stays there.
+    """
     multiply = amx.add_byte_products if in_bytes else amx.add_products
+    load_rows = amx.load if near else amx.load_passing
 
-    def step(number: Any, tiles: int) -> None:
-        here = offset(builder, panel, number, STEP_BYTES)
-        amx.fetch_lines(builder, builder.add(here, I64(AHEAD * STEP_BYTES)), STEP_BYTES // LINE)
+    def columns(register: int, half: int) -> None:
+        amx.load(builder, register, builder.add(panel, I64(LINE * half)), I64(ROW_BYTES))
+
+    if tiles < MOST_TILES:
         for half in range(2):
-            amx.load(builder, _WEIGHT + half, builder.add(here, I64(LINE * half)), I64(ROW_BYTES))
+            columns(6 + half, half)
         for tile in range(tiles):
-            there = builder.add(offset(builder, x, number, LINE), builder.mul(x_bytes, I64(TILE_ROWS * tile)))
-            amx.load(builder, _X + tile, there, x_bytes)
-            for half in range(2):
-                multiply(builder, 2 * tile + half, _X + tile, _WEIGHT + half)
-
-    def block(tiles: int) -> None:
-        with builder.if_else(builder.icmp_signed("!=", begin, I64(0))) as (given, none):
-            with given:
-                for tile in range(tiles):
-                    there = builder.add(begin, builder.mul(begin_bytes, I64(TILE_ROWS * tile)))
-                    for half in range(2):
-                        amx.load(builder, 2 * tile + half, builder.add(there, I64(LINE * half)), begin_bytes)
-            with none:
-                for number in range(2 * tiles):
-                    amx.clear(builder, number)
-        with cgutils.for_range(builder, steps) as loop:
-            step(loop.index, tiles)
+            load_rows(builder, 4 + tile, x[tile], x_bytes)
         for tile in range(tiles):
             for half in range(2):
-                there = builder.add(room, I64(tile * TILE_ROWS * ROW_BYTES + LINE * half))
-                amx.store(builder, 2 * tile + half, there, I64(ROW_BYTES))
+                multiply(builder, 2 * tile + half, 4 + tile, 6 + half)
+        return
+    half = 0
+    columns(7, half)
+    for tile in range(tiles):
+        load_rows(builder, 6, x[tile], x_bytes)
+        multiply(builder, 2 * tile + half, 6, 7)
+        half = 1 - half
+        columns(7, half)
+        multiply(builder, 2 * tile + half, 6, 7)
 
-    with builder.if_else(builder.icmp_signed(">", rows, I64(TILE_ROWS))) as (two, one):
-        with two:
-            block(2)
-        with one:
-            block(1)
-    return room
+
+def _field(builder: Any, room: Any, word: int) -> Any:
+    return pointer_at(builder, room, I64(word), I64)
+
+
+def _make_endings(builder: Any, room: Any, most: Any, kind: int, in_bytes: bool, ending: int) -> None:
+    """Of the block in the room the endings of up to `most` rows more."""
+    sums = builder.add(room, I64(HEAD_BYTES))
+    first, end = (builder.load(_field(builder, room, word)) for word in (NEXT, END))
+    last = builder.add(first, most)
+    last = builder.select(builder.icmp_signed("<", last, end), last, end)
+    out, stride = (builder.load(_field(builder, room, word)) for word in (OUT, STRIDE))
+    with cgutils.for_range_slice(builder, first, last, I64(1)) as (row, _):
+        places = [builder.add(builder.mul(row, I64(PANEL)), I64(v * LANES)) for v in range(2)]
+        if in_bytes:
+            parts = _scaled(builder, room, sums, row, places)
+        else:
+            parts = [load_vector(builder, sums, place, F32) for place in places]
+        end_row(builder, parts, out, builder.mul(stride, row), kind, ending)
+    builder.store(last, _field(builder, room, NEXT))
+
+
+def _scaled(builder: Any, room: Any, sums: Any, row: Any, places: list[Any]) -> list[Any]:
+    """A row's sums of bytes as float32: times the scales of the row and the columns, plus what is added."""
+    words = ir.VectorType(I32, LANES)
+    scales, column_scales, start = (builder.load(_field(builder, room, w)) for w in (SCALES, COLUMN_SCALES, START))
+    scale = broadcast(builder, builder.load(pointer_at(builder, scales, row, FLOAT)))
+    parts = []
+    for v, place in enumerate(places):
+        total = builder.load(pointer_at(builder, sums, place, I32, words), align=4)
+        both = builder.fmul(scale, load_vector(builder, column_scales, I64(v * LANES), F32))
+        parts.append(builder.fmul(builder.sitofp(total, VECTOR), both))
+    held = [cgutils.alloca_once_value(builder, part) for part in parts]
+    with builder.if_then(builder.icmp_signed("!=", start, I64(0))):
+        for v in range(2):
+            moved = builder.fadd(builder.load(held[v]), load_vector(builder, start, I64(v * LANES), F32))
+            builder.store(moved, held[v])
+    return [builder.load(one) for one in held]
 
 
 @intrinsic(prefer_literal=True)
-def tile_product(
+def multiply_block(
     typing_context: Any,
-    rows: Any, out: Any, out_stride: Any, x: Any, x_stride: Any, panel: Any, inner: Any, start: Any, start_stride: Any,
-    factors: Any, column: Any,
-    kind: Any, paired: Any, ending: Any,
+    room: Any, rows: Any, x: Any, x_bytes: Any, panel: Any, steps: Any, begin: Any, begin_bytes: Any, into: Any,
+    near: Any, ahead: Any, lines: Any,
+    kind: Any, in_bytes: Any, ending: Any,
 ) -> Any:  # fmt: skip
-    """What `product` does with panels in pairs, which are the only ones here, for 1 to 32 rows, for which `shape_tiles` has shaped the tiles.
+    """Sums [rows, 32] = begin + x [rows, steps * 32 or 64] times a panel, for the rows that `shape_tiles` has shaped the tiles for, at most 48.
 
-    Inputs that fill no step of 32 are added last, by vectors.
+    Meanwhile the endings of the block that is in the room are made. The sums begin at `begin` (0: at zero; rows `begin_bytes` apart), and go
+    to the room, or to `into` if that is not 0. Rows of x are `x_bytes` apart. near: the panel itself is prefetched; else `lines` lines with
+    each step from `ahead` on (0: none). The order of a sum is that of the steps, whatever the rows.
     """
-    number, then = kind.literal_value, ending.literal_value
-    if number != BF16 or not paired.literal_value:
-        return None
+    number, of_bytes, then = kind.literal_value, bool(in_bytes.literal_value), ending.literal_value
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, factors, column, *_ = args
-        steps = builder.udiv(inner, I64(2 * TILE_ROWS))
-        room = _sums_of(
-            builder, rows, x, builder.mul(x_stride, I64(2)), panel, steps, start, builder.mul(start_stride, I64(4)),
-            in_bytes=False,
-        )  # fmt: skip
-        first_pair = builder.mul(steps, I64(TILE_ROWS))
-        left = builder.sub(builder.udiv(inner, I64(2)), first_pair)
+        room, rows, x, x_bytes, panel, steps, begin, begin_bytes, into, near, ahead, lines, *_ = args
+        some = builder.select(builder.icmp_signed(">", steps, I64(0)), steps, I64(1))
+        waiting = builder.sub(builder.load(_field(builder, room, END)), builder.load(_field(builder, room, NEXT)))
+        each = builder.udiv(builder.add(waiting, builder.sub(some, I64(1))), some)
+        below = builder.icmp_signed(">", rows, I64(TILE_ROWS))
+        # The last tile ends with the last row: the rows that it shares with the one before are the same twice.
+        final = builder.select(below, builder.sub(rows, I64(TILE_ROWS)), I64(0))
+        inside = builder.add(room, I64(HEAD_BYTES))
+        target = builder.select(builder.icmp_signed("!=", into, I64(0)), into, inside)
 
-        def each_row(change: Callable[[Any, list[Any]], list[Any] | None]) -> None:
-            """Replace the two vectors of sums of each row by what `change` returns."""
-            with cgutils.for_range(builder, rows) as loop:
-                places = [builder.add(builder.mul(loop.index, I64(PANEL)), I64(v * LANES)) for v in range(2)]
-                changed = change(loop.index, [load_vector(builder, room, place, F32) for place in places])
-                for part, place in zip(changed or (), places, strict=False):
-                    store_vector(builder, part, room, place, F32)
+        def block(tiles: int) -> None:
+            first_rows = [I64(TILE_ROWS * tile) for tile in range(tiles - 1)] + [final]
 
-        def add_rest(r: Any, parts: list[Any]) -> list[Any]:
-            sums = [cgutils.alloca_once_value(builder, part) for part in parts]
-            with cgutils.for_range(builder, left) as rest:
-                pair = builder.add(first_pair, rest.index)
-                index = builder.add(builder.mul(x_stride, r), builder.mul(pair, I64(2)))
+            def each_sum(address: Any, row_bytes: Any, move: Any) -> None:
+                for tile, first in enumerate(first_rows):
+                    there = builder.add(address, builder.mul(row_bytes, first))
+                    for half in range(2):
+                        move(builder, 2 * tile + half, builder.add(there, I64(LINE * half)), row_bytes)
+
+            def multiply_steps(is_near: bool) -> None:
+                with cgutils.for_range(builder, steps) as loop:
+                    here = offset(builder, panel, loop.index, STEP_BYTES)
+                    if is_near:
+                        amx.fetch_lines(builder, builder.add(here, I64(AHEAD * STEP_BYTES)), STEP_BYTES // LINE)
+                    else:
+                        some = builder.select(builder.icmp_signed("!=", ahead, I64(0)), lines, I64(0))
+                        with cgutils.for_range(builder, some) as line:
+                            ordinal = builder.add(builder.mul(loop.index, lines), line.index)
+                            prefetch_line(builder, ahead, ordinal)
+                    inputs = offset(builder, x, loop.index, LINE)
+                    starts = [builder.add(inputs, builder.mul(x_bytes, first)) for first in first_rows]
+                    _multiply(builder, tiles, here, starts, x_bytes, is_near, of_bytes)
+                    _make_endings(builder, room, each, number, of_bytes, then)
+
+            with builder.if_else(builder.icmp_signed("!=", begin, I64(0))) as (given, none):
+                with given:
+                    each_sum(begin, begin_bytes, amx.load)
+                with none:
+                    for tile in range(2 * tiles):
+                        amx.clear(builder, tile)
+            if tiles == 1:  # the only block of its panels
+                multiply_steps(True)
+            else:
+                with builder.if_else(builder.icmp_signed("!=", near, I64(0))) as (once, again):
+                    with once:
+                        multiply_steps(True)
+                    with again:
+                        multiply_steps(False)
+            _make_endings(builder, room, I64(BLOCK_ROWS), number, of_bytes, then)
+            each_sum(target, I64(ROW_BYTES), amx.store)
+
+        tiles = builder.udiv(builder.add(rows, I64(TILE_ROWS - 1)), I64(TILE_ROWS))
+        switch(builder, tiles, MOST_TILES, block)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 12, kind, in_bytes, ending), emit
+
+
+@intrinsic(prefer_literal=True)
+def end_block(typing_context: Any, room: Any, kind: Any, in_bytes: Any, ending: Any) -> Any:
+    """Make the endings that are left of the block in the room."""
+    number, of_bytes, then = kind.literal_value, bool(in_bytes.literal_value), ending.literal_value
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _make_endings(builder, args[0], I64(BLOCK_ROWS), number, of_bytes, then)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, kind, in_bytes, ending), emit
+
+
+@intrinsic
+def add_pairs_left(
+    typing_context: Any, room: Any, rows: Any, x: Any, x_stride: Any, panel: Any, first: Any, pairs: Any
+) -> Any:
+    """Add the products of `pairs` pairs of bfloat16 inputs, which fill no step, from number `first` on to the sums in the room."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        room, rows, x, x_stride, panel, first, pairs = args
+        sums = builder.add(room, I64(HEAD_BYTES))
+        with cgutils.for_range(builder, rows) as loop:
+            row = loop.index
+            places = [builder.add(builder.mul(row, I64(PANEL)), I64(v * LANES)) for v in range(2)]
+            totals = [cgutils.alloca_once_value(builder, load_vector(builder, sums, place, F32)) for place in places]
+            with cgutils.for_range(builder, pairs) as rest:
+                pair = builder.add(first, rest.index)
+                index = builder.add(builder.mul(x_stride, row), builder.mul(pair, I64(2)))
                 both = builder.load(pointer_at(builder, x, index, I16, FLOAT), align=2)
                 factor = builder.bitcast(broadcast(builder, both), PAIRS)
-                for v, total in enumerate(sums):
+                for v, total in enumerate(totals):
                     at = builder.add(builder.mul(pair, I64(PANEL)), I64(v * LANES))
                     add_pairs(builder, total, factor, builder.load(pointer_at(builder, panel, at, I32, PAIRS), align=4))
-            return [builder.load(total) for total in sums]
-
-        def scale(r: Any, parts: list[Any]) -> list[Any]:
-            address = builder.load(pointer_at(builder, factors, r, I64))
-            held = [cgutils.alloca_once_value(builder, part) for part in parts]
-            with builder.if_then(builder.icmp_signed("!=", address, I64(0))):
-                for v, part in enumerate(parts):
-                    factor = load_vector(builder, address, builder.add(column, I64(v * LANES)), F32)
-                    builder.store(builder.fmul(part, factor), held[v])
-            return [builder.load(one) for one in held]
-
-        with builder.if_then(builder.icmp_signed("!=", left, I64(0)), likely=False):
-            each_row(add_rest)
-        with builder.if_then(builder.icmp_signed("!=", factors, I64(0)), likely=False):
-            each_row(scale)
-        each_row(lambda r, parts: end_row(builder, parts, out, builder.mul(out_stride, r), number, then))
+            for total, place in zip(totals, places, strict=True):
+                store_vector(builder, builder.load(total), sums, place, F32)
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 11, kind, paired, ending), emit
+    return types.void(*(types.int64,) * 7), emit
 
 
-@intrinsic(prefer_literal=True)
-def tile_byte_product(
-    typing_context: Any,
-    rows: Any, out: Any, out_stride: Any, x: Any, scales: Any, panel: Any, inner: Any, begin: Any, weight_scales: Any,
-    start: Any, kind: Any, ending: Any,
-) -> Any:  # fmt: skip
-    """What `byte_product` does, for 1 to 32 rows, for which `shape_tiles` has shaped the tiles; `inner` is a multiple of
-    64.
+@intrinsic
+def scale_rows(typing_context: Any, room: Any, rows: Any, factors: Any, column: Any) -> Any:
+    """Multiply the sums in the room by each row's factors: an int64 a row, 0 or the address of float32, of which those from
+    `column` on belong to this panel.
     """
-    number, then = kind.literal_value, ending.literal_value
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, out, out_stride, x, scales, panel, inner, begin, weight_scales, start, *_ = args
-        steps = builder.udiv(inner, I64(LINE))
-        room = _sums_of(builder, rows, x, inner, panel, steps, begin, I64(0), in_bytes=True)
-        words = ir.VectorType(I32, LANES)
+        room, rows, factors, column = args
+        sums = builder.add(room, I64(HEAD_BYTES))
         with cgutils.for_range(builder, rows) as loop:
-            scale = broadcast(builder, builder.load(pointer_at(builder, scales, loop.index, FLOAT)))
-            parts = []
-            for v in range(2):
-                index = builder.add(builder.mul(loop.index, I64(PANEL)), I64(v * LANES))
-                total = builder.load(pointer_at(builder, room, index, I32, words), align=4)
-                both = builder.fmul(scale, load_vector(builder, weight_scales, I64(v * LANES), F32))
-                parts.append(builder.fmul(builder.sitofp(total, VECTOR), both))
-            held = [cgutils.alloca_once_value(builder, part) for part in parts]
-            with builder.if_then(builder.icmp_signed("!=", start, I64(0))):
+            address = builder.load(pointer_at(builder, factors, loop.index, I64))
+            with builder.if_then(builder.icmp_signed("!=", address, I64(0))):
                 for v in range(2):
-                    moved = builder.fadd(builder.load(held[v]), load_vector(builder, start, I64(v * LANES), F32))
-                    builder.store(moved, held[v])
-            row = builder.mul(out_stride, loop.index)
-            end_row(builder, [builder.load(one) for one in held], out, row, number, then)
+                    place = builder.add(builder.mul(loop.index, I64(PANEL)), I64(v * LANES))
+                    factor = load_vector(builder, address, builder.add(column, I64(v * LANES)), F32)
+                    part = builder.fmul(load_vector(builder, sums, place, F32), factor)
+                    store_vector(builder, part, sums, place, F32)
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 10, kind, ending), emit
+    return types.void(*(types.int64,) * 4), emit

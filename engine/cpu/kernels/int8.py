@@ -16,7 +16,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.cpu.kernels.amx_product import BLOCK_ROWS, release_tiles, shape_tiles, tile_byte_product
 from engine.cpu.kernels.compiled import kernel
 from engine.cpu.kernels.emit import (
     BYTE,
@@ -176,11 +175,10 @@ def quantise_kernel(kind: int) -> Any:
 
 
 @cache
-def int8_kernel(kind: int, tiled: int, ending: int) -> Any:
+def int8_kernel(kind: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight [panels, width / 4, 32, 4]; its scales float32 and begins
     int32, [panels * 32]; start (0: none); out, its stride; x in bytes, and its scales, as `quantise_kernel` left them;
-    width, the bytes of a row of x, of which those after `inner` meet weights of zero; workers. With `tiled` the width is a multiple
-    of 64.
+    width, the bytes of a row of x, of which those after `inner` meet weights of zero; workers.
     """
     out_element = 4 if ending in (ADD, WIDEN) or kind == F32 else 2
     columns = LANES if ending == GATE else PANEL
@@ -191,10 +189,9 @@ def int8_kernel(kind: int, tiled: int, ending: int) -> Any:
         rows, panels, width = load_int(a, 2), load_int(a, 4), load_int(a, 15)
         weight, weight_scales, begins, start = load_int(a, 7), load_int(a, 8), load_int(a, 9), load_int(a, 10)
         out, stride, small, scales = load_int(a, 11), load_int(a, 12), load_int(a, 13), load_int(a, 14)
-        tile = BLOCK_ROWS if tiled else tile_rows(rows)
+        tile = tile_rows(rows)
         panels_each, rows_each = piece(rows, tile, panels, width * PANEL, load_int(a, 16))
         across = (rows + rows_each - 1) // rows_each
-        shaped = 0
         while True:
             ticket = take_ticket(a)
             first_panel, head = ticket // across * panels_each, ticket % across * rows_each
@@ -210,19 +207,9 @@ def int8_kernel(kind: int, tiled: int, ending: int) -> Any:
                     )
                     begin, factors, bias = begins + column, weight_scales + column, start + column if start else 0
                     own, panel_of = scales + 4 * first, weight + panel * width * PANEL
-                    if tiled:
-                        if count != shaped:
-                            shape_tiles(count)
-                            shaped = count
-                        tile_byte_product(
-                            count, target, stride, bytes_of_rows, own, panel_of, width, begin, factors, bias, kind, ending,
-                        )  # fmt: skip
-                    else:
-                        byte_product(
-                            count, target, stride, bytes_of_rows, own, panel_of, width, begin, factors, bias,
-                            ONCE if rows <= tile else 0, kind, ending,
-                        )  # fmt: skip
-        if tiled:
-            release_tiles()
+                    byte_product(
+                        count, target, stride, bytes_of_rows, own, panel_of, width, begin, factors, bias,
+                        ONCE if rows <= tile else 0, kind, ending,
+                    )  # fmt: skip
 
     return multiply

@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from engine.cpu.kernels.amx_product import BLOCK_ROWS, release_tiles, shape_tiles, tile_product
 from engine.cpu.kernels.compiled import kernel
 from engine.cpu.kernels.emit import F32, LANES, WIDE_PAIRS
 from engine.cpu.kernels.low_rank import DOT_RANKS, DOT_ROWS, dots, expand
@@ -75,12 +74,12 @@ def low_rank_kernel(kind: int, paired: int, wide: bool) -> Any:
 
 
 @cache
-def adapted_kernel(kind: int, paired: int, tiled: int, ending: int) -> Any:
+def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight [panels, inner, 32]; out, its stride; factors (0: none); segments,
-    their number; low, as `low_rank_kernel` left it, its stride; scratch, bytes a worker; workers; with WIDE_PAIRS, unless `tiled`, x in float32, [rows, inner] without gaps.
+    their number; low, as `low_rank_kernel` left it, its stride; scratch, bytes a worker; workers; with WIDE_PAIRS x in float32, [rows, inner] without gaps.
     """
     element = 4 if kind == F32 else 2
-    wide = paired == WIDE_PAIRS and not tiled
+    wide = paired == WIDE_PAIRS
     x_element = 4 if wide else element
     out_element = 4 if ending in (ADD, WIDEN) else element
     width = LANES if ending == GATE else PANEL
@@ -97,11 +96,10 @@ def adapted_kernel(kind: int, paired: int, tiled: int, ending: int) -> Any:
         if wide:
             x, x_stride = load_int(a, 18), inner
         scratch = load_int(a, 15) + take_ticket(a + 8) * load_int(a, 16)
-        tile = BLOCK_ROWS if tiled else tile_rows(rows)
+        tile = tile_rows(rows)
         panel_bytes, tiles = inner * PANEL * element, (rows + tile - 1) // tile
         panels_each, _ = piece(rows, tile, panels, panel_bytes, load_int(a, 17))
         further = apart(panels_each, load_int(a, 17))
-        shaped = 0
         while True:
             begin = take_ticket(a) * panels_each
             if begin >= panels:
@@ -133,20 +131,9 @@ def adapted_kernel(kind: int, paired: int, tiled: int, ending: int) -> Any:
                         x + first * x_stride * x_element,
                     )
                     begins, scales = scratch + 4 * first * PANEL, factors + 8 * first if factors else 0
-                    if tiled:
-                        if count != shaped:
-                            shape_tiles(count)
-                            shaped = count
-                        tile_product(
-                            count, target, stride, part, x_stride, columns, inner, begins, PANEL, scales, panel * PANEL,
-                            kind, paired, ending,
-                        )  # fmt: skip
-                    else:
-                        product(
-                            count, target, stride, part, x_stride, columns, inner, begins, PANEL, scales, panel * PANEL,
-                            ahead_of(columns, panel_bytes, further, first // tile, tiles), kind, paired, ending,
-                        )  # fmt: skip
-        if tiled:
-            release_tiles()
+                    product(
+                        count, target, stride, part, x_stride, columns, inner, begins, PANEL, scales, panel * PANEL,
+                        ahead_of(columns, panel_bytes, further, first // tile, tiles), kind, paired, ending,
+                    )  # fmt: skip
 
     return adapted

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from engine.cpu.kernels.amx_product import BLOCK_ROWS, release_tiles, shape_tiles, tile_product
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import BF16, F32, LANES, WIDE_PAIRS
 from engine.cpu.kernels.simd import address_of, load, load_int, store, take_ticket
@@ -25,10 +24,6 @@ PIECE_TILES = 16
 """Row tiles of a piece of a single panel."""
 MOST_AHEAD_BYTES = 400 << 10
 """The largest panel whose next one is prefetched: both must fit into a core's second cache."""
-CHUNK_BYTES = 1 << 20
-"""The most bytes of rows that are multiplied with one panel after another in AMX tiles: a part of a core's second cache,
-in which they stay meanwhile.
-"""
 
 
 @inlined
@@ -45,14 +40,6 @@ def piece(rows: int, tile: int, panels: int, panel_bytes: int, workers: int) -> 
         least = min(PIECE_PANELS, panels // (2 * workers)) if rows <= tile else 1
         return max(least, min(panels // PIECES, PIECE_BYTES // panel_bytes), 1), rows
     return 1, PIECE_TILES * tile
-
-
-@inlined
-def chunk_rows(rows: int, row_bytes: int) -> int:
-    """The rows that go through all panels before the next ones do, for AMX tiles: whole blocks, of nearly equal number."""
-    most = max(BLOCK_ROWS, CHUNK_BYTES // row_bytes // BLOCK_ROWS * BLOCK_ROWS)
-    chunks = (rows + most - 1) // most
-    return ((rows + chunks - 1) // chunks + BLOCK_ROWS - 1) // BLOCK_ROWS * BLOCK_ROWS
 
 
 @inlined
@@ -143,41 +130,3 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
                     )  # fmt: skip
 
     return matmul
-
-
-@cache
-def tile_matmul_kernel(ending: int) -> Any:
-    """The same in AMX tiles, in bfloat16."""
-    out_element = 4 if ending in (ADD, WIDEN) else 2
-    width = LANES if ending == GATE else PANEL
-
-    @kernel
-    def tile_matmul(data: Any) -> None:
-        a = address_of(data)
-        rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
-        x, x_stride, weight = load_int(a, 5), load_int(a, 6), load_int(a, 7)
-        start, out, stride = load_int(a, 8), load_int(a, 9), load_int(a, 10)
-        panels_each, rows_each = 1, chunk_rows(rows, 2 * inner)
-        if rows <= MAX_TILES * BLOCK_ROWS:
-            panels_each, rows_each = max(1, min(panels // PIECES, PIECE_BYTES // (2 * inner * PANEL))), rows
-        pieces = (panels + panels_each - 1) // panels_each
-        shaped = 0
-        while True:
-            ticket = take_ticket(a)
-            head, begin = ticket // pieces * rows_each, ticket % pieces * panels_each
-            if head >= rows:
-                break
-            for panel in range(begin, min(begin + panels_each, panels)):
-                for first in range(head, min(head + rows_each, rows), BLOCK_ROWS):
-                    count = min(BLOCK_ROWS, rows - first)
-                    if count != shaped:
-                        shape_tiles(count)
-                        shaped = count
-                    tile_product(
-                        count, out + (first * stride + panel * width) * out_element, stride,
-                        x + first * x_stride * 2, x_stride, weight + panel * inner * PANEL * 2, inner,
-                        start + 4 * panel * PANEL if start else 0, 0, 0, 0, BF16, 1, ending,
-                    )  # fmt: skip
-        release_tiles()
-
-    return tile_matmul

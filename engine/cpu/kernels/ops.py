@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from engine import shapes
-from engine.cpu.kernels import checks, layers, matmul, sampling
+from engine.cpu.kernels import amx_matmul, checks, layers, matmul, sampling
 from engine.cpu.kernels.amx import LINE, has_tiles
-from engine.cpu.kernels.emit import BF16, F16, F32, LANES, UNPAIRED, WIDE_PAIRS, pairing
+from engine.cpu.kernels.emit import BF16, DOT_PAIRS, F16, F32, LANES, UNPAIRED, WIDE_PAIRS, pairing
 from engine.cpu.kernels.int8 import int8_kernel, quantise_kernel
 from engine.cpu.kernels.lora import adapted_kernel, low_rank_kernel
 from engine.cpu.kernels.threads import float_bits, keep, num_threads, run
@@ -121,13 +121,58 @@ def linear_int8(
         return
     panels, width = weight.packed.shape[0], 4 * weight.packed.shape[1]
     checks.check_product(x, weight.inner, panels, bias, out, ending)
+    if has_tiles():
+        _in_tiles(x, weight.packed, bias, out, ending, weight, None)
+        return
     room = _workspace(rows * width + 4 * rows)
     run(
         quantise_kernel(KINDS[x.dtype]),
         rows, inner, panels, x.data_ptr(), x.stride(0), weight.packed.data_ptr(), weight.scales.data_ptr(),
         weight.begins.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0),
         room + 4 * rows, room, width, num_threads(),
-        after=int8_kernel(KINDS[x.dtype], int(has_tiles()), ending), work=rows * inner * panels,
+        after=int8_kernel(KINDS[x.dtype], ending), work=rows * inner * panels,
+    )  # fmt: skip
+
+
+def _in_tiles(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    ending: int,
+    weight: BytesWeight | None,
+    lora: LoraSegments | None,
+) -> None:
+    """A product in AMX tiles: with `weight` in bytes, else in bfloat16, to which `lora` may add."""
+    rows, inner = x.shape
+    kind, panels, workers = KINDS[x.dtype], packed.shape[0], num_threads()
+    in_bytes = weight is not None
+    width = 4 * packed.shape[1] if in_bytes else 0
+    shares = amx_matmul.plan(rows, width // 64 if in_bytes else inner // 32, panels, workers)
+    before, small, second, scales, begins = None, 0, 0, 0, 0
+    segments, number, factors = 0, 0, 0
+    first_bytes = workers * shares.partial_bytes
+    if weight is not None:
+        room = _workspace(first_bytes + 4 * rows + rows * width)
+        small, second = room + first_bytes + 4 * rows, room + first_bytes
+        scales, begins = weight.scales.data_ptr(), weight.begins.data_ptr()
+        before = quantise_kernel(kind)
+    elif lora is not None:
+        keep(lora)
+        room = _workspace(first_bytes + 2 * rows * lora.ranks)
+        small, second = room + first_bytes, lora.ranks
+        segments, number = lora.segments.data_ptr(), len(lora.segments)
+        factors = 0 if lora.factors is None else lora.factors.data_ptr()
+        before = low_rank_kernel(kind, DOT_PAIRS, False)
+    else:
+        room = _workspace(first_bytes)
+    product = amx_matmul.tile_product_kernel(kind, int(in_bytes), int(lora is not None), ending)
+    run(
+        product if before is None else before,
+        rows, inner, panels, x.data_ptr(), x.stride(0), packed.data_ptr(), out.data_ptr(), out.stride(0), factors, segments, number,
+        small, second, width, 0 if bias is None else bias.data_ptr(), scales, begins, workers,
+        shares.ranges, shares.panels, shares.steps, room, shares.partial_bytes,
+        after=None if before is None else product, work=rows * inner * panels,
     )  # fmt: skip
 
 
@@ -201,12 +246,14 @@ def linear(
     checks.check_packed(weight, x.dtype, in_pairs)
     checks.check_product(x, weight.shape[1] << in_pairs, panels, bias, out, ending)
     shapes.require(lora is None or lora.rows == rows, "adapters of a step of other rows", x)
-    tiled = int(in_pairs and has_tiles())
-    widened = paired == WIDE_PAIRS and not tiled
+    if in_pairs and has_tiles():
+        _in_tiles(x, weight, bias, out, ending, None, lora)
+        return
+    widened = paired == WIDE_PAIRS
     wide_bytes = 4 * rows * inner if widened else 0
     if lora is None:
         source, stride = (_workspace(wide_bytes), inner) if widened else (x.data_ptr(), x.stride(0))
-        product = matmul.tile_matmul_kernel(ending) if tiled else matmul.matmul_kernel(kind, paired, ending)
+        product = matmul.matmul_kernel(kind, paired, ending)
         run(
             matmul.widen_kernel() if widened else product,
             rows, inner, panels, source, stride, weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0), num_threads(),
@@ -222,7 +269,7 @@ def linear(
         rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), out.stride(0),
         0 if lora.factors is None else lora.factors.data_ptr(), lora.segments.data_ptr(), len(lora.segments),
         low, lora.ranks, low + low_bytes, each, num_threads(), room,
-        after=adapted_kernel(kind, paired, tiled, ending), work=rows * inner * panels,
+        after=adapted_kernel(kind, paired, ending), work=rows * inner * panels,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 
 from engine import shapes
 from engine.cpu.kernels import amx_attention, attention, checks
-from engine.cpu.kernels.amx import TILE_ROWS, has_tiles
+from engine.cpu.kernels.amx import has_tiles
 from engine.cpu.kernels.emit import LANES, UNPAIRED
 from engine.cpu.kernels.ops import KINDS, pairs_of
 from engine.cpu.kernels.threads import float_bits, num_threads, run
@@ -82,15 +82,17 @@ class AttentionPlan:
         self._scratch: dict[int, torch.Tensor] = {}
 
     def tasks(self, kv_heads: int, group: int, tile: int) -> torch.Tensor:
-        """[N, 3] int64: sequence, KV head, first row of a tile of `tile` rows; the later ones of a sequence, which take
-        longest, first.
+        """[N, 3] int64: sequence, KV head, first row of a tile of `tile` rows; one head after another, so that a core's second cache
+        keeps its keys and values, and of each the later rows, which take longest, first.
         """
         tasks = self._tasks.get((kv_heads, group, tile))
         if tasks is None:
-            each = -(-self._counts * group // tile) * kv_heads
+            tiles = -(-self._counts * group // tile)
+            each = tiles * kv_heads
             sequence = np.repeat(np.arange(len(each)), each)
             within = np.arange(len(sequence)) - np.repeat(np.cumsum(each) - each, each)
-            columns = np.column_stack([sequence, within % kv_heads, within // kv_heads * tile])
+            own = np.repeat(tiles, each)
+            columns = np.column_stack([sequence, within // own, within % own * tile])
             tasks = torch.from_numpy(columns[::-1].astype(np.int64))
             self._tasks[kv_heads, group, tile] = tasks
         return tasks
@@ -105,9 +107,9 @@ class AttentionPlan:
     def arguments(self, heads: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[int, ...]:
         """What the kernel reads of this plan, for queries of `heads` over one layer's cache: its first arguments."""
         tiled, dim, width = _tiled_cache(keys, values), keys.shape[2], values.shape[3]
-        tasks = self.tasks(keys.shape[1], heads // keys.shape[1], TILE_ROWS if tiled else MAX_ROWS)
+        tasks = self.tasks(keys.shape[1], heads // keys.shape[1], amx_attention.TASK_ROWS if tiled else MAX_ROWS)
         if tiled:
-            each = amx_attention.tile_scratch_bytes(dim, width, self.block_size, self.longest)
+            each = amx_attention.tile_scratch_bytes(dim, width, self.block_size)
         else:
             each = attention.scratch_bytes(dim, width, self.longest)
         room = self.scratch(each)

@@ -1,0 +1,227 @@
+"""x W^T + b in AMX tiles: who multiplies which blocks, and in which order, for one row or thousands.
+
+Few rows are one block, and the weight is read straight through memory. Many rows are blocks of 48 times a group of panels that stays in a
+core's second cache, while the group that probably comes next is prefetched into it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from engine.cpu.kernels.amx import TILE_ROWS
+from engine.cpu.kernels.amx_product import (
+    BLOCK_ROWS,
+    COLUMN_SCALES,
+    END,
+    NEXT,
+    OUT,
+    ROW_BYTES,
+    SCALES,
+    START,
+    STEP_BYTES,
+    STRIDE,
+    add_pairs_left,
+    end_block,
+    make_room,
+    multiply_block,
+    release_tiles,
+    scale_rows,
+    shape_tiles,
+)
+from engine.cpu.kernels.compiled import inlined, kernel
+from engine.cpu.kernels.emit import F32, LANES
+from engine.cpu.kernels.lora import FIELDS
+from engine.cpu.kernels.low_rank import expand
+from engine.cpu.kernels.matmul import PIECE_BYTES, PIECES
+from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, reserve, store_int, take_ticket
+from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN
+
+MOST_STEPS = 51
+"""Steps of the sum for which a block's rows and a group's panels stay in the second cache; longer sums are made in parts."""
+GROUP_ROW, LEAST_GROUP, MOST_GROUP = 800, 128 << 10, 256 << 10
+"""Bytes of a group of panels: for each row that it meets, at least, and at most. The next group is prefetched meanwhile, so that few
+rows want a small one.
+"""
+LONG_GROUP, LONG_ROWS = 720 << 10, 384
+"""The same for sums in parts and so many rows at least: their rows are read anew for each group."""
+RANGE_ROWS = 384
+"""With so many rows for each, workers take ranges of rows, which stay in their second caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a product is shared out: ranges of rows, panels of a group, steps of a part, and the bytes that a worker needs for the sums of
+    one ticket between two parts.
+    """
+
+    ranges: int
+    panels: int
+    steps: int
+    partial_bytes: int
+
+
+@cache
+def plan(rows: int, steps: int, panels: int, workers: int) -> Plan:
+    """For a product of so many rows, steps of 32 (bytes: 64) inputs, and panels."""
+    panel_bytes = max(1, steps) * STEP_BYTES
+    if rows <= BLOCK_ROWS:
+        return Plan(1, max(1, min(panels // PIECES, PIECE_BYTES // panel_bytes)), max(1, steps), 0)
+    parts = max(1, -(-steps // MOST_STEPS))
+    each = max(1, -(-steps // parts))
+    ranges = max(1, min(workers, rows // RANGE_ROWS))
+    in_range = -(-rows // ranges) + TILE_ROWS
+    most = min(max(GROUP_ROW * in_range, LEAST_GROUP), MOST_GROUP)
+    if parts > 1 and in_range >= LONG_ROWS:
+        most = LONG_GROUP
+    groups = -(-panels // max(1, most // (each * STEP_BYTES)))
+    groups = min(panels, -(-groups * ranges // workers) * workers // ranges)  # all workers have equally many
+    in_group = -(-panels // groups)
+    return Plan(ranges, in_group, each, in_range * in_group * ROW_BYTES if parts > 1 else 0)
+
+
+@inlined
+def block_rows(left: int) -> int:
+    """The rows of the next block of those that are left, such that none of several has fewer than 17."""
+    if left <= BLOCK_ROWS:
+        return left
+    return BLOCK_ROWS if left > BLOCK_ROWS + TILE_ROWS else 2 * TILE_ROWS
+
+
+@inlined
+def range_begin(number: int, ranges: int, rows: int) -> int:
+    """The first row of a range, a multiple of 16."""
+    return rows if number == ranges else rows * number // ranges // TILE_ROWS * TILE_ROWS
+
+
+@cache
+def tile_product_kernel(kind: int, in_bytes: int, adapted: int, ending: int) -> Any:
+    """Arguments: rows, inner, panels; x, its stride; weight; out, its stride; factors (0: none); segments, their number; low, as
+    `low_rank_kernel` left it, its stride, or x in bytes, as `quantise_kernel` left it, its rows' scales; width, the bytes of such a row;
+    start (0: none); the columns' scales and begins of a weight in bytes; workers; a plan's ranges, panels and steps; partial sums, bytes a worker.
+
+    `in_bytes`: the weight is [panels, width / 4, 32, 4] bytes, else [panels, inner / 2, 32, 2] bfloat16. `adapted`: sums begin at what the segments'
+    adapters add (`engine.cpu.kernels.lora`). `ending` is STORE, ADD, GATE or WIDEN; what is stored is of `kind`.
+    """
+    out_element = 4 if ending in (ADD, WIDEN) or kind == F32 else 2
+    columns = LANES if ending == GATE else PANEL
+    step_inputs, panel_row = (64, PANEL) if in_bytes else (32, 2 * PANEL)
+    segment_bytes = 8 * FIELDS
+    sums_bytes = BLOCK_ROWS * ROW_BYTES
+
+    @kernel
+    def tile_product(data: Any) -> None:
+        a = address_of(data)
+        rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
+        x, x_bytes, weight = load_int(a, 5), 2 * load_int(a, 6), load_int(a, 7)
+        out, stride, factors = load_int(a, 8), load_int(a, 9), load_int(a, 10)
+        segments, end_segments = load_int(a, 11), load_int(a, 11) + segment_bytes * load_int(a, 12)
+        low, low_stride = load_int(a, 13), load_int(a, 14)
+        scales, width, start = load_int(a, 14), load_int(a, 15), load_int(a, 16)
+        column_scales, begins, workers = load_int(a, 17), load_int(a, 18), load_int(a, 19)
+        ranges, panels_each, steps_each = load_int(a, 20), load_int(a, 21), load_int(a, 22)
+        partials = load_int(a, 23) + take_ticket(a + 8) * load_int(a, 24)
+        if in_bytes:
+            x, x_bytes, inner = low, width, width
+        steps, panel_bytes = inner // step_inputs, inner * panel_row
+        parts = max(1, (steps + steps_each - 1) // steps_each)
+        pairs_left = 0 if in_bytes else inner // 2 - steps * TILE_ROWS
+        room = make_room()
+        begin_sums = reserve(sums_bytes) if adapted else 0
+        store_int(room, STRIDE, stride)
+        shape_tiles(min(rows, TILE_ROWS))
+        fresh = True
+        while True:
+            ticket = take_ticket(a)
+            begin_panel = ticket // ranges * panels_each
+            if begin_panel >= panels:
+                break
+            end_panel = min(begin_panel + panels_each, panels)
+            head, end = range_begin(ticket % ranges, ranges, rows), range_begin(ticket % ranges + 1, ranges, rows)
+            blocks = (end - head + BLOCK_ROWS - 1) // BLOCK_ROWS
+            lines = (STEP_BYTES // 64 + blocks - 1) // blocks
+            for part in range(parts):
+                first_step = part * steps_each
+                part_steps = min(steps_each, steps - first_step)
+                final = part == parts - 1
+                # What is prefetched: this group's next part, or the group that this worker probably takes next.
+                ahead_panel = (ticket + workers) // ranges * panels_each if final else begin_panel
+                ahead_step = 0 if final else first_step + steps_each
+                block, first = 0, head
+                while first < end:
+                    count = block_rows(end - first)
+                    near = 1 if blocks == 1 or (fresh and first == head) else 0
+                    inputs = x + first * x_bytes + first_step * 64
+                    for panel in range(begin_panel, end_panel):
+                        column, held = (
+                            panel * PANEL,
+                            partials + ((panel - begin_panel) * (end - head) + first - head) * ROW_BYTES,
+                        )
+                        begin, begin_bytes = held, ROW_BYTES
+                        if part == 0:
+                            begin, begin_bytes = start + 4 * column if start else 0, 0
+                            if in_bytes:
+                                begin = begins + 4 * column
+                            if adapted:
+                                begin, begin_bytes = begin_sums, ROW_BYTES
+                                # After a group, the one that this worker probably takes next.
+                                following = panel + 1 if panel + 1 < end_panel else ahead_panel
+                                for segment in range(segments, end_segments, segment_bytes):
+                                    top, bottom = (
+                                        max(first, load_int(segment, 0)),
+                                        min(first + count, load_int(segment, 0) + load_int(segment, 1)),
+                                    )
+                                    if top >= bottom:
+                                        continue
+                                    depth, halves, own = (
+                                        load_int(segment, 5),
+                                        load_int(segment, 6) + 16 * panel,
+                                        load_int(segment, 7),
+                                    )
+                                    if load_int(segment, 3) == 0 or load_int(halves, 0) < 0:
+                                        halves, depth = segments, 0
+                                    b = load_int(segment, 4) + panel * depth * PANEL * 2
+                                    if depth and following < panels and blocks == 1:
+                                        fetch_ahead(
+                                            load_int(segment, 4) + following * depth * PANEL * 2, depth * PANEL, kind
+                                        )
+                                        fetch_ahead(load_int(segment, 6) + 16 * following, 8, kind)
+                                    for row in range(top, bottom, MAX_ROWS):
+                                        expand(
+                                            min(MAX_ROWS, bottom - row), begin_sums + (row - first) * ROW_BYTES, PANEL,
+                                            low + row * low_stride * 2, low_stride, load_int(halves, 0), load_int(halves, 1),
+                                            b, depth, own + 4 * column if own else 0, kind, 1,
+                                        )  # fmt: skip
+                        ahead = 0
+                        if ahead_panel + panel - begin_panel < panels:
+                            ahead = weight + (ahead_panel + panel - begin_panel) * panel_bytes
+                            ahead += ahead_step * STEP_BYTES + block * part_steps * lines * 64
+                        multiply_block(
+                            room, count, inputs, x_bytes, weight + panel * panel_bytes + first_step * STEP_BYTES, part_steps,
+                            begin, begin_bytes, 0 if final else held, near, ahead, lines, kind, in_bytes, ending,
+                        )  # fmt: skip
+                        if not final:
+                            continue
+                        if not in_bytes:
+                            if pairs_left:
+                                add_pairs_left(
+                                    room, count, x + first * x_bytes, x_bytes // 2, weight + panel * panel_bytes,
+                                    steps * TILE_ROWS, pairs_left,
+                                )  # fmt: skip
+                            if factors:
+                                scale_rows(room, count, factors + 8 * first, column)
+                        else:
+                            store_int(room, SCALES, scales + 4 * first)
+                            store_int(room, COLUMN_SCALES, column_scales + 4 * column)
+                            store_int(room, START, start + 4 * column if start else 0)
+                        store_int(room, NEXT, 0)
+                        store_int(room, END, count)
+                        store_int(room, OUT, out + (first * stride + panel * columns) * out_element)
+                    first += count
+                    block += 1
+            fresh = False
+        end_block(room, kind, in_bytes, ending)
+        release_tiles()
+
+    return tile_product
