@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -52,6 +53,8 @@ class Driver:
     def step(self) -> None:
         for output in self.engine.step().get(CLIENT, []):
             self.outputs[output.request_id].append(output)
+        if self.engine.blocked:
+            time.sleep(1e-3)  # as a worker does, or the thread that reads adapters would hardly get the interpreter
 
     def run(self) -> None:
         while self.engine.has_work:
