@@ -47,13 +47,16 @@ def current() -> tuple[Segments, int]:
 
 @dataclass(slots=True)
 class PackedLora:
-    """One adapter's weights for one layer: A [ranks, in], and B packed as the layer's weight, [panels, depth, 32].
+    """One adapter's weights for one layer: A as `ops.pack_ranks` packs it, and B packed as the layer's weight, [panels, depth, 32].
+
+    `ranks` are A's rows, those that fill it up included.
 
     `halves` [panels, 2] int64 says which of A's rows, `depth` from there on, belong to each 16 columns (-1: none do).
     For DoRA `factors` [width] float32 scales each output column, bias apart, and `start` [width] is bias / factors.
     """
 
     a: torch.Tensor
+    ranks: int
     b: torch.Tensor
     halves: torch.Tensor
     factors: torch.Tensor | None
@@ -100,12 +103,14 @@ class LoraLayer:
         if factors is not None and self.bias is not None:
             start = self.bias / factors
         a, b, halves = packed
-        made = PackedLora(a.to(self.dtype), self.pack(b.to(self.dtype)), halves, factors, start)
+        packed_a = ops.pack_ranks(a.to(self.dtype))
+        ranks = packed_a.numel() // self.in_features
+        made = PackedLora(packed_a, ranks, self.pack(b.to(self.dtype)), halves, factors, start)
         width = made.b.shape[0] * PANEL
         require(
-            made.a.shape[1] == self.in_features
+            a.shape[1] == self.in_features
             and made.halves.shape == (made.b.shape[0], 2)
-            and int(halves.max()) + made.b[0].numel() // PANEL <= made.a.shape[0]
+            and int(halves.max()) + made.b[0].numel() // PANEL <= a.shape[0]
             and all(part is None or part.numel() == width for part in (factors, start)),
             "an adapter does not fit its layer",
             made.a, made.b, made.halves, factors, start,
@@ -204,7 +209,7 @@ class LoraLayer:
                 table.append([done, first - done, 0, 0, 0, 0, 0, bias])
             a, b, halves = weights.a, weights.b, weights.halves
             start = bias if weights.start is None else weights.start.data_ptr()
-            size, depth = a.shape[0], b[0].numel() // PANEL
+            size, depth = weights.ranks, b[0].numel() // PANEL
             table.append([first, count, a.data_ptr(), size, b.data_ptr(), depth, halves.data_ptr(), start])
             if weights.factors is not None:
                 factors[first : first + count] = weights.factors.data_ptr()

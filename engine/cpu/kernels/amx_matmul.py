@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from engine.cpu.kernels.amx import TILE_ROWS
+from engine.cpu.kernels.amx_low_rank import BEGIN_ROOM, begin_block
 from engine.cpu.kernels.amx_product import (
     BLOCK_ROWS,
     COLUMN_SCALES,
@@ -33,10 +34,9 @@ from engine.cpu.kernels.amx_product import (
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import F32, LANES
 from engine.cpu.kernels.lora import FIELDS
-from engine.cpu.kernels.low_rank import expand
 from engine.cpu.kernels.matmul import PIECE_BYTES, PIECES
-from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, reserve, store_int, take_ticket
-from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN
+from engine.cpu.kernels.simd import address_of, load_int, store_int, take_ticket
+from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
 
 MOST_STEPS = 51
 """Steps of the sum for which a block's rows and a group's panels stay in the second cache; longer sums are made in parts."""
@@ -99,7 +99,8 @@ def range_begin(number: int, ranges: int, rows: int) -> int:
 def tile_product_kernel(kind: int, in_bytes: int, adapted: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight; out, its stride; factors (0: none); segments, their number; low, as
     `low_rank_kernel` left it, its stride, or x in bytes, as `quantise_kernel` left it, its rows' scales; width, the bytes of such a row;
-    start (0: none); the columns' scales and begins of a weight in bytes; workers; a plan's ranges, panels and steps; partial sums, bytes a worker.
+    start (0: none); the columns' scales and begins of a weight in bytes; workers; a plan's ranges, panels and steps; partial sums, bytes a worker;
+    room for what adapters add, BEGIN_ROOM bytes for each panel of a group, bytes a worker.
 
     `in_bytes`: the weight is [panels, width / 4, 32, 4] bytes, else [panels, inner / 2, 32, 2] bfloat16. `adapted`: sums begin at what the segments'
     adapters add (`engine.cpu.kernels.lora`). `ending` is STORE, ADD, GATE or WIDEN; what is stored is of `kind`.
@@ -108,7 +109,6 @@ def tile_product_kernel(kind: int, in_bytes: int, adapted: int, ending: int) -> 
     columns = LANES if ending == GATE else PANEL
     step_inputs, panel_row = (64, PANEL) if in_bytes else (32, 2 * PANEL)
     segment_bytes = 8 * FIELDS
-    sums_bytes = BLOCK_ROWS * ROW_BYTES
 
     @kernel
     def tile_product(data: Any) -> None:
@@ -121,14 +121,15 @@ def tile_product_kernel(kind: int, in_bytes: int, adapted: int, ending: int) -> 
         scales, width, start = load_int(a, 14), load_int(a, 15), load_int(a, 16)
         column_scales, begins, workers = load_int(a, 17), load_int(a, 18), load_int(a, 19)
         ranges, panels_each, steps_each = load_int(a, 20), load_int(a, 21), load_int(a, 22)
-        partials = load_int(a, 23) + take_ticket(a + 8) * load_int(a, 24)
+        worker = take_ticket(a + 8)
+        partials = load_int(a, 23) + worker * load_int(a, 24)
         if in_bytes:
             x, x_bytes, inner = low, width, width
         steps, panel_bytes = inner // step_inputs, inner * panel_row
         parts = max(1, (steps + steps_each - 1) // steps_each)
         pairs_left = 0 if in_bytes else inner // 2 - steps * TILE_ROWS
         room = make_room()
-        begin_sums = reserve(sums_bytes) if adapted else 0
+        begin_sums = load_int(a, 25) + worker * load_int(a, 26)
         store_int(room, STRIDE, stride)
         shape_tiles(min(rows, TILE_ROWS))
         fresh = True
@@ -153,46 +154,22 @@ def tile_product_kernel(kind: int, in_bytes: int, adapted: int, ending: int) -> 
                     count = block_rows(end - first)
                     near = 1 if blocks == 1 or (fresh and first == head) else 0
                     inputs = x + first * x_bytes + first_step * 64
+                    if adapted and part == 0:
+                        begin_block(
+                            first, count, begin_panel, end_panel, segments, end_segments, low, low_stride, begin_sums,
+                            ahead_panel if blocks == 1 else panels, panels,
+                        )  # fmt: skip
+                        shape_tiles(min(rows, TILE_ROWS))
                     for panel in range(begin_panel, end_panel):
-                        column, held = (
-                            panel * PANEL,
-                            partials + ((panel - begin_panel) * (end - head) + first - head) * ROW_BYTES,
-                        )
+                        column = panel * PANEL
+                        held = partials + ((panel - begin_panel) * (end - head) + first - head) * ROW_BYTES
                         begin, begin_bytes = held, ROW_BYTES
                         if part == 0:
                             begin, begin_bytes = start + 4 * column if start else 0, 0
                             if in_bytes:
                                 begin = begins + 4 * column
                             if adapted:
-                                begin, begin_bytes = begin_sums, ROW_BYTES
-                                # After a group, the one that this worker probably takes next.
-                                following = panel + 1 if panel + 1 < end_panel else ahead_panel
-                                for segment in range(segments, end_segments, segment_bytes):
-                                    top, bottom = (
-                                        max(first, load_int(segment, 0)),
-                                        min(first + count, load_int(segment, 0) + load_int(segment, 1)),
-                                    )
-                                    if top >= bottom:
-                                        continue
-                                    depth, halves, own = (
-                                        load_int(segment, 5),
-                                        load_int(segment, 6) + 16 * panel,
-                                        load_int(segment, 7),
-                                    )
-                                    if load_int(segment, 3) == 0 or load_int(halves, 0) < 0:
-                                        halves, depth = segments, 0
-                                    b = load_int(segment, 4) + panel * depth * PANEL * 2
-                                    if depth and following < panels and blocks == 1:
-                                        fetch_ahead(
-                                            load_int(segment, 4) + following * depth * PANEL * 2, depth * PANEL, kind
-                                        )
-                                        fetch_ahead(load_int(segment, 6) + 16 * following, 8, kind)
-                                    for row in range(top, bottom, MAX_ROWS):
-                                        expand(
-                                            min(MAX_ROWS, bottom - row), begin_sums + (row - first) * ROW_BYTES, PANEL,
-                                            low + row * low_stride * 2, low_stride, load_int(halves, 0), load_int(halves, 1),
-                                            b, depth, own + 4 * column if own else 0, kind, 1,
-                                        )  # fmt: skip
+                                begin, begin_bytes = begin_sums + (panel - begin_panel) * BEGIN_ROOM, ROW_BYTES
                         ahead = 0
                         if ahead_panel + panel - begin_panel < panels:
                             ahead = weight + (ahead_panel + panel - begin_panel) * panel_bytes

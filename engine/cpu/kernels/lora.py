@@ -17,7 +17,7 @@ from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, take_tick
 from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
 FIELDS = 8
-"""A segment: first row, rows, A [ranks, inputs], ranks (0: no adapter), packed B [panels, depth, 32], depth, halves, start.
+"""A segment: first row, rows, A (`ops.pack_ranks`), ranks (0: no adapter), packed B [panels, depth, 32], depth, halves, start.
 
 halves: int64 [panels, 2], where in the row of `low` the ranks of each half panel's 16 columns begin; -1: nothing is
 added to the panel. start: float32 [panels * 32], the initial values of the sums apart from that (0: zero).

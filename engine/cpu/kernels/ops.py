@@ -11,8 +11,9 @@ import torch
 
 from engine import shapes
 from engine.cpu.kernels import amx_matmul, checks, layers, matmul, sampling
-from engine.cpu.kernels.amx import LINE, has_tiles
-from engine.cpu.kernels.emit import BF16, DOT_PAIRS, F16, F32, LANES, UNPAIRED, WIDE_PAIRS, pairing
+from engine.cpu.kernels.amx import LINE, TILE_ROWS, has_tiles
+from engine.cpu.kernels.amx_low_rank import BEGIN_ROOM, GROUP, tile_low_rank_kernel
+from engine.cpu.kernels.emit import BF16, F16, F32, LANES, UNPAIRED, WIDE_PAIRS, pairing
 from engine.cpu.kernels.int8 import int8_kernel, quantise_kernel
 from engine.cpu.kernels.lora import adapted_kernel, low_rank_kernel
 from engine.cpu.kernels.threads import float_bits, keep, num_threads, run
@@ -74,6 +75,21 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
 def pack_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Two [out, in] -> [panels, in, 32], each panel 16 columns of the gate and the same 16 of the other."""
     return pack_weight(interleave(gate, up))
+
+
+def pack_ranks(a: torch.Tensor) -> torch.Tensor:
+    """An adapter's A [ranks, in] as the kernels want it: with tiles [groups of 16, in / 2, 16, 2], filled up with zeros, else as it is."""
+    ranks, inner = a.shape
+    if not _tiled(a.dtype):
+        return a.contiguous()
+    padded = a.new_zeros(-(-ranks // GROUP) * GROUP, inner)
+    padded[:ranks] = a
+    return padded.view(-1, GROUP, inner // 2, 2).transpose(1, 2).contiguous()
+
+
+def _tiled(dtype: torch.dtype) -> bool:
+    """Whether products of this type run in AMX tiles."""
+    return pairs_of(dtype) != UNPAIRED and has_tiles()
 
 
 def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -150,7 +166,7 @@ def _in_tiles(
     width = 4 * packed.shape[1] if in_bytes else 0
     shares = amx_matmul.plan(rows, width // 64 if in_bytes else inner // 32, panels, workers)
     before, small, second, scales, begins = None, 0, 0, 0, 0
-    segments, number, factors = 0, 0, 0
+    segments, number, factors, begin_sums, begin_bytes = 0, 0, 0, 0, 0
     first_bytes = workers * shares.partial_bytes
     if weight is not None:
         room = _workspace(first_bytes + 4 * rows + rows * width)
@@ -159,11 +175,13 @@ def _in_tiles(
         before = quantise_kernel(kind)
     elif lora is not None:
         keep(lora)
-        room = _workspace(first_bytes + 2 * rows * lora.ranks)
-        small, second = room + first_bytes, lora.ranks
+        begin_bytes = shares.panels * BEGIN_ROOM
+        room = _workspace(first_bytes + workers * begin_bytes + 2 * (rows + TILE_ROWS) * lora.ranks)
+        begin_sums = room + first_bytes
+        small, second = begin_sums + workers * begin_bytes, lora.ranks
         segments, number = lora.segments.data_ptr(), len(lora.segments)
         factors = 0 if lora.factors is None else lora.factors.data_ptr()
-        before = low_rank_kernel(kind, DOT_PAIRS, False)
+        before = tile_low_rank_kernel()
     else:
         room = _workspace(first_bytes)
     product = amx_matmul.tile_product_kernel(kind, int(in_bytes), int(lora is not None), ending)
@@ -171,7 +189,7 @@ def _in_tiles(
         product if before is None else before,
         rows, inner, panels, x.data_ptr(), x.stride(0), packed.data_ptr(), out.data_ptr(), out.stride(0), factors, segments, number,
         small, second, width, 0 if bias is None else bias.data_ptr(), scales, begins, workers,
-        shares.ranges, shares.panels, shares.steps, room, shares.partial_bytes,
+        shares.ranges, shares.panels, shares.steps, room, shares.partial_bytes, begin_sums, begin_bytes,
         after=None if before is None else product, work=rows * inner * panels,
     )  # fmt: skip
 
@@ -246,7 +264,7 @@ def linear(
     checks.check_packed(weight, x.dtype, in_pairs)
     checks.check_product(x, weight.shape[1] << in_pairs, panels, bias, out, ending)
     shapes.require(lora is None or lora.rows == rows, "adapters of a step of other rows", x)
-    if in_pairs and has_tiles():
+    if _tiled(x.dtype):
         _in_tiles(x, weight, bias, out, ending, None, lora)
         return
     widened = paired == WIDE_PAIRS

@@ -10,6 +10,7 @@ import torch
 from engine import shapes
 from engine.cpu.kernels import amx_attention, attention, checks
 from engine.cpu.kernels.amx import has_tiles
+from engine.cpu.kernels.amx_attention_tiles import TASK_ROWS
 from engine.cpu.kernels.emit import LANES, UNPAIRED
 from engine.cpu.kernels.ops import KINDS, pairs_of
 from engine.cpu.kernels.threads import float_bits, num_threads, run
@@ -107,7 +108,7 @@ class AttentionPlan:
     def arguments(self, heads: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[int, ...]:
         """What the kernel reads of this plan, for queries of `heads` over one layer's cache: its first arguments."""
         tiled, dim, width = _tiled_cache(keys, values), keys.shape[2], values.shape[3]
-        tasks = self.tasks(keys.shape[1], heads // keys.shape[1], amx_attention.TASK_ROWS if tiled else MAX_ROWS)
+        tasks = self.tasks(keys.shape[1], heads // keys.shape[1], TASK_ROWS if tiled else MAX_ROWS)
         if tiled:
             each = amx_attention.tile_scratch_bytes(dim, width, self.block_size)
         else:
