@@ -194,11 +194,11 @@ def tile_attend_kernel() -> Any:
                     for r in range(rows):
                         _scale_and_cap(rows_scores + 4 * (r * stride + skipped), blocks * size, own_scale, cap)
                 base = span_first * size
-                span_greatest(found, rows, rows_scores, stride, bounds, base, scale)
+                span_greatest(found, rows, rows_scores, stride, bounds, base, span * size, scale)
                 changed = raise_greatest(greatest, found, factors, TASK_ROWS // LANES)
                 span_weights(
                     rows_weights, weights_stride, totals, factors, greatest,
-                    rows, rows_scores, stride, bounds, base, skipped, (end_block - span_first) * size, scale,
+                    rows, rows_scores, stride, bounds, base, span * size, skipped, (end_block - span_first) * size, scale,
                 )  # fmt: skip
                 if changed and fresh == 0:
                     for r in range(rows):

@@ -67,10 +67,10 @@ def _highest(builder: Any, one: Any, other: Any) -> Any:
 class _Row:
     """One row of a span: its scores, and the bounds of those that it sees, counted from the span's begin.
 
-    bounds: int64 [rows, 2], in the sequence. The row sees nothing of the span if its begin is not below its end.
+    bounds: int64 [rows, 2], in the sequence. The row sees nothing of the span, which has `lanes` keys, if its begin is not below its end.
     """
 
-    def __init__(self, builder: Any, row: Any, scores: Any, stride: Any, bounds: Any, base: Any) -> None:
+    def __init__(self, builder: Any, row: Any, scores: Any, stride: Any, bounds: Any, base: Any, lanes: Any) -> None:
         self._builder = builder
         self._scores = builder.add(scores, builder.mul(builder.mul(row, stride), I64(4)))
         begin, end = (
@@ -80,7 +80,7 @@ class _Row:
             for n in range(2)
         )
         self.begin = builder.select(builder.icmp_signed(">", begin, I64(0)), begin, I64(0))
-        self.end = builder.select(builder.icmp_signed("<", end, I64(SPAN)), end, I64(SPAN))
+        self.end = builder.select(builder.icmp_signed("<", end, lanes), end, lanes)
 
     def score(self, vector: Any) -> Any:
         """16 scores."""
@@ -130,16 +130,16 @@ class _Row:
 
 @intrinsic
 def span_greatest(
-    typing_context: Any, found: Any, rows: Any, scores: Any, stride: Any, bounds: Any, base: Any, scale: Any
+    typing_context: Any, found: Any, rows: Any, scores: Any, stride: Any, bounds: Any, base: Any, lanes: Any, scale: Any
 ) -> Any:
-    """found[r] = the greatest scaled score that row r sees of a span that begins at position `base`; -1e30 if it sees none.
+    """found[r] = the greatest scaled score that row r sees of a span of `lanes` keys that begins at position `base`; -1e30 if it sees none.
 
     scores: float32 from the span's begin on, rows `stride` apart. bounds: int64 [rows, 2], the first position that a row sees and the
     one after the last. The scale is positive.
     """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        found, rows, scores, stride, bounds, base, scale = args
+        found, rows, scores, stride, bounds, base, lanes, scale = args
         lowest = ir.Constant(VECTOR, [-1e30] * LANES)
         best = cgutils.alloca_once(builder, VECTOR)
 
@@ -148,7 +148,7 @@ def span_greatest(
             builder.store(value, pointer_at(builder, found, row, FLOAT))
 
         with cgutils.for_range(builder, rows) as loop:
-            row = _Row(builder, loop.index, scores, stride, bounds, base)
+            row = _Row(builder, loop.index, scores, stride, bounds, base, lanes)
             with builder.if_else(row.sees_all()) as (every, fewer):
                 with every:
                     values = [row.score(I64(i)) for i in range(SPAN // LANES)]
@@ -171,7 +171,7 @@ def span_greatest(
                             builder.store(FLOAT(-1e30), pointer_at(builder, found, loop.index, FLOAT))
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 6, types.float32), emit
+    return types.void(*(types.int64,) * 7, types.float32), emit
 
 
 @intrinsic
@@ -206,7 +206,7 @@ def raise_greatest(typing_context: Any, greatest: Any, found: Any, factors: Any,
 def span_weights(
     typing_context: Any,
     weights: Any, weights_stride: Any, totals: Any, factors: Any, greatest: Any,
-    rows: Any, scores: Any, stride: Any, bounds: Any, base: Any, first: Any, limit: Any, scale: Any,
+    rows: Any, scores: Any, stride: Any, bounds: Any, base: Any, lanes: Any, first: Any, limit: Any, scale: Any,
 ) -> Any:  # fmt: skip
     """weights[r, i] = e^(scores[r, i] * scale - greatest[r]) in bfloat16 where row r sees the key, else 0, for first <= i < limit, both
     multiples of 16. totals[r] = totals[r] * factors[r] + the sum of its weights, not yet rounded.
@@ -216,14 +216,14 @@ def span_weights(
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (weights, weights_stride, totals, factors, greatest,
-         rows, scores, stride, bounds, base, first, limit, scale) = args  # fmt: skip
+         rows, scores, stride, bounds, base, lanes, first, limit, scale) = args  # fmt: skip
         zero = ir.Constant(VECTOR, [0.0] * LANES)
         to_two = FLOAT(1 / math.log(2))
         times = broadcast(builder, builder.fmul(scale, to_two))
         sums = cgutils.alloca_once(builder, VECTOR)
 
         with cgutils.for_range(builder, rows) as loop:
-            row = _Row(builder, loop.index, scores, stride, bounds, base)
+            row = _Row(builder, loop.index, scores, stride, bounds, base, lanes)
             own = builder.add(weights, builder.mul(builder.mul(loop.index, weights_stride), I64(2)))
 
             def held(address: Any, number: Any = loop.index) -> Any:
@@ -267,4 +267,4 @@ def span_weights(
             builder.store(builder.fadd(scaled, total_of(builder, builder.load(sums))), held(totals))
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 12, types.float32), emit
+    return types.void(*(types.int64,) * 13, types.float32), emit
