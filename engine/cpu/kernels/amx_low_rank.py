@@ -143,7 +143,7 @@ def begin_block(
             continue
         b, depth, start = load_int(segment, 4), load_int(segment, 5), load_int(segment, 7)
         b_bytes, left = depth * ROW_BYTES // 2, depth // 2 % TILE_ROWS
-        shape_low_rank(TILE_ROWS, left)
+        shape_low_rank(min(bottom - top, TILE_ROWS), left)
         for panel in range(begin_panel, end_panel):
             halves, following = load_int(segment, 6) + 16 * panel, ahead_panel + panel - begin_panel
             begin_rank, second_rank, some_steps, some_left = 0, 0, 0, 0
