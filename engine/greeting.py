@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from engine import messages
@@ -41,7 +42,9 @@ async def greet(
         raise NotGreeted(f"the worker at {address} cannot be reached: {cause_of(error)}") from error
     finally:
         if writer is not None:
-            writer.close()
+            writer.transport.abort()  # TLS would wait for the peer's farewell, and nothing is left to say
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:

@@ -121,8 +121,10 @@ async def test_many_clients_at_once(lasting):
 
 async def test_a_stale_epoch_is_refused(lasting):
     for worker_id, epoch in (("w", 2), ("other", 3)):
+        opened = os.listdir("/proc/self/fd")
         with pytest.raises(EngineDead, match="protocol, worker, epoch"):
             await EngineClient(lasting.address, worker_id, epoch, credentials=lasting.files).connect()
+        assert os.listdir("/proc/self/fd") == opened
 
 
 async def test_another_version_of_the_protocol_is_refused_on_both_sides(lasting, monkeypatch):
