@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.attention import Context, attend_with
+from engine.attention import attend_with
 from engine.batch import fill_in
 from engine.cpu.attention import PagedAttention
 from engine.cpu.fused import FusedDecoder
@@ -85,12 +85,13 @@ class CpuBackend:
 
     def run(self, forward: Forward, cache: KVCache, batch: ForwardBatch) -> torch.Tensor:
         self._share_torch(forward, batch.input_ids.shape[1])
-        context: Context = PagedAttention(cache, batch)
-        # A step of partial chunks samples nothing, but the models compute at least one row of logits.
-        rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
-        count = batch.input_ids.shape[1]
-        checked = cache.checked if isinstance(forward, FusedDecoder) else None
-        with attend_with(context), adapters_of(batch.segments, count), known_after_once(checked, (count, len(rows))):
+        context, ours = PagedAttention(cache, batch), isinstance(forward, FusedDecoder)
+        # A step of partial chunks samples nothing, but transformers' models compute at least one row of logits.
+        rows = batch.logits_rows if ours or len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
+        count, wanted = batch.input_ids.shape[1], context.wanted
+        signature = (count, len(rows), count if wanted is None else len(wanted.rows))
+        checked = known_after_once(cache.checked if ours else None, signature)
+        with attend_with(context), adapters_of(batch.segments, count), checked:
             return forward(fill_in(batch.input_ids, batch.chosen), batch.positions, rows)
 
     def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: KVCache, max_model_len: int) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from engine.cpu.lora import LoraLayer
+    from engine.cpu.wanted_rows import WantedRows
     from engine.quantization.base import QuantizedLayers
     from engine.shapes import AttentionSpec
 
@@ -137,19 +138,24 @@ class FusedDecoder:
         cosines, sines = self.rotary(residual[None], position_ids=positions)
         space.cosines[:], space.sines[:] = cosines[0], sines[0]
         context = current()
-        if isinstance(context, PagedAttention) and rows <= MOST_ROWS:
-            self._replayed(context, space)
+        paged = context if isinstance(context, PagedAttention) else None
+        wanted = None if paged is None else paged.wanted
+        layers = len(self.layers) - (wanted is not None)
+        if paged is not None and layers and rows <= MOST_ROWS:
+            self._replayed(paged, space, layers)
         else:
-            self._run(space, Program())
+            self._run(space, layers, Program())
+        if paged is not None and wanted is not None:
+            residual, logits_rows = self._last_layer(paged, wanted, space), wanted.logits_rows
         last = residual[logits_rows, :hidden]
         normed = torch.empty_like(last, dtype=normed.dtype)
         ops.norm(last, *self.norm, normed)
         return self.head.logits(normed)
 
-    def _replayed(self, context: PagedAttention, space: _Workspace) -> None:
-        """The layers, without Python between their kernels if a step like this one was recorded."""
+    def _replayed(self, context: PagedAttention, space: _Workspace, layers: int) -> None:
+        """The first layers, without Python between their kernels if a step like this one was recorded."""
         programs = context.cache.programs
-        like = (id(self), self._grown, space.residual.shape[0], pool_state(), lora.current())
+        like = (id(self), self._grown, space.residual.shape[0], layers, pool_state(), lora.current())
         program = programs.get(like)
         if program is not None:
             context.change(program, self.heads)
@@ -158,30 +164,52 @@ class FusedDecoder:
         if len(programs) >= MOST_PROGRAMS:
             del programs[next(iter(programs))]
         with recording() as program:
-            self._run(space, program)
+            self._run(space, layers, program)
         programs[like] = program
 
-    def _run(self, space: _Workspace, program: Program) -> None:
-        """The layers over the residual stream; `program` is told where each one ends."""
-        hidden, heads, kv_heads, dim = self.embed.weight.shape[1], self.heads, self.kv_heads, self.head_dim
-        residual, normed, attended = space.residual, space.normed, space.attended
-        for index, layer in enumerate(self.layers):
-            ops.norm(residual[:, :hidden], *layer.input_norm, normed)
-            qkv = layer.qkv.rows(normed, space.qkv)
-            ops.rotate(qkv, (heads, kv_heads), space.cosines, space.sines, layer.qk_norms)
-            split = qkv.unflatten(1, (-1, dim)).transpose(0, 1)
-            attend(
-                index,
-                split[:heads],
-                split[heads : heads + kv_heads],
-                split[heads + kv_heads :],
-                layer.options,
-                attended,
-            )
-            layer.out.add_to(residual, attended.flatten(1))
-            ops.norm(residual[:, :hidden], *layer.post_norm, normed)
-            layer.down.add_to(residual, layer.gate.rows(normed, space.gated))
+    def _run(self, space: _Workspace, layers: int, program: Program) -> None:
+        """The first layers over the residual stream; `program` is told where each one ends."""
+        for index, layer in enumerate(self.layers[:layers]):
+            query, key, value = self._heads(self._projected(layer, space))
+            attend(index, query, key, value, layer.options, space.attended)
+            self._rest(layer, space)
             program.end_layer()
+
+    def _last_layer(self, context: PagedAttention, wanted: WantedRows, space: _Workspace) -> torch.Tensor:
+        """The last layer over the wanted rows of the residual stream, which are copied: [W, *] float32."""
+        layer, rows = self.layers[-1], len(wanted.rows)
+        qkv = self._projected(layer, space)
+        _, key, value = self._heads(qkv)
+        if not rows:
+            context.store(len(self.layers) - 1, key, value)
+            return space.residual[:0]
+        few = _Workspace(
+            space.residual[wanted.rows], *(getattr(space, field.name)[:rows] for field in fields(_Workspace)[1:])
+        )
+        query, *_ = self._heads(qkv[wanted.rows])
+        context.attend_wanted(len(self.layers) - 1, query, key, value, layer.options, few.attended)
+        with lora.adapters_of(wanted.segments, rows):
+            self._rest(layer, few)
+        return few.residual
+
+    def _projected(self, layer: _Layer, space: _Workspace) -> torch.Tensor:
+        """Queries, keys and values [T, *] of all heads, rotated."""
+        ops.norm(space.residual[:, : space.normed.shape[1]], *layer.input_norm, space.normed)
+        qkv = layer.qkv.rows(space.normed, space.qkv)
+        ops.rotate(qkv, (self.heads, self.kv_heads), space.cosines, space.sines, layer.qk_norms)
+        return qkv
+
+    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Views of the rows [T, *]: query [H, T, D], key and value [HK, T, D]."""
+        split = qkv.unflatten(1, (-1, self.head_dim)).transpose(0, 1)
+        keys = self.heads + self.kv_heads
+        return split[: self.heads], split[self.heads : keys], split[keys:]
+
+    def _rest(self, layer: _Layer, space: _Workspace) -> None:
+        """What comes after a layer's attention."""
+        layer.out.add_to(space.residual, space.attended.flatten(1))
+        ops.norm(space.residual[:, : space.normed.shape[1]], *layer.post_norm, space.normed)
+        layer.down.add_to(space.residual, layer.gate.rows(space.normed, space.gated))
 
     @property
     def lora_layers(self) -> list[LoraLayer]:

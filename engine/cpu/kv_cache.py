@@ -53,8 +53,8 @@ class KVCache:
     def __init__(self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         self.num_blocks, self.block_size, self.dtype = num_blocks, block_size, dtype
         self._specs = specs
-        self.checked: set[tuple[int, int]] = set()
-        """(rows, rows of logits) of flat forward passes over this cache whose calls the kernels' checks have seen."""
+        self.checked: set[tuple[int, ...]] = set()
+        """(rows, rows of logits, rows of the last layer) of flat forward passes over this cache whose calls the kernels' checks have seen."""
         self.programs: dict[Hashable, Program] = {}
         """The recorded layers of such passes, by all that their calls depend on but for the attention plan."""
         self.lanes = whole_vectors(block_size)

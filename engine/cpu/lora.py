@@ -31,13 +31,13 @@ _changes = 0
 
 @contextmanager
 def adapters_of(segments: Segments, rows: int) -> Iterator[None]:
-    """Apply the adapters of these segments in the layers called inside the block; `rows`: the step's number of rows."""
+    """Apply the adapters of these segments in the layers called inside the block; `rows`: the number of rows that they get."""
     global _segments, _rows
-    _segments, _rows = segments, rows
+    before, _segments, _rows = (_segments, _rows), segments, rows
     try:
         yield
     finally:
-        _segments, _rows = (), 0
+        _segments, _rows = before
 
 
 def current() -> tuple[Segments, int]:

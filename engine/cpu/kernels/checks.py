@@ -20,7 +20,7 @@ _known = False
 
 
 @contextmanager
-def known_after_once(passed: set[tuple[int, int]] | None, signature: tuple[int, int]) -> Iterator[None]:
+def known_after_once(passed: set[tuple[int, ...]] | None, signature: tuple[int, ...]) -> Iterator[None]:
     """Skip shape and type checks in the block if a block with this signature is in `passed`; None: never skip.
 
     Use it only for code whose calls are all determined by the signature. These checks took a tenth of a step of few
