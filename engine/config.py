@@ -107,6 +107,13 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         quantizations.Name,
         Option("Storage of the layers' weights; int8 supports no adapters.", setting=True),
     ] = quantizations.NONE
+    weight_coding: Annotated[
+        Literal["auto", "on", "off"],
+        Option(
+            "Whether bfloat16 weights are kept in twelve bits a number on CPUs, without loss; auto measures at start which is faster.",
+            setting=True,
+        ),
+    ] = "auto"
     max_model_len: Annotated[
         int, Option("Longest sequence in tokens; 0 is the model's own limit.", 0, 1 << 24, setting=True)
     ] = 0

@@ -1,6 +1,6 @@
 """Times the steps of an engine in this process, without sockets or HTTP: decoding at several widths, and prompts.
 
-    python -m scripts.bench_step [--model smollm2-135m] [--quantizations none int8] [--streams 1 8 32]
+    python -m scripts.bench_step [--model smollm2-135m] [--quantizations none int8] [--streams 1 8 32] [--weight-coding auto]
 
 Decoding: the median of 60 steps after prompts of 128 tokens. Prompts: four of 1,024 tokens together, and one of 4,096; the best of
 three.
@@ -52,13 +52,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="a random model to make")
     parser.add_argument("--quantizations", nargs="+", default=["none", "int8"])
+    parser.add_argument("--weight-coding", default="auto", choices=["auto", "on", "off"])
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 8, 32])
     arguments = parser.parse_args()
     print("| quantization | work | ms |\n| --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder), arguments.model)
         for quantization in arguments.quantizations:
-            config = EngineConfig(model=str(model), quantization=quantization, speculative_tokens=0, max_step_ms=0)
+            config = EngineConfig(
+                model=str(model),
+                quantization=quantization,
+                weight_coding=arguments.weight_coding,
+                speculative_tokens=0,
+                max_step_ms=0,
+            )
             engine = EngineCore(config)
             for streams in arguments.streams:
                 submit(engine, prompts(streams, PROMPT, seed=streams), STEPS + 20)

@@ -17,6 +17,7 @@ from engine.cpu.kernels.tiles import MAX_ROWS
 from engine.cpu.kv_cache import KVCache, block_bytes, default_num_blocks
 from engine.cpu.layers import pack_linears
 from engine.cpu.lora import adapters_of
+from engine.cpu.weight_coding import coded_weights
 from engine.models.forward import plain_forward
 from engine.sampling.sampler import Sampler
 
@@ -64,13 +65,15 @@ class CpuBackend:
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
         """The fused forward pass, if the model's structure allows it, then transformers' own over packed layers."""
         layers_of = None if self.quantization is None else self.quantization.layers("cpu", self.device)
+        weight_bytes = sum(weight.nbytes for weight in model.parameters())
+        coded = coded_weights(self._config.weight_coding, model.dtype, weight_bytes)
 
         def fused() -> tuple[Forward, list[AdapterLayer]]:
-            made = FusedDecoder(model, specs, layers_of)
+            made = FusedDecoder(model, specs, layers_of, coded)
             return made, list(made.lora_layers)
 
         def packed() -> tuple[Forward, list[AdapterLayer]]:
-            layers: list[AdapterLayer] = list(pack_linears(model, layers_of))
+            layers: list[AdapterLayer] = list(pack_linears(model, layers_of, coded))
             return plain_forward(model), layers
 
         return [fused, packed]

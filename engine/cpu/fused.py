@@ -94,14 +94,18 @@ class FusedDecoder:
     """embed → layers → norm → lm_head. Make it from a model before its linears are packed."""
 
     def __init__(
-        self, model: PreTrainedModel, specs: list[AttentionSpec], quantized: QuantizedLayers | None = None
+        self,
+        model: PreTrainedModel,
+        specs: list[AttentionSpec],
+        quantized: QuantizedLayers | None = None,
+        coded: bool = False,
     ) -> None:
-        """Take over the model's weights, the layers' quantized by `quantized`; raises ValueError for other structures.
+        """Take over the model's weights, the layers' quantized by `quantized`, or `coded`; raises ValueError for other structures.
 
         The scale of each layer is the one that its own code passed to the recorded attention call.
         """
         decoder: Any = model.model
-        self._quantized = quantized
+        self._quantized, self._coded = quantized, coded
         _require(decoder, MODEL_PARTS)
         _require(model, {"model", "lm_head"})
         _require_code(type(model).forward, _HEAD_NAMES)
@@ -117,7 +121,7 @@ class FusedDecoder:
         ]
         self.embed = decoder.embed_tokens
         # Without adapters, because it sees only the sampled rows.
-        head = make_linear(model.lm_head.weight, model.lm_head.bias, [])
+        head = make_linear(model.lm_head.weight, model.lm_head.bias, [], None, coded)
         if not isinstance(head, PanelLinear):
             raise ValueError("an output layer of another kind")
         self.head = head
@@ -263,24 +267,28 @@ class FusedDecoder:
                 None if biases[0] is None else torch.cat(biases),
                 _parts(f"{path}.self_attn.", q_proj=q, k_proj=k, v_proj=v),
                 self._quantized,
+                self._coded,
             ),
             out=make_linear(
                 attention.o_proj.weight,
                 attention.o_proj.bias,
                 _parts(f"{path}.self_attn.", o_proj=attention.o_proj),
                 self._quantized,
+                self._coded,
             ),
             gate=make_gate(
                 mlp.gate_proj.weight,
                 mlp.up_proj.weight,
                 _parts(f"{path}.mlp.", gate_proj=mlp.gate_proj, up_proj=mlp.up_proj),
                 self._quantized,
+                self._coded,
             ),
             down=make_linear(
                 mlp.down_proj.weight,
                 mlp.down_proj.bias,
                 _parts(f"{path}.mlp.", down_proj=mlp.down_proj),
                 self._quantized,
+                self._coded,
             ),
             qk_norms=(*_norm(attention.q_norm)[:1], *_norm(attention.k_norm)) if has_norms else None,
             options=Options(spec.scale, None, None),

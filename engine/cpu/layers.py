@@ -5,6 +5,7 @@ rounding.
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.cpu import large_pages
 from engine.cpu.kernels import ops
+from engine.cpu.kernels.coded import encode
 from engine.cpu.kernels.emit import LANES
 from engine.cpu.kernels.tiles import ADD, GATE, STORE, WIDEN
 from engine.cpu.lora import LoraLayer
@@ -23,11 +25,20 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from engine.cpu.kernels.coded import CodedWeight
     from engine.quantization.base import QuantizedLayers
 
 
 Parts = list[tuple[str, int]]
 """(path, outputs) of the model's layers that a packed layer combines, in order. Empty if it takes no adapters."""
+
+
+def _kept(packed: torch.Tensor, coded: bool) -> torch.Tensor | CodedWeight:
+    """A packed weight as its layer keeps it, in large pages."""
+    made = encode(packed) if coded else None
+    if made is None:
+        return large_pages.moved(packed)
+    return replace(made, packed=large_pages.moved(made.packed))
 
 
 class PanelLinear(nn.Module):
@@ -36,11 +47,12 @@ class PanelLinear(nn.Module):
     The adapters of the rows are added.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts, coded: bool = False) -> None:
+        """`coded`: keep the weight in twelve bits a number where that is possible."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.width = ops.wide(self.out_features)
-        self.weight = large_pages.moved(ops.pack_weight(weight.detach()))
+        self.weight = _kept(ops.pack_weight(weight.detach()), coded)
         self.bias: torch.Tensor | None = None
         if bias is not None:
             self.bias = torch.zeros(self.width)
@@ -76,10 +88,12 @@ class PanelLinear(nn.Module):
 class PanelGate:
     """silu(x G^T) * (x U^T): the first half of a gated feed-forward layer, in one product."""
 
-    def __init__(self, gate: torch.Tensor, up: torch.Tensor, parts: Parts) -> None:
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor, parts: Parts, coded: bool = False) -> None:
+        """`coded`: as in PanelLinear."""
         self.out_features, in_features = gate.shape
-        self.weight = large_pages.moved(ops.pack_gate(gate.detach(), up.detach()))
-        self.width = self.weight.shape[0] * LANES
+        packed = ops.pack_gate(gate.detach(), up.detach())
+        self.weight = _kept(packed, coded)
+        self.width = packed.shape[0] * LANES
         self.lora = LoraLayer(parts, in_features, gate.dtype, self._pack, self._dense, None)
 
     def _pack(self, both: torch.Tensor) -> torch.Tensor:
@@ -141,7 +155,11 @@ class Gate(Protocol):
 
 
 def make_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, parts: Parts, quantized: QuantizedLayers | None = None
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    parts: Parts,
+    quantized: QuantizedLayers | None = None,
+    coded: bool = False,
 ) -> Linear:
     """The layer of `quantized` if it makes one, else the fastest for this weight [out, in] on this CPU; raises
     ValueError for an odd bfloat16 `in`.
@@ -151,17 +169,23 @@ def make_linear(
         return made
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
         raise ValueError("an odd number of inputs cannot be paired")
-    return PanelLinear(weight, bias, parts)
+    return PanelLinear(weight, bias, parts, coded)
 
 
-def make_gate(gate: torch.Tensor, up: torch.Tensor, parts: Parts, quantized: QuantizedLayers | None = None) -> Gate:
+def make_gate(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    parts: Parts,
+    quantized: QuantizedLayers | None = None,
+    coded: bool = False,
+) -> Gate:
     """As `make_linear`, for the two weights [out, in] of a gated layer."""
     made: Gate | None = None if quantized is None else quantized.gate(gate, up)
     if made is not None:
         return made
     if gate.dtype == torch.bfloat16 and (gate.shape[0] % 2 or gate.shape[1] % 2):
         raise ValueError("an odd number of inputs cannot be paired")
-    return PanelGate(gate, up, parts)
+    return PanelGate(gate, up, parts, coded)
 
 
 def lora_layers(layers: Iterable[Linear | Gate]) -> list[LoraLayer]:
@@ -182,7 +206,9 @@ def _reads_weight(parent: nn.Module, name: str) -> bool:
     return any(name in names and "weight" in names for names in used)
 
 
-def pack_linears(model: PreTrainedModel, quantized: QuantizedLayers | None = None) -> list[LoraLayer]:
+def pack_linears(
+    model: PreTrainedModel, quantized: QuantizedLayers | None = None, coded: bool = False
+) -> list[LoraLayer]:
     """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer; the output layer is never quantized.
 
     Returns what adapters may be put into, as far as the layers themselves go.
@@ -198,7 +224,7 @@ def pack_linears(model: PreTrainedModel, quantized: QuantizedLayers | None = Non
                 setattr(parent, name, DenseLinear(weight, child.bias))
                 continue
             parts = [(f"{path}.{name}" if path else name, weight.shape[0])]
-            packed = make_linear(weight, child.bias, parts, None if child is head else quantized)
+            packed = make_linear(weight, child.bias, parts, None if child is head else quantized, coded)
             setattr(parent, name, packed)
             layers.append(packed)
     return lora_layers(layers)

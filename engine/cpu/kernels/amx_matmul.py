@@ -22,8 +22,10 @@ from engine.cpu.kernels.amx_product import (
     SCALES,
     START,
     STEP_BYTES,
+    STEP_GROUPS,
     STRIDE,
     add_pairs_left,
+    decode_groups,
     end_block,
     make_room,
     multiply_block,
@@ -31,13 +33,16 @@ from engine.cpu.kernels.amx_product import (
     scale_rows,
     shape_tiles,
 )
+from engine.cpu.kernels.coded import GROUP_BYTES, HEAD_BYTES
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import F32, LANES
 from engine.cpu.kernels.lora import FIELDS
-from engine.cpu.kernels.matmul import PIECE_BYTES, PIECES
-from engine.cpu.kernels.simd import address_of, load_int, store_int, take_ticket
+from engine.cpu.kernels.matmul import PIECE_BYTES, PIECES, bytes_of_panel
+from engine.cpu.kernels.simd import address_of, load_int, reserve, store_int, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
 
+RING_STEPS = 4
+"""Decoded steps of a coded panel that a worker keeps where a single block meets the panel: a power of two, for the first cache."""
 MOST_STEPS = 51
 """Steps of the sum for which a block's rows and a group's panels stay in the second cache; longer sums are made in parts."""
 GROUP_ROW, LEAST_GROUP, MOST_GROUP = 800, 128 << 10, 256 << 10
@@ -53,13 +58,14 @@ RANGE_ROWS = 384
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a product is shared out: ranges of rows, panels of a group, steps of a part, and the bytes that a worker needs for the sums of
-    one ticket between two parts.
+    one ticket between two parts, and for the decoded steps of a group of coded panels.
     """
 
     ranges: int
     panels: int
     steps: int
     partial_bytes: int
+    decoded_bytes: int
 
 
 @cache
@@ -67,7 +73,9 @@ def plan(rows: int, steps: int, panels: int, workers: int) -> Plan:
     """For a product of so many rows, steps of 32 (bytes: 64) inputs, and panels."""
     panel_bytes = max(1, steps) * STEP_BYTES
     if rows <= BLOCK_ROWS:
-        return Plan(1, max(1, min(panels // PIECES, PIECE_BYTES // panel_bytes)), max(1, steps), 0)
+        return Plan(
+            1, max(1, min(panels // PIECES, PIECE_BYTES // panel_bytes)), max(1, steps), 0, RING_STEPS * STEP_BYTES
+        )
     parts = max(1, -(-steps // MOST_STEPS))
     each = max(1, -(-steps // parts))
     ranges = max(1, min(workers, rows // RANGE_ROWS))
@@ -78,7 +86,8 @@ def plan(rows: int, steps: int, panels: int, workers: int) -> Plan:
     groups = -(-panels // max(1, most // (each * STEP_BYTES)))
     groups = min(panels, -(-groups * ranges // workers) * workers // ranges)  # all workers have equally many
     in_group = -(-panels // groups)
-    return Plan(ranges, in_group, each, in_range * in_group * ROW_BYTES if parts > 1 else 0)
+    partial_bytes = in_range * in_group * ROW_BYTES if parts > 1 else 0
+    return Plan(ranges, in_group, each, partial_bytes, in_group * each * STEP_BYTES)
 
 
 @inlined
@@ -96,18 +105,19 @@ def range_begin(number: int, ranges: int, rows: int) -> int:
 
 
 @cache
-def tile_product_kernel(kind: int, in_bytes: int, adapted: int, ending: int) -> Any:
+def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight; out, its stride; factors (0: none); segments, their number; low, as
     `low_rank_kernel` left it, its stride, or x in bytes, as `quantise_kernel` left it, its rows' scales; width, the bytes of such a row;
     start (0: none); the columns' scales and begins of a weight in bytes; workers; a plan's ranges, panels and steps; partial sums, bytes a worker;
-    room for what adapters add, BEGIN_ROOM bytes for each panel of a group, bytes a worker.
+    room for what adapters add, BEGIN_ROOM bytes for each panel of a group, bytes a worker; where coded, room for decoded steps of a group, bytes a worker.
 
-    `in_bytes`: the weight is [panels, width / 4, 32, 4] bytes, else [panels, inner / 2, 32, 2] bfloat16. `adapted`: sums begin at what the segments'
+    `in_bytes`: the weight is [panels, width / 4, 32, 4] bytes, else [panels, inner / 2, 32, 2] bfloat16, or `coded`. `adapted`: sums begin at what the segments'
     adapters add (`engine.cpu.kernels.lora`). `ending` is STORE, ADD, GATE or WIDEN; what is stored is of `kind`.
     """
     out_element = 4 if ending in (ADD, WIDEN) or kind == F32 else 2
     columns = LANES if ending == GATE else PANEL
-    step_inputs, panel_row = (64, PANEL) if in_bytes else (32, 2 * PANEL)
+    step_inputs = 64 if in_bytes else 32
+    step_bytes, head_bytes = (STEP_GROUPS * GROUP_BYTES, HEAD_BYTES) if coded else (STEP_BYTES, 0)
     segment_bytes = 8 * FIELDS
 
     @kernel
@@ -125,11 +135,14 @@ def tile_product_kernel(kind: int, in_bytes: int, adapted: int, ending: int) -> 
         partials = load_int(a, 23) + worker * load_int(a, 24)
         if in_bytes:
             x, x_bytes, inner = low, width, width
-        steps, panel_bytes = inner // step_inputs, inner * panel_row
+        steps, panel_bytes = inner // step_inputs, inner * PANEL if in_bytes else bytes_of_panel(inner, 2, coded)
         parts = max(1, (steps + steps_each - 1) // steps_each)
         pairs_left = 0 if in_bytes else inner // 2 - steps * TILE_ROWS
         room = make_room()
         begin_sums = load_int(a, 25) + worker * load_int(a, 26)
+        decoded = load_int(a, 27) + worker * load_int(a, 28)
+        around = RING_STEPS - 1 if rows <= BLOCK_ROWS else -1
+        left = reserve(STEP_BYTES)
         store_int(room, STRIDE, stride)
         shape_tiles(min(rows, TILE_ROWS))
         fresh = True
@@ -141,7 +154,7 @@ def tile_product_kernel(kind: int, in_bytes: int, adapted: int, ending: int) -> 
             end_panel = min(begin_panel + panels_each, panels)
             head, end = range_begin(ticket % ranges, ranges, rows), range_begin(ticket % ranges + 1, ranges, rows)
             blocks = (end - head + BLOCK_ROWS - 1) // BLOCK_ROWS
-            lines = (STEP_BYTES // 64 + blocks - 1) // blocks
+            lines = (step_bytes // 64 + blocks - 1) // blocks
             for part in range(parts):
                 first_step = part * steps_each
                 part_steps = min(steps_each, steps - first_step)
@@ -152,7 +165,7 @@ def tile_product_kernel(kind: int, in_bytes: int, adapted: int, ending: int) -> 
                 block, first = 0, head
                 while first < end:
                     count = block_rows(end - first)
-                    near = 1 if blocks == 1 or (fresh and first == head) else 0
+                    near = 1 if blocks == 1 or ((fresh or coded) and first == head) else 0
                     inputs = x + first * x_bytes + first_step * 64
                     if adapted and part == 0:
                         begin_block(
@@ -173,18 +186,25 @@ def tile_product_kernel(kind: int, in_bytes: int, adapted: int, ending: int) -> 
                         ahead = 0
                         if ahead_panel + panel - begin_panel < panels:
                             ahead = weight + (ahead_panel + panel - begin_panel) * panel_bytes
-                            ahead += ahead_step * STEP_BYTES + block * part_steps * lines * 64
+                            ahead += head_bytes + ahead_step * step_bytes + block * part_steps * lines * 64
+                        packed = weight + panel * panel_bytes
+                        place = packed + first_step * STEP_BYTES
+                        if coded:
+                            place = decoded + (panel - begin_panel if around < 0 else 0) * steps_each * STEP_BYTES
                         multiply_block(
-                            room, count, inputs, x_bytes, weight + panel * panel_bytes + first_step * STEP_BYTES, part_steps,
-                            begin, begin_bytes, 0 if final else held, near, ahead, lines, kind, in_bytes, ending,
+                            room, count, inputs, x_bytes, place, part_steps,
+                            begin, begin_bytes, 0 if final else held, near, ahead, lines, packed, first_step * STEP_GROUPS, around,
+                            kind, in_bytes, coded, ending,
                         )  # fmt: skip
                         if not final:
                             continue
                         if not in_bytes:
                             if pairs_left:
+                                if coded:
+                                    decode_groups(left, packed, steps * STEP_GROUPS, pairs_left // 2)
+                                    packed = left - steps * STEP_BYTES
                                 add_pairs_left(
-                                    room, count, x + first * x_bytes, x_bytes // 2, weight + panel * panel_bytes,
-                                    steps * TILE_ROWS, pairs_left,
+                                    room, count, x + first * x_bytes, x_bytes // 2, packed, steps * TILE_ROWS, pairs_left,
                                 )  # fmt: skip
                             if factors:
                                 scale_rows(room, count, factors + 8 * first, column)

@@ -7,6 +7,7 @@ because tiles and vectors work at the same time. Nothing here takes work or know
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -16,8 +17,19 @@ from numba.extending import intrinsic
 
 from engine.cpu.kernels import amx
 from engine.cpu.kernels.amx import LINE, TILE_ROWS, offset
+from engine.cpu.kernels.coded import (
+    GROUP_INPUTS,
+    load_group,
+    load_kept,
+    load_kept_group,
+    load_kept_number,
+    load_table,
+    prefetch_group,
+    store_group,
+)
 from engine.cpu.kernels.emit import (
     F32,
+    FIRST,
     FLOAT,
     I16,
     I32,
@@ -42,6 +54,8 @@ ROW_BYTES = PANEL * 4
 """Bytes of a row of sums, and of a panel's pairs (bfloat16) or fours (bytes) of inputs."""
 STEP_BYTES = TILE_ROWS * ROW_BYTES
 """Bytes of a panel that one step multiplies: 32 inputs of bfloat16, 64 of bytes."""
+STEP_GROUPS = 2 * TILE_ROWS // GROUP_INPUTS
+"""Groups of a coded panel that one step multiplies."""
 AHEAD = 4
 """Steps between a prefetch of a block's own panel and its use; 2 measured alike."""
 
@@ -162,23 +176,88 @@ def _scaled(builder: Any, room: Any, sums: Any, row: Any, places: list[Any]) -> 
     return [builder.load(one) for one in held]
 
 
+class _Decoder:
+    """Emits the decoding of a panel's steps, one after the other."""
+
+    def __init__(self, builder: Any, packed: Any, first_group: Any, out: Any, around: Any) -> None:
+        self._builder, self._packed, self._first, self._out, self._around = builder, packed, first_group, out, around
+        self._table, self._kept = load_table(builder, packed), load_kept(builder, packed)
+        self._next = cgutils.alloca_once_value(builder, I64(0))
+        """The kept group that comes next."""
+        self._while_before(first_group, lambda number: None)
+
+    def decode(self, step: Any) -> None:
+        """Decode the next step, which is number `step`."""
+        builder = self._builder
+        begin = builder.add(self._first, builder.mul(step, I64(STEP_GROUPS)))
+        slot = offset(builder, self._out, builder.and_(step, self._around), STEP_BYTES)
+        for group in range(STEP_GROUPS):
+            number = builder.add(begin, I64(group))
+            prefetch_group(builder, self._packed, number, FIRST)
+            store_group(builder, slot, I64(group), load_group(builder, self._packed, self._table, number))
+
+        def put(index: Any) -> None:
+            number, steps = load_kept_group(builder, self._kept, index)
+            store_group(builder, slot, builder.sub(number, begin), steps)
+
+        self._while_before(builder.add(begin, I64(STEP_GROUPS)), put)
+
+    def _while_before(self, end: Any, use: Callable[[Any], None]) -> None:
+        """Use the kept groups that come next and before group `end`."""
+        builder = self._builder
+        begin = builder.load(self._next)
+        with cgutils.for_range(builder, builder.sub(self._kept.count, begin)) as loop:
+            index = builder.add(begin, loop.index)
+            number = load_kept_number(builder, self._kept, index)
+            with builder.if_then(builder.icmp_signed(">=", number, end)):
+                loop.do_break()
+            use(index)
+            builder.store(builder.add(index, I64(1)), self._next)
+
+
+@intrinsic
+def decode_groups(typing_context: Any, out: Any, packed: Any, first: Any, count: Any) -> Any:
+    """Out = `count` groups of a coded panel, from number `first` on, as pairs."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, packed, first, count = args
+        table, kept = load_table(builder, packed), load_kept(builder, packed)
+        with cgutils.for_range(builder, count) as loop:
+            number = builder.add(first, loop.index)
+            store_group(builder, out, loop.index, load_group(builder, packed, table, number))
+        with cgutils.for_range(builder, kept.count) as loop:
+            number, steps = load_kept_group(builder, kept, loop.index)
+            place = builder.sub(number, first)
+            inside = builder.icmp_unsigned("<", place, count)
+            with builder.if_then(inside):
+                store_group(builder, out, place, steps)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 4), emit
+
+
 @intrinsic(prefer_literal=True)
 def multiply_block(
     typing_context: Any,
     room: Any, rows: Any, x: Any, x_bytes: Any, panel: Any, steps: Any, begin: Any, begin_bytes: Any, into: Any,
-    near: Any, ahead: Any, lines: Any,
-    kind: Any, in_bytes: Any, ending: Any,
+    near: Any, ahead: Any, lines: Any, packed: Any, first_group: Any, around: Any,
+    kind: Any, in_bytes: Any, coded: Any, ending: Any,
 ) -> Any:  # fmt: skip
     """Sums [rows, 32] = begin + x [rows, steps * 32 or 64] times a panel, for the rows that `shape_tiles` has shaped the tiles for, at most 48.
 
     Meanwhile the endings of the block that is in the room are made. The sums begin at `begin` (0: at zero; rows `begin_bytes` apart), and go
     to the room, or to `into` if that is not 0. Rows of x are `x_bytes` apart. near: the panel itself is prefetched; else `lines` lines with
     each step from `ahead` on (0: none). The order of a sum is that of the steps, whatever the rows.
+
+    coded, a compile-time constant too: a near panel is decoded on the way, from the coded panel at `packed` and its group number `first_group`
+    on, to `panel`; step i of it lies at step number i & around, so that a ring does where it is used once.
     """
     number, of_bytes, then = kind.literal_value, bool(in_bytes.literal_value), ending.literal_value
+    in_code = bool(coded.literal_value)
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        room, rows, x, x_bytes, panel, steps, begin, begin_bytes, into, near, ahead, lines, *_ = args
+        room, rows, x, x_bytes, panel, steps, begin, begin_bytes, into, near, ahead, lines, *coding = args
+        packed, first_group, around = coding[:3]
         some = builder.select(builder.icmp_signed(">", steps, I64(0)), steps, I64(1))
         waiting = builder.sub(builder.load(_field(builder, room, END)), builder.load(_field(builder, room, NEXT)))
         each = builder.udiv(builder.add(waiting, builder.sub(some, I64(1))), some)
@@ -198,9 +277,19 @@ def multiply_block(
                         move(builder, 2 * tile + half, builder.add(there, I64(LINE * half)), row_bytes)
 
             def multiply_steps(is_near: bool) -> None:
+                decoder = _Decoder(builder, packed, first_group, panel, around) if in_code and is_near else None
+                if decoder is not None:
+                    with builder.if_then(builder.icmp_signed(">", steps, I64(0))):
+                        decoder.decode(I64(0))
                 with cgutils.for_range(builder, steps) as loop:
-                    here = offset(builder, panel, loop.index, STEP_BYTES)
-                    if is_near:
+                    here = offset(
+                        builder, panel, builder.and_(loop.index, around) if in_code else loop.index, STEP_BYTES
+                    )
+                    if decoder is not None:
+                        later = builder.add(loop.index, I64(1))
+                        with builder.if_then(builder.icmp_signed("<", later, steps), likely=True):
+                            decoder.decode(later)
+                    elif is_near:
                         amx.fetch_lines(builder, builder.add(here, I64(AHEAD * STEP_BYTES)), STEP_BYTES // LINE)
                     else:
                         some = builder.select(builder.icmp_signed("!=", ahead, I64(0)), lines, I64(0))
@@ -233,7 +322,7 @@ def multiply_block(
         switch(builder, tiles, MOST_TILES, block)
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 12, kind, in_bytes, ending), emit
+    return types.void(*(types.int64,) * 15, kind, in_bytes, coded, ending), emit
 
 
 @intrinsic(prefer_literal=True)

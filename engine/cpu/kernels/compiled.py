@@ -47,3 +47,15 @@ def kernel(function: Callable[[Any], None]) -> Any:
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile a function that kernels call."""
     return numba.njit(fastmath=FAST, error_model="numpy")(function)
+
+
+def over_arrays(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Compile a function of NumPy arrays that Python calls."""
+
+    def compile_it(function: Callable[..., None]) -> Callable[..., None]:
+        compiled = numba.njit(signature, cache=bool(numba.config.CACHE_DIR), nogil=True)
+        with progress.compiling(function.__name__):
+            made: Callable[..., None] = compiled(function)
+        return made
+
+    return compile_it

@@ -81,13 +81,21 @@ def load_vector(builder: Any, address: Any, index: Any, kind: int) -> Any:
     return widen(builder, builder.load(pointer, align=element_bytes(kind)), kind, LANES)
 
 
+def load_words(builder: Any, address: Any, index: Any) -> Any:
+    """16 pairs of bfloat16, which begin at element `index`, as words of 32 bits."""
+    return builder.load(pointer_at(builder, address, index, I16, ir.VectorType(I32, LANES)), align=2)
+
+
+def halves(builder: Any, words: Any) -> tuple[Any, Any]:
+    """The first numbers of 16 pairs of bfloat16, and the second ones, as float32."""
+    first = builder.shl(words, ir.Constant(words.type, [16] * LANES))
+    second = builder.and_(words, ir.Constant(words.type, [0xFFFF0000] * LANES))
+    return builder.bitcast(first, VECTOR), builder.bitcast(second, VECTOR)
+
+
 def load_pairs(builder: Any, address: Any, index: Any) -> tuple[Any, Any]:
     """16 pairs of bfloat16, which begin at element `index`, as float32: their first numbers and their second ones."""
-    words = ir.VectorType(I32, LANES)
-    both = builder.load(pointer_at(builder, address, index, I16, words), align=2)
-    first = builder.shl(both, ir.Constant(words, [16] * LANES))
-    second = builder.and_(both, ir.Constant(words, [0xFFFF0000] * LANES))
-    return builder.bitcast(first, VECTOR), builder.bitcast(second, VECTOR)
+    return halves(builder, load_words(builder, address, index))
 
 
 def broadcast(builder: Any, scalar: Any) -> Any:

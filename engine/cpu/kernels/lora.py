@@ -9,10 +9,20 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from engine.cpu.kernels.coded import decode_panel
 from engine.cpu.kernels.compiled import kernel
 from engine.cpu.kernels.emit import F32, LANES, WIDE_PAIRS
 from engine.cpu.kernels.low_rank import DOT_RANKS, DOT_ROWS, dots, expand
-from engine.cpu.kernels.matmul import WIDENED_ROWS, ahead_of, apart, piece, tile_rows, widen_rows
+from engine.cpu.kernels.matmul import (
+    MOST_DECODING_ROWS,
+    WIDENED_ROWS,
+    ahead_of,
+    apart,
+    bytes_of_panel,
+    piece,
+    tile_rows,
+    widen_rows,
+)
 from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
 
@@ -74,9 +84,9 @@ def low_rank_kernel(kind: int, paired: int, wide: bool) -> Any:
 
 
 @cache
-def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
-    """Arguments: rows, inner, panels; x, its stride; weight [panels, inner, 32]; out, its stride; factors (0: none); segments,
-    their number; low, as `low_rank_kernel` left it, its stride; scratch, bytes a worker; workers; with WIDE_PAIRS x in float32, [rows, inner] without gaps.
+def adapted_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
+    """Arguments: rows, inner, panels; x, its stride; weight [panels, inner, 32], or coded; out, its stride; factors (0: none); segments,
+    their number; low, as `low_rank_kernel` left it, its stride; scratch for sums and where coded a panel, bytes a worker; workers; with WIDE_PAIRS x in float32, [rows, inner] without gaps.
     """
     element = 4 if kind == F32 else 2
     wide = paired == WIDE_PAIRS
@@ -96,8 +106,8 @@ def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
         if wide:
             x, x_stride = load_int(a, 18), inner
         scratch = load_int(a, 15) + take_ticket(a + 8) * load_int(a, 16)
-        tile = tile_rows(rows)
-        panel_bytes, tiles = inner * PANEL * element, (rows + tile - 1) // tile
+        tile = tile_rows(rows, coded)
+        panel_bytes, tiles = bytes_of_panel(inner, element, coded), (rows + tile - 1) // tile
         panels_each, _ = piece(rows, tile, panels, panel_bytes, load_int(a, 17))
         further = apart(panels_each, load_int(a, 17))
         while True:
@@ -123,7 +133,9 @@ def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
                             low + first * low_stride * element, low_stride, load_int(halves, 0), load_int(halves, 1),
                             b, depth, own + 4 * panel * PANEL if own else 0, kind, paired,
                         )  # fmt: skip
-                columns = weight + panel * panel_bytes
+                packed, decoded = weight + panel * panel_bytes, scratch + 4 * rows * PANEL
+                if coded and rows > MOST_DECODING_ROWS:
+                    decode_panel(decoded, packed, inner)
                 for first in range(0, rows, tile):
                     count = min(tile, rows - first)
                     target, part = (
@@ -131,9 +143,16 @@ def adapted_kernel(kind: int, paired: int, ending: int) -> Any:
                         x + first * x_stride * x_element,
                     )
                     begins, scales = scratch + 4 * first * PANEL, factors + 8 * first if factors else 0
-                    product(
-                        count, target, stride, part, x_stride, columns, inner, begins, PANEL, scales, panel * PANEL,
-                        ahead_of(columns, panel_bytes, further, first // tile, tiles), kind, paired, ending,
-                    )  # fmt: skip
+                    ahead = ahead_of(packed, panel_bytes, further, first // tile, tiles)
+                    if coded and rows <= MOST_DECODING_ROWS:
+                        product(
+                            count, target, stride, part, x_stride, packed, inner, begins, PANEL, scales, panel * PANEL, ahead,
+                            kind, paired, 1, ending,
+                        )  # fmt: skip
+                    else:
+                        product(
+                            count, target, stride, part, x_stride, decoded if coded else packed, inner, begins, PANEL, scales,
+                            panel * PANEL, ahead, kind, paired, 0, ending,
+                        )  # fmt: skip
 
     return adapted

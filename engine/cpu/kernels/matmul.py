@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from engine.cpu.kernels.coded import GROUP_BYTES, GROUP_INPUTS, HEAD_BYTES, decode_panel
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import BF16, F32, LANES, WIDE_PAIRS
 from engine.cpu.kernels.simd import address_of, load, load_int, store, take_ticket
-from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, ONCE, PANEL, WIDEN, product
+from engine.cpu.kernels.tiles import ADD, GATE, MAX_CODED_ROWS, MAX_ROWS, ONCE, PANEL, WIDEN, product
 
+MOST_DECODING_ROWS = 40
+"""With more rows a coded panel is decoded once for all tiles of a piece, else by each of them."""
 PIECES = 16
 """Pieces of the weight for all workers together. With few rows the product is bound by reading the weight, and memory
 is read fastest in long runs.
@@ -27,9 +30,10 @@ MOST_AHEAD_BYTES = 400 << 10
 
 
 @inlined
-def tile_rows(rows: int) -> int:
+def tile_rows(rows: int, coded: int = 0) -> int:
     """The rows of one tile, such that all tiles are of nearly equal size."""
-    tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
+    most = MAX_CODED_ROWS if coded and rows <= MOST_DECODING_ROWS else MAX_ROWS
+    tiles = (rows + most - 1) // most
     return (rows + tiles - 1) // tiles
 
 
@@ -92,10 +96,17 @@ def widen_kernel() -> Any:
     return widen
 
 
+@inlined
+def bytes_of_panel(inner: int, element: int, coded: int) -> int:
+    """Bytes from one panel of a weight to the next."""
+    return HEAD_BYTES + inner // GROUP_INPUTS * GROUP_BYTES if coded else inner * PANEL * element
+
+
 @cache
-def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
-    """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32]; start (0: none);
-    out, its stride; workers; with WIDE_PAIRS what `widen_kernel` makes x of, and its stride. `ending` is STORE, ADD, GATE or WIDEN.
+def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
+    """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32], or coded; start (0: none);
+    out, its stride; workers; with WIDE_PAIRS what `widen_kernel` makes x of, and its stride; where coded, room for a panel of each worker,
+    and its bytes. `ending` is STORE, ADD, GATE or WIDEN.
     """
     element = 4 if kind == F32 else 2
     x_element = 4 if paired == WIDE_PAIRS else element
@@ -108,9 +119,10 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
         rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
         x, x_stride, weight = load_int(a, 5), load_int(a, 6), load_int(a, 7)
         start, out, stride = load_int(a, 8), load_int(a, 9), load_int(a, 10)
-        workers, tile, panel_bytes = load_int(a, 11), tile_rows(rows), inner * PANEL * element
+        workers, tile, panel_bytes = load_int(a, 11), tile_rows(rows, coded), bytes_of_panel(inner, element, coded)
         panels_each, rows_each = piece(rows, tile, panels, panel_bytes, workers)
         further = apart(panels_each, workers)
+        decoded = load_int(a, 14) + take_ticket(a + 8) * load_int(a, 15) if coded else 0
         across = (rows + rows_each - 1) // rows_each
         while True:
             ticket = take_ticket(a)
@@ -120,13 +132,22 @@ def matmul_kernel(kind: int, paired: int, ending: int) -> Any:
             end = min(head + rows_each, rows)
             tiles = (end - head + tile - 1) // tile
             for panel in range(begin, min(begin + panels_each, panels)):
-                columns = weight + panel * panel_bytes
+                packed = weight + panel * panel_bytes
+                if coded and rows > MOST_DECODING_ROWS:
+                    decode_panel(decoded, packed, inner)
                 for first in range(head, end, tile):
-                    product(
-                        min(tile, rows - first), out + (first * stride + panel * width) * out_element, stride,
-                        x + first * x_stride * x_element, x_stride, columns, inner,
-                        start + 4 * panel * PANEL if start else 0, 0, 0, 0,
-                        ahead_of(columns, panel_bytes, further, (first - head) // tile, tiles), kind, paired, ending,
-                    )  # fmt: skip
+                    target = out + (first * stride + panel * width) * out_element
+                    inputs, begins = x + first * x_stride * x_element, start + 4 * panel * PANEL if start else 0
+                    ahead = ahead_of(packed, panel_bytes, further, (first - head) // tile, tiles)
+                    if coded and rows <= MOST_DECODING_ROWS:
+                        product(
+                            min(tile, rows - first), target, stride, inputs, x_stride, packed, inner, begins, 0, 0, 0, ahead,
+                            kind, paired, 1, ending,
+                        )  # fmt: skip
+                    else:
+                        product(
+                            min(tile, rows - first), target, stride, inputs, x_stride, decoded if coded else packed, inner,
+                            begins, 0, 0, 0, ahead, kind, paired, 0, ending,
+                        )  # fmt: skip
 
     return matmul

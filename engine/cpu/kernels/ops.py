@@ -13,6 +13,7 @@ from engine import shapes
 from engine.cpu.kernels import amx_matmul, checks, layers, matmul, sampling
 from engine.cpu.kernels.amx import LINE, TILE_ROWS, has_tiles
 from engine.cpu.kernels.amx_low_rank import BEGIN_ROOM, GROUP, tile_low_rank_kernel
+from engine.cpu.kernels.coded import CodedWeight, decode
 from engine.cpu.kernels.emit import BF16, F16, F32, LANES, UNPAIRED, WIDE_PAIRS, pairing
 from engine.cpu.kernels.int8 import int8_kernel, quantise_kernel
 from engine.cpu.kernels.lora import adapted_kernel, low_rank_kernel
@@ -138,7 +139,7 @@ def linear_int8(
     panels, width = weight.packed.shape[0], 4 * weight.packed.shape[1]
     checks.check_product(x, weight.inner, panels, bias, out, ending)
     if has_tiles():
-        _in_tiles(x, weight.packed, bias, out, ending, weight, None)
+        _in_tiles(x, weight, bias, out, ending, None)
         return
     room = _workspace(rows * width + 4 * rows)
     run(
@@ -152,23 +153,25 @@ def linear_int8(
 
 def _in_tiles(
     x: torch.Tensor,
-    packed: torch.Tensor,
+    weight: torch.Tensor | CodedWeight | BytesWeight,
     bias: torch.Tensor | None,
     out: torch.Tensor,
     ending: int,
-    weight: BytesWeight | None,
     lora: LoraSegments | None,
 ) -> None:
-    """A product in AMX tiles: with `weight` in bytes, else in bfloat16, to which `lora` may add."""
+    """A product in AMX tiles: in bytes, or in bfloat16, to which `lora` may add."""
     rows, inner = x.shape
-    kind, panels, workers = KINDS[x.dtype], packed.shape[0], num_threads()
-    in_bytes = weight is not None
+    kind, workers, coded = KINDS[x.dtype], num_threads(), int(isinstance(weight, CodedWeight))
+    packed = weight if isinstance(weight, torch.Tensor) else weight.packed
+    panels = weight.panels if isinstance(weight, CodedWeight) else packed.shape[0]
+    in_bytes = isinstance(weight, BytesWeight)
     width = 4 * packed.shape[1] if in_bytes else 0
     shares = amx_matmul.plan(rows, width // 64 if in_bytes else inner // 32, panels, workers)
     before, small, second, scales, begins = None, 0, 0, 0, 0
     segments, number, factors, begin_sums, begin_bytes = 0, 0, 0, 0, 0
-    first_bytes = workers * shares.partial_bytes
-    if weight is not None:
+    decoded_bytes = shares.decoded_bytes if coded else 0
+    first_bytes = workers * (shares.partial_bytes + decoded_bytes)
+    if isinstance(weight, BytesWeight):
         room = _workspace(first_bytes + 4 * rows + rows * width)
         small, second = room + first_bytes + 4 * rows, room + first_bytes
         scales, begins = weight.scales.data_ptr(), weight.begins.data_ptr()
@@ -184,12 +187,13 @@ def _in_tiles(
         before = tile_low_rank_kernel()
     else:
         room = _workspace(first_bytes)
-    product = amx_matmul.tile_product_kernel(kind, int(in_bytes), int(lora is not None), ending)
+    product = amx_matmul.tile_product_kernel(kind, int(in_bytes), coded, int(lora is not None), ending)
     run(
         product if before is None else before,
         rows, inner, panels, x.data_ptr(), x.stride(0), packed.data_ptr(), out.data_ptr(), out.stride(0), factors, segments, number,
         small, second, width, 0 if bias is None else bias.data_ptr(), scales, begins, workers,
         shares.ranges, shares.panels, shares.steps, room, shares.partial_bytes, begin_sums, begin_bytes,
+        room + workers * shares.partial_bytes, decoded_bytes,
         after=None if before is None else product, work=rows * inner * panels,
     )  # fmt: skip
 
@@ -199,15 +203,19 @@ def pairs_of(dtype: torch.dtype) -> int:
     return pairing() if dtype == torch.bfloat16 else UNPAIRED
 
 
-def unpack_weight(packed: torch.Tensor, columns: int) -> torch.Tensor:
+def unpack_weight(packed: torch.Tensor | CodedWeight, columns: int) -> torch.Tensor:
     """What `pack_weight` packed, [out, in], in a copy."""
+    if isinstance(packed, CodedWeight):
+        packed = decode(packed)
     by_column = packed.transpose(1, 2)  # [panels, 32, in] or [panels, 32, in / 2, 2]
     return by_column.flatten(0, 1)[:columns].flatten(1).contiguous()
 
 
-def unpack_gate(packed: torch.Tensor, columns: int) -> torch.Tensor:
+def unpack_gate(packed: torch.Tensor | CodedWeight, columns: int) -> torch.Tensor:
     """What `pack_gate` packed, gate above up [2 * out, in], in a copy."""
-    rows = unpack_weight(packed, packed.shape[0] * PANEL).view(-1, 2, LANES, packed[0].numel() // PANEL)
+    panels = packed.panels if isinstance(packed, CodedWeight) else packed.shape[0]
+    rows = unpack_weight(packed, panels * PANEL)
+    rows = rows.view(-1, 2, LANES, rows.shape[1])
     return rows.transpose(0, 1).flatten(1, 2)[:, :columns].flatten(0, 1).contiguous()
 
 
@@ -244,7 +252,7 @@ def _workspace(size: int) -> int:
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | CodedWeight,
     bias: torch.Tensor | None,
     out: torch.Tensor,
     ending: int = STORE,
@@ -259,35 +267,43 @@ def linear(
     rows, inner = x.shape
     if not rows:
         return
-    panels, kind, paired = weight.shape[0], KINDS[x.dtype], pairs_of(x.dtype)
-    in_pairs = int(paired != UNPAIRED)
-    checks.check_packed(weight, x.dtype, in_pairs)
-    checks.check_product(x, weight.shape[1] << in_pairs, panels, bias, out, ending)
+    kind, paired, coded = KINDS[x.dtype], pairs_of(x.dtype), int(isinstance(weight, CodedWeight))
+    if isinstance(weight, CodedWeight):
+        panels, packed = weight.panels, weight.packed
+        checks.check_coded(weight, x.dtype)
+        checks.check_product(x, weight.inner, panels, bias, out, ending)
+    else:
+        panels, packed = weight.shape[0], weight
+        in_pairs = int(paired != UNPAIRED)
+        checks.check_packed(weight, x.dtype, in_pairs)
+        checks.check_product(x, weight.shape[1] << in_pairs, panels, bias, out, ending)
     shapes.require(lora is None or lora.rows == rows, "adapters of a step of other rows", x)
     if _tiled(x.dtype):
-        _in_tiles(x, weight, bias, out, ending, None, lora)
+        _in_tiles(x, weight, bias, out, ending, lora)
         return
     widened = paired == WIDE_PAIRS
-    wide_bytes = 4 * rows * inner if widened else 0
+    wide_bytes, decoded_bytes = 4 * rows * inner if widened else 0, 2 * PANEL * inner if coded else 0
     if lora is None:
-        source, stride = (_workspace(wide_bytes), inner) if widened else (x.data_ptr(), x.stride(0))
-        product = matmul.matmul_kernel(kind, paired, ending)
+        room = _workspace(wide_bytes + num_threads() * decoded_bytes)
+        source, stride = (room, inner) if widened else (x.data_ptr(), x.stride(0))
+        product = matmul.matmul_kernel(kind, paired, coded, ending)
         run(
             matmul.widen_kernel() if widened else product,
-            rows, inner, panels, source, stride, weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0), num_threads(),
-            x.data_ptr(), x.stride(0), after=product if widened else None, work=rows * inner * panels,
+            rows, inner, panels, source, stride, packed.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0), num_threads(),
+            x.data_ptr(), x.stride(0), room + wide_bytes, decoded_bytes,
+            after=product if widened else None, work=rows * inner * panels,
         )  # fmt: skip
         return
     keep(lora)
-    each, low_bytes = rows * PANEL * 4, rows * lora.ranks * 4
+    each, low_bytes = rows * PANEL * 4 + decoded_bytes, rows * lora.ranks * 4
     room = _workspace(wide_bytes + low_bytes + num_threads() * each)
     low = room + wide_bytes
     run(
         low_rank_kernel(kind, paired, widened),
-        rows, inner, panels, x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), out.stride(0),
+        rows, inner, panels, x.data_ptr(), x.stride(0), packed.data_ptr(), out.data_ptr(), out.stride(0),
         0 if lora.factors is None else lora.factors.data_ptr(), lora.segments.data_ptr(), len(lora.segments),
         low, lora.ranks, low + low_bytes, each, num_threads(), room,
-        after=adapted_kernel(kind, paired, ending), work=rows * inner * panels,
+        after=adapted_kernel(kind, paired, coded, ending), work=rows * inner * panels,
     )  # fmt: skip
 
 

@@ -5,12 +5,22 @@ Addresses are int64, strides count elements, `kind` has to be a compile-time con
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from engine.cpu.kernels.coded import (
+    GROUP_BYTES,
+    GROUP_INPUTS,
+    load_group,
+    load_kept,
+    load_kept_group,
+    load_table,
+    prefetch_group,
+)
 from engine.cpu.kernels.emit import (
     BF16,
     DOT_PAIRS,
@@ -18,7 +28,6 @@ from engine.cpu.kernels.emit import (
     FIRST,
     FLOAT,
     I16,
-    I32,
     I64,
     LANES,
     LINE_BYTES,
@@ -30,9 +39,10 @@ from engine.cpu.kernels.emit import (
     broadcast,
     element_bytes,
     element_type,
+    halves,
     has_bf16_dot,
-    load_pairs,
     load_vector,
+    load_words,
     pointer_at,
     prefetch_element,
     prefetch_line,
@@ -46,6 +56,8 @@ from engine.cpu.kernels.emit import (
 
 MAX_ROWS = 12
 """Rows of one tile: with two vectors each their sums fill 24 of the 32 AVX-512 registers."""
+MAX_CODED_ROWS = 11
+"""The same for coded panels: decoding takes some registers."""
 PANEL = 2 * LANES
 """Columns of a weight that lie together; with MAX_ROWS rows a tile of sums fills 24 registers."""
 
@@ -70,6 +82,7 @@ def end_row(builder: Any, parts: list[Any], out: Any, first: Any, kind: int, end
         store_vector(builder, part, out, index, F32 if ending in (ADD, WIDEN) else kind)
 
 
+GROUP_LINES = GROUP_BYTES // LINE_BYTES
 _PRODUCT_ARGS = (types.int64,) * 12
 RUN = 16
 """Steps of the sum between two runs of prefetches, a line for each step. Among the steps they would take registers that the
@@ -90,86 +103,110 @@ def product(
     typing_context: Any,
     rows: Any, out: Any, out_stride: Any, x: Any, x_stride: Any, panel: Any, inner: Any, start: Any, start_stride: Any,
     factors: Any, column: Any, ahead: Any,
-    kind: Any, paired: Any, ending: Any,
+    kind: Any, paired: Any, coded: Any, ending: Any,
 ) -> Any:  # fmt: skip
     """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most 12 rows; `ending` says what follows.
 
     The sum begins at start[r, :32] (float32; 0: at zero; rows `start_stride` apart, so a bias has stride 0). x and out
     are of `kind`, but for ADD and WIDEN, and but for x in float32 with WIDE_PAIRS. factors (0: none): an int64 a row, 0 or the address of float32 factors by
     which the sums are multiplied, of which those from `column` on belong to this panel. panel: [inner, 32], or where
-    `paired` is not UNPAIRED [inner / 2, 32, 2] bfloat16, two steps of the sum side by side, as AVX512_BF16's dot product wants them.
+    `paired` is not UNPAIRED [inner / 2, 32, 2] bfloat16, two steps of the sum side by side, as AVX512_BF16's dot product wants them, and
+    where `coded`, a compile-time constant too, such pairs as `coded.encode` codes them.
     ahead: an address from which on it prefetches half as many bytes as the panel has, into the second cache (0: none), or ONCE.
     The order of the sum is that of i, whatever the rows.
     """
     number, way, then = kind.literal_value, paired.literal_value, ending.literal_value
-    in_pairs = way in (DOT_PAIRS, WIDE_PAIRS)
+    in_pairs, in_code = way in (DOT_PAIRS, WIDE_PAIRS), bool(coded.literal_value)
     in_panel = F32 if in_pairs else number  # a pair takes as much room
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, factors, column, ahead, *_ = args
 
-        def wide_step(sums: list[Any], base: Any, i: Any, count: int) -> None:
-            """The two steps of a pair, one after the other, as if they did not lie side by side."""
-            vectors = [
-                load_pairs(builder, panel, builder.mul(builder.add(base, I64(v * LANES)), I64(2))) for v in range(2)
-            ]
+        def add_words(sums: list[Any], words: list[Any], i: Any, count: int) -> None:
+            """The products with a pair of inputs, number `i`; `words` are the panel's pairs."""
+            split = [halves(builder, word) for word in words] if way == WIDE_PAIRS else []
             for r in range(count):
-                pair = builder.add(builder.mul(x_stride, I64(r)), builder.mul(i, I64(2)))
-                for half in range(2):
-                    scalar = builder.load(pointer_at(builder, x, builder.add(pair, I64(half)), FLOAT), align=4)
-                    factor = broadcast(builder, scalar)
-                    for v in range(2):
-                        add_product(builder, sums[2 * r + v], factor, vectors[v][half])
+                index = builder.add(builder.mul(x_stride, I64(r)), builder.mul(i, I64(2)))
+                if way == WIDE_PAIRS:  # one after the other, as if they did not lie side by side
+                    for half in range(2):
+                        scalar = builder.load(pointer_at(builder, x, builder.add(index, I64(half)), FLOAT), align=4)
+                        factor = broadcast(builder, scalar)
+                        for v in range(2):
+                            add_product(builder, sums[2 * r + v], factor, split[v][half])
+                    continue
+                pair = builder.load(pointer_at(builder, x, index, I16, FLOAT), align=2)
+                factor = builder.bitcast(broadcast(builder, pair), PAIRS)
+                for v in range(2):
+                    add_pairs(builder, sums[2 * r + v], factor, builder.bitcast(words[v], PAIRS))
 
         def step(sums: list[Any], i: Any, count: int, where: int) -> None:
             base = builder.mul(i, I64(PANEL))
             for line in range(0, PANEL, LINE_BYTES // element_bytes(in_panel)):
                 prefetch_element(builder, panel, builder.add(base, I64(line + STEPS_AHEAD * PANEL)), in_panel, where)
-            if way == WIDE_PAIRS:
-                wide_step(sums, base, i, count)
-                return
+            places = [builder.add(base, I64(v * LANES)) for v in range(2)]
             if in_pairs:
-                columns = [
-                    builder.load(pointer_at(builder, panel, builder.add(base, I64(v * LANES)), I32, PAIRS), align=4)
-                    for v in range(2)
-                ]
-            else:
-                columns = [load_vector(builder, panel, builder.add(base, I64(v * LANES)), number) for v in range(2)]
+                words = [load_words(builder, panel, builder.mul(place, I64(2))) for place in places]
+                add_words(sums, words, i, count)
+                return
+            columns = [load_vector(builder, panel, place, number) for place in places]
             for r in range(count):
-                index = builder.mul(x_stride, I64(r))
-                if in_pairs:
-                    index = builder.add(index, builder.mul(i, I64(2)))
-                    pair = builder.load(pointer_at(builder, x, index, I16, FLOAT), align=2)
-                    factor = builder.bitcast(broadcast(builder, pair), PAIRS)
-                else:
-                    pointer = pointer_at(builder, x, builder.add(index, i), element_type(number))
-                    scalar = widen(builder, builder.load(pointer, align=element_bytes(number)), number, 1)
-                    factor = broadcast(builder, scalar)
+                index = builder.add(builder.mul(x_stride, I64(r)), i)
+                pointer = pointer_at(builder, x, index, element_type(number))
+                scalar = widen(builder, builder.load(pointer, align=element_bytes(number)), number, 1)
+                factor = broadcast(builder, scalar)
                 for v in range(2):
-                    total = sums[2 * r + v]
-                    if in_pairs:
-                        add_pairs(builder, total, factor, columns[v])
-                    else:
-                        add_product(builder, total, factor, columns[v])
+                    add_product(builder, sums[2 * r + v], factor, columns[v])
 
-        def in_runs(sums: list[Any], steps: Any, count: int) -> Any:
-            """The steps of whole runs; their number."""
-            runs = builder.udiv(steps, I64(RUN))
+        def in_runs(begin: Any, end: Any, size: int, lines: int, each: Callable[[Any], None]) -> Any:
+            """Whole runs of so many of the steps or groups from `begin` to `end`; where they end. Each run prefetches so many lines."""
+            runs = builder.udiv(builder.sub(end, begin), I64(size))
             with cgutils.for_range(builder, runs) as run:
-                begin = builder.mul(run.index, I64(RUN))
+                first = builder.add(begin, builder.mul(run.index, I64(size)))
                 with builder.if_then(builder.icmp_signed("!=", ahead, I64(0))):
-                    for line in range(RUN):
-                        prefetch_line(builder, ahead, builder.add(begin, I64(line)))
-                with cgutils.for_range(builder, I64(RUN)) as i:
-                    step(sums, builder.add(begin, i.index), count, FIRST)
-            return builder.mul(runs, I64(RUN))
+                    line = builder.mul(builder.udiv(first, I64(size)), I64(lines))
+                    for number in range(lines):
+                        prefetch_line(builder, ahead, builder.add(line, I64(number)))
+                with cgutils.for_range(builder, I64(size)) as i:
+                    each(builder.add(first, i.index))
+            return builder.add(begin, builder.mul(runs, I64(size)))
 
-        def all_steps(sums: list[Any], steps: Any, count: int, where: int) -> None:
-            done = I64(0)
-            if where == FIRST and way != WIDE_PAIRS and 2 * count > MAX_ROWS:  # fewer rows have no second tile
-                done = in_runs(sums, steps, count)
-            with cgutils.for_range(builder, builder.sub(steps, done)) as i:
-                step(sums, builder.add(done, i.index), count, where)
+        def coded_steps(sums: list[Any], count: int, where: int, many: bool) -> None:
+            """All steps of a coded panel: stretches of groups, between them those that are kept as they are."""
+            table, kept = load_table(builder, panel), load_kept(builder, panel)
+            done = cgutils.alloca_once_value(builder, I64(0))
+
+            def multiply(number: Any, steps: list[list[Any]]) -> None:
+                for s, words in enumerate(steps):
+                    add_words(sums, words, builder.add(builder.mul(number, I64(2)), I64(s)), count)
+
+            def group(number: Any) -> None:
+                prefetch_group(builder, panel, number, where)
+                multiply(number, load_group(builder, panel, table, number))
+
+            def stretch(end: Any) -> None:
+                begin = builder.load(done)
+                if many:
+                    begin = in_runs(begin, end, RUN // 2, RUN // 2 * GROUP_LINES // 2, group)
+                with cgutils.for_range_slice(builder, begin, end, I64(1)) as (number, _):
+                    group(number)
+
+            with cgutils.for_range(builder, kept.count) as loop:
+                number, steps = load_kept_group(builder, kept, loop.index)
+                stretch(number)
+                multiply(number, steps)
+                builder.store(builder.add(number, I64(1)), done)
+            stretch(builder.udiv(inner, I64(GROUP_INPUTS)))
+
+        def all_steps(sums: list[Any], count: int, where: int) -> None:
+            many = where == FIRST and way != WIDE_PAIRS and 2 * count > MAX_ROWS  # fewer rows have no second tile
+            if in_code:
+                coded_steps(sums, count, where, many)
+                return
+            steps, done = builder.udiv(inner, I64(2)) if in_pairs else inner, I64(0)
+            if many:
+                done = in_runs(done, steps, RUN, RUN, lambda i: step(sums, i, count, where))
+            with cgutils.for_range_slice(builder, done, steps, I64(1)) as (i, _):
+                step(sums, i, count, where)
 
         def scale(sums: list[Any], address: Any) -> None:
             with builder.if_then(builder.icmp_signed("!=", address, I64(0))):
@@ -184,15 +221,14 @@ def product(
                     for v in range(2):
                         index = builder.add(builder.mul(start_stride, I64(r)), I64(v * LANES))
                         builder.store(load_vector(builder, start, index, F32), sums[2 * r + v])
-            steps = builder.udiv(inner, I64(2)) if in_pairs else inner
             if count <= SURELY_ONCE:
-                all_steps(sums, steps, count, PASSING)
+                all_steps(sums, count, PASSING)
             else:
                 with builder.if_else(builder.icmp_signed("==", ahead, I64(ONCE))) as (once, again):
                     with once:
-                        all_steps(sums, steps, count, PASSING)
+                        all_steps(sums, count, PASSING)
                     with again:
-                        all_steps(sums, steps, count, FIRST)
+                        all_steps(sums, count, FIRST)
             with builder.if_then(builder.icmp_signed("!=", factors, I64(0)), likely=False):
                 for r in range(count):
                     scale(sums[2 * r : 2 * r + 2], builder.load(pointer_at(builder, factors, I64(r), I64)))
@@ -200,7 +236,7 @@ def product(
                 parts = [builder.load(sums[2 * r]), builder.load(sums[2 * r + 1])]
                 end_row(builder, parts, out, builder.mul(out_stride, I64(r)), number, then)
 
-        switch(builder, rows, MAX_ROWS, tile)
+        switch(builder, rows, MAX_CODED_ROWS if in_code else MAX_ROWS, tile)
         return context.get_dummy_value()
 
-    return types.void(*_PRODUCT_ARGS, kind, paired, ending), emit
+    return types.void(*_PRODUCT_ARGS, kind, paired, coded, ending), emit

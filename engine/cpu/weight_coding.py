@@ -1,0 +1,71 @@
+"""Whether bfloat16 weights are kept in twelve bits a number (`engine.cpu.kernels.coded`), by measuring both forms on this machine.
+
+Coded products are faster where memory is what a step waits for, and slower where it is arithmetic: that depends on the CPU, its memory
+and its neighbours. Results are the same to the last bit, so nothing but time depends on the choice.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.cpu import large_pages
+from engine.cpu.kernels import ops
+from engine.cpu.kernels.coded import can_code, encode
+
+if TYPE_CHECKING:
+    from engine.cpu.kernels.coded import CodedWeight
+
+LEAST_BYTES = 128 << 20
+"""Smaller models are left as they are: caches hold a good part of them."""
+OUTPUTS, INPUTS, COPIES = 2048, 1024, 48
+"""The weight that is tried, and its copies: together more than the caches hold."""
+TRIALS = ((8, COPIES, 0.95), (32, COPIES, 1.02), (256, 8, 1.05))
+"""Rows, copies that are multiplied, and the part of the time of plain weights that coded ones may take."""
+ROUNDS = 5
+
+logger = logging.getLogger(__name__)
+
+
+def coded_weights(wish: str, dtype: torch.dtype, weight_bytes: int) -> bool:
+    """Whether a model's weights of this type and size are coded. `wish`: "on", "off" or "auto", which is decided by `worthwhile`."""
+    if wish == "off" or (wish == "auto" and weight_bytes < LEAST_BYTES):
+        return False
+    if dtype != torch.bfloat16 or not can_code():
+        if wish == "on":
+            logger.warning("weights are not coded: that takes bfloat16 weights and a CPU with AVX512_BF16")
+        return False
+    return wish == "on" or worthwhile()
+
+
+@cache
+def worthwhile() -> bool:
+    """Whether coded weights pass all TRIALS with the current number of threads. It takes half a second, once in a process."""
+    packed = ops.pack_weight(torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(0)).bfloat16())
+    coded = encode(packed)
+    assert coded is not None
+    plain_copies = [large_pages.moved(packed) for _ in range(COPIES)]
+    coded_copies = [replace(coded, packed=large_pages.moved(coded.packed)) for _ in range(COPIES)]
+    parts = [_part_of_time(plain_copies[:copies], coded_copies[:copies], rows) for rows, copies, _ in TRIALS]
+    found = all(part <= most for part, (_, _, most) in zip(parts, TRIALS, strict=True))
+    told = ", ".join(f"{part:.2f} at {rows} rows" for part, (rows, _, _) in zip(parts, TRIALS, strict=True))
+    logger.info("weights are %s: coded products take of the time of plain ones %s", "coded" if found else "plain", told)
+    return found
+
+
+def _part_of_time(plain: list[torch.Tensor], coded: list[CodedWeight], rows: int) -> float:
+    """The time of coded products by that of plain ones: the best of some rounds, in which they take turns."""
+    x, out = torch.ones(rows, INPUTS, dtype=torch.bfloat16), torch.empty(rows, OUTPUTS, dtype=torch.bfloat16)
+    best = {"plain": float("inf"), "coded": float("inf")}
+    for _ in range(ROUNDS + 1):  # the first one also compiles
+        for name, weights in (("plain", plain), ("coded", coded)):
+            begun = time.perf_counter()
+            for weight in weights:
+                ops.linear(x, weight, None, out)
+            best[name] = min(best[name], time.perf_counter() - begun)
+    return best["coded"] / best["plain"]

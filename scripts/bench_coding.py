@@ -1,0 +1,58 @@
+"""Measures products with coded weights beside those with plain ones, over more memory than caches hold.
+
+    python -m scripts.bench_coding [--wide 9728] [--hidden 896] [--copies 12] [--rows 1 4 8 16 32 64 256] [--rounds 9]
+
+Milliseconds for all copies, the best of the rounds, in which both forms take turns; all usable CPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from dataclasses import replace
+
+import torch
+
+from engine.cpu import large_pages
+from engine.cpu.kernels import ops
+from engine.cpu.kernels.coded import can_code, encode
+from engine.cpu.kernels.threads import set_num_threads
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wide", type=int, default=9728, help="outputs, a multiple of 32")
+    parser.add_argument("--hidden", type=int, default=896, help="inputs")
+    parser.add_argument("--copies", type=int, default=12)
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 8, 16, 32, 64, 256])
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    packed = ops.pack_weight((torch.randn(arguments.wide, arguments.hidden) * 0.02).bfloat16())
+    coded = encode(packed) if can_code() else None
+    if coded is None:
+        raise SystemExit("this CPU or this weight is not for coding")
+    set_num_threads(len(os.sched_getaffinity(0)))
+    forms = {
+        "plain": [large_pages.moved(packed) for _ in range(arguments.copies)],
+        "coded": [replace(coded, packed=large_pages.moved(coded.packed)) for _ in range(arguments.copies)],
+    }
+    print(f"{coded.packed.nbytes / packed.nbytes:.3f} of the memory\n")
+    print("| rows | plain ms | coded ms | of the time |\n| --- | --- | --- | --- |")
+    for rows in arguments.rows:
+        x = torch.randn(rows, arguments.hidden).bfloat16()
+        out = torch.empty(rows, arguments.wide, dtype=torch.bfloat16)
+        best = dict.fromkeys(forms, float("inf"))
+        for _ in range(arguments.rounds + 1):  # the first one also compiles
+            for name, weights in forms.items():
+                begun = time.perf_counter()
+                for weight in weights:
+                    ops.linear(x, weight, None, out)
+                best[name] = min(best[name], time.perf_counter() - begun)
+        plain, other = best["plain"] * 1e3, best["coded"] * 1e3
+        print(f"| {rows} | {plain:.2f} | {other:.2f} | {other / plain:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
