@@ -157,7 +157,7 @@ def test_models_that_are_never_coded(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize(
-    ("parts", "coded"), [((0.8, 1.0, 1.04), True), ((0.8, 1.1, 1.04), False), ((0.97, 0.9, 0.9), False)]
+    ("parts", "coded"), [((0.8, 1.05, 1.04), True), ((0.8, 1.15, 1.04), False), ((0.97, 0.9, 0.9), False)]
 )
 def test_coding_must_pay_at_few_rows_and_cost_little_at_many(parts, coded, monkeypatch, caplog):
     caplog.set_level(logging.INFO)

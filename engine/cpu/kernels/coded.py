@@ -17,15 +17,12 @@ import numpy as np
 import torch
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
-from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from engine.cpu.kernels.compiled import over_arrays
 from engine.cpu.kernels.emit import (
     BYTE,
     F32,
-    FIRST,
     I16,
     I32,
     I64,
@@ -226,20 +223,3 @@ def store_group(builder: Any, out: Any, place: Any, steps: list[list[Any]]) -> N
     for number, words in enumerate(each for both in steps for each in both):
         there = builder.add(begin, I64(LANES * number))
         builder.store(words, pointer_at(builder, out, there, I32, WORDS), align=4)
-
-
-@intrinsic
-def decode_panel(typing_context: Any, out: Any, panel: Any, inner: Any) -> Any:
-    """Out [inner / 2, 32, 2] = the pairs of a coded panel."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        out, panel, inner = args
-        table, kept = load_table(builder, panel), load_kept(builder, panel)
-        with cgutils.for_range(builder, builder.udiv(inner, I64(GROUP_INPUTS))) as loop:
-            prefetch_group(builder, panel, loop.index, FIRST)
-            store_group(builder, out, loop.index, load_group(builder, panel, table, loop.index))
-        with cgutils.for_range(builder, kept.count) as loop:
-            store_group(builder, out, *load_kept_group(builder, kept, loop.index))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), emit

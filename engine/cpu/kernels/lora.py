@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from engine.cpu.kernels.coded import decode_panel
 from engine.cpu.kernels.compiled import kernel
 from engine.cpu.kernels.emit import F32, LANES, WIDE_PAIRS
 from engine.cpu.kernels.low_rank import DOT_RANKS, DOT_ROWS, dots, expand
@@ -24,7 +23,7 @@ from engine.cpu.kernels.matmul import (
     widen_rows,
 )
 from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, take_ticket
-from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN, product
+from engine.cpu.kernels.tiles import ADD, GATE, KEEPING_ROWS, MAX_ROWS, PANEL, WIDEN, product
 
 FIELDS = 8
 """A segment: first row, rows, A (`ops.pack_ranks`), ranks (0: no adapter), packed B [panels, depth, 32], depth, halves, start.
@@ -133,26 +132,32 @@ def adapted_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
                             low + first * low_stride * element, low_stride, load_int(halves, 0), load_int(halves, 1),
                             b, depth, own + 4 * panel * PANEL if own else 0, kind, paired,
                         )  # fmt: skip
-                packed, decoded = weight + panel * panel_bytes, scratch + 4 * rows * PANEL
+                packed = columns = weight + panel * panel_bytes
+                first = number = 0
                 if coded and rows > MOST_DECODING_ROWS:
-                    decode_panel(decoded, packed, inner)
-                for first in range(0, rows, tile):
-                    count = min(tile, rows - first)
-                    target, part = (
-                        out + (first * stride + panel * width) * out_element,
+                    columns, first = scratch + 4 * rows * PANEL, KEEPING_ROWS
+                    product(
+                        first, out + panel * width * out_element, stride, x, x_stride, packed, inner, scratch, PANEL, factors,
+                        panel * PANEL, 0, columns, kind, paired, 1, ending,
+                    )  # fmt: skip
+                while first < rows:
+                    count, target = min(tile, rows - first), out + (first * stride + panel * width) * out_element
+                    part, ahead = (
                         x + first * x_stride * x_element,
+                        ahead_of(packed, panel_bytes, further, number, tiles),
                     )
                     begins, scales = scratch + 4 * first * PANEL, factors + 8 * first if factors else 0
-                    ahead = ahead_of(packed, panel_bytes, further, first // tile, tiles)
                     if coded and rows <= MOST_DECODING_ROWS:
                         product(
-                            count, target, stride, part, x_stride, packed, inner, begins, PANEL, scales, panel * PANEL, ahead,
+                            count, target, stride, part, x_stride, packed, inner, begins, PANEL, scales, panel * PANEL, ahead, 0,
                             kind, paired, 1, ending,
                         )  # fmt: skip
                     else:
                         product(
-                            count, target, stride, part, x_stride, decoded if coded else packed, inner, begins, PANEL, scales,
-                            panel * PANEL, ahead, kind, paired, 0, ending,
+                            count, target, stride, part, x_stride, columns, inner, begins, PANEL, scales, panel * PANEL, ahead, 0,
+                            kind, paired, 0, ending,
                         )  # fmt: skip
+                    first += tile
+                    number += 1
 
     return adapted

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from engine.cpu.kernels.coded import GROUP_BYTES, GROUP_INPUTS, HEAD_BYTES, decode_panel
+from engine.cpu.kernels.coded import GROUP_BYTES, GROUP_INPUTS, HEAD_BYTES
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import BF16, F32, LANES, WIDE_PAIRS
 from engine.cpu.kernels.simd import address_of, load, load_int, store, take_ticket
-from engine.cpu.kernels.tiles import ADD, GATE, MAX_CODED_ROWS, MAX_ROWS, ONCE, PANEL, WIDEN, product
+from engine.cpu.kernels.tiles import ADD, GATE, KEEPING_ROWS, MAX_CODED_ROWS, MAX_ROWS, ONCE, PANEL, WIDEN, product
 
-MOST_DECODING_ROWS = 40
-"""With more rows a coded panel is decoded once for all tiles of a piece, else by each of them."""
+MOST_DECODING_ROWS = 24
+"""With more rows the first tile of a piece decodes a coded panel for all of them, else each for itself."""
 PIECES = 16
 """Pieces of the weight for all workers together. With few rows the product is bound by reading the weight, and memory
 is read fastest in long runs.
@@ -31,8 +31,10 @@ MOST_AHEAD_BYTES = 400 << 10
 
 @inlined
 def tile_rows(rows: int, coded: int = 0) -> int:
-    """The rows of one tile, such that all tiles are of nearly equal size."""
-    most = MAX_CODED_ROWS if coded and rows <= MOST_DECODING_ROWS else MAX_ROWS
+    """The rows of one tile, such that all tiles are of nearly equal size, but for the first of many over a coded panel."""
+    most = MAX_ROWS
+    if coded:
+        rows, most = (rows, MAX_CODED_ROWS) if rows <= MOST_DECODING_ROWS else (rows - KEEPING_ROWS, MAX_ROWS)
     tiles = (rows + most - 1) // most
     return (rows + tiles - 1) // tiles
 
@@ -132,22 +134,32 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
             end = min(head + rows_each, rows)
             tiles = (end - head + tile - 1) // tile
             for panel in range(begin, min(begin + panels_each, panels)):
-                packed = weight + panel * panel_bytes
+                packed, begins = weight + panel * panel_bytes, start + 4 * panel * PANEL if start else 0
+                columns, first, number = packed, head, 0
                 if coded and rows > MOST_DECODING_ROWS:
-                    decode_panel(decoded, packed, inner)
-                for first in range(head, end, tile):
-                    target = out + (first * stride + panel * width) * out_element
-                    inputs, begins = x + first * x_stride * x_element, start + 4 * panel * PANEL if start else 0
-                    ahead = ahead_of(packed, panel_bytes, further, (first - head) // tile, tiles)
+                    product(
+                        min(KEEPING_ROWS, end - head), out + (head * stride + panel * width) * out_element, stride,
+                        x + head * x_stride * x_element, x_stride, packed, inner, begins, 0, 0, 0, 0, decoded,
+                        kind, paired, 1, ending,
+                    )  # fmt: skip
+                    columns, first = decoded, head + KEEPING_ROWS
+                while first < end:
+                    count, target = min(tile, end - first), out + (first * stride + panel * width) * out_element
+                    inputs, ahead = (
+                        x + first * x_stride * x_element,
+                        ahead_of(packed, panel_bytes, further, number, tiles),
+                    )
                     if coded and rows <= MOST_DECODING_ROWS:
                         product(
-                            min(tile, rows - first), target, stride, inputs, x_stride, packed, inner, begins, 0, 0, 0, ahead,
+                            count, target, stride, inputs, x_stride, packed, inner, begins, 0, 0, 0, ahead, 0,
                             kind, paired, 1, ending,
                         )  # fmt: skip
                     else:
                         product(
-                            min(tile, rows - first), target, stride, inputs, x_stride, decoded if coded else packed, inner,
-                            begins, 0, 0, 0, ahead, kind, paired, 0, ending,
+                            count, target, stride, inputs, x_stride, columns, inner, begins, 0, 0, 0, ahead, 0,
+                            kind, paired, 0, ending,
                         )  # fmt: skip
+                    first += tile
+                    number += 1
 
     return matmul

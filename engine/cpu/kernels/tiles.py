@@ -20,6 +20,7 @@ from engine.cpu.kernels.coded import (
     load_kept_group,
     load_table,
     prefetch_group,
+    store_group,
 )
 from engine.cpu.kernels.emit import (
     BF16,
@@ -57,7 +58,9 @@ from engine.cpu.kernels.emit import (
 MAX_ROWS = 12
 """Rows of one tile: with two vectors each their sums fill 24 of the 32 AVX-512 registers."""
 MAX_CODED_ROWS = 11
-"""The same for coded panels: decoding takes some registers."""
+"""The same of a tile that decodes its panel, which takes some registers."""
+KEEPING_ROWS = 8
+"""Rows of a tile that decodes its panel for the others too, which takes more of them."""
 PANEL = 2 * LANES
 """Columns of a weight that lie together; with MAX_ROWS rows a tile of sums fills 24 registers."""
 
@@ -83,7 +86,7 @@ def end_row(builder: Any, parts: list[Any], out: Any, first: Any, kind: int, end
 
 
 GROUP_LINES = GROUP_BYTES // LINE_BYTES
-_PRODUCT_ARGS = (types.int64,) * 12
+_PRODUCT_ARGS = (types.int64,) * 13
 RUN = 16
 """Steps of the sum between two runs of prefetches, a line for each step. Among the steps they would take registers that the
 addresses of 12 rows need.
@@ -102,7 +105,7 @@ SURELY_ONCE = 4
 def product(
     typing_context: Any,
     rows: Any, out: Any, out_stride: Any, x: Any, x_stride: Any, panel: Any, inner: Any, start: Any, start_stride: Any,
-    factors: Any, column: Any, ahead: Any,
+    factors: Any, column: Any, ahead: Any, decoded: Any,
     kind: Any, paired: Any, coded: Any, ending: Any,
 ) -> Any:  # fmt: skip
     """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most 12 rows; `ending` says what follows.
@@ -112,6 +115,7 @@ def product(
     which the sums are multiplied, of which those from `column` on belong to this panel. panel: [inner, 32], or where
     `paired` is not UNPAIRED [inner / 2, 32, 2] bfloat16, two steps of the sum side by side, as AVX512_BF16's dot product wants them, and
     where `coded`, a compile-time constant too, such pairs as `coded.encode` codes them.
+    decoded: where a tile of KEEPING_ROWS puts the pairs of a coded panel (0: nowhere).
     ahead: an address from which on it prefetches half as many bytes as the panel has, into the second cache (0: none), or ONCE.
     The order of the sum is that of i, whatever the rows.
     """
@@ -120,7 +124,9 @@ def product(
     in_panel = F32 if in_pairs else number  # a pair takes as much room
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, factors, column, ahead, *_ = args
+        rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, factors, column, ahead, decoded, *_ = (
+            args
+        )
 
         def add_words(sums: list[Any], words: list[Any], i: Any, count: int) -> None:
             """The products with a pair of inputs, number `i`; `words` are the panel's pairs."""
@@ -170,12 +176,14 @@ def product(
                     each(builder.add(first, i.index))
             return builder.add(begin, builder.mul(runs, I64(size)))
 
-        def coded_steps(sums: list[Any], count: int, where: int, many: bool) -> None:
+        def coded_steps(sums: list[Any], count: int, where: int, many: bool, keep: bool = False) -> None:
             """All steps of a coded panel: stretches of groups, between them those that are kept as they are."""
             table, kept = load_table(builder, panel), load_kept(builder, panel)
             done = cgutils.alloca_once_value(builder, I64(0))
 
             def multiply(number: Any, steps: list[list[Any]]) -> None:
+                if keep:
+                    store_group(builder, decoded, number, steps)
                 for s, words in enumerate(steps):
                     add_words(sums, words, builder.add(builder.mul(number, I64(2)), I64(s)), count)
 
@@ -208,6 +216,16 @@ def product(
             with cgutils.for_range_slice(builder, done, steps, I64(1)) as (i, _):
                 step(sums, i, count, where)
 
+        def steps_once_or_again(sums: list[Any], count: int) -> None:
+            if count <= SURELY_ONCE:
+                all_steps(sums, count, PASSING)
+                return
+            with builder.if_else(builder.icmp_signed("==", ahead, I64(ONCE))) as (once, again):
+                with once:
+                    all_steps(sums, count, PASSING)
+                with again:
+                    all_steps(sums, count, FIRST)
+
         def scale(sums: list[Any], address: Any) -> None:
             with builder.if_then(builder.icmp_signed("!=", address, I64(0))):
                 for v, total in enumerate(sums):
@@ -221,14 +239,14 @@ def product(
                     for v in range(2):
                         index = builder.add(builder.mul(start_stride, I64(r)), I64(v * LANES))
                         builder.store(load_vector(builder, start, index, F32), sums[2 * r + v])
-            if count <= SURELY_ONCE:
-                all_steps(sums, count, PASSING)
+            if in_code and count == KEEPING_ROWS:
+                with builder.if_else(builder.icmp_signed("!=", decoded, I64(0))) as (more, alone):
+                    with more:
+                        coded_steps(sums, count, FIRST, many=False, keep=True)
+                    with alone:
+                        steps_once_or_again(sums, count)
             else:
-                with builder.if_else(builder.icmp_signed("==", ahead, I64(ONCE))) as (once, again):
-                    with once:
-                        all_steps(sums, count, PASSING)
-                    with again:
-                        all_steps(sums, count, FIRST)
+                steps_once_or_again(sums, count)
             with builder.if_then(builder.icmp_signed("!=", factors, I64(0)), likely=False):
                 for r in range(count):
                     scale(sums[2 * r : 2 * r + 2], builder.load(pointer_at(builder, factors, I64(r), I64)))
