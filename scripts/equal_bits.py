@@ -1,11 +1,12 @@
 """Counts sequences whose tokens and log-probabilities are the same alone and in a crowd, to the last bit.
 
-    python -m scripts.equal_bits [--model DIR] [--sequences 500] [--dtypes float32 bfloat16 int8]
+    python -m scripts.equal_bits [--model DIR] [--sequences 500] [--dtypes float32 bfloat16 int8 coded]
 
 Each sequence is computed twice: alone, on one thread, its prompt in one piece and without a prefix cache; and among up to 32
 others on all threads, with prompts in pieces of up to 48 tokens, a cache of few blocks, so that sequences are preempted, and
 prompts that share beginnings, so that the prefix cache is cold for some and warm for others. Half are sampled, with seeds. Where
-the model has adapters beside it (the demo model's), two thirds of the sequences use one.
+the model has adapters beside it (the demo model's), two thirds of the sequences use one. `coded`: bfloat16, with plain weights alone and coded
+ones in the crowd.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from scripts.random_models import DEMO
 SHARED, LONGEST, VOCABULARY, BLOCKS = 48, 100, 1500, 28
 Work = list[tuple[list[int], SamplingParams, AdapterRef | None]]
 Bits = dict[int, list[tuple[int, str]]]
+CODED = "coded"
 
 
 def make_work(count: int, adapters: list[AdapterRef], seed: int = 0) -> Work:
@@ -66,10 +68,13 @@ def compute(engine: EngineCore, work: Work, together: int) -> Bits:
 
 def compare(model: Path, dtype: str, work: Work) -> tuple[int, int]:
     """How many of the sequences have equal bits, and how often one was preempted."""
-    common = EngineConfig(model=str(model), max_step_ms=0)
-    common = replace(common, dtype="bfloat16", quantization=dtype) if dtype == "int8" else replace(common, dtype=dtype)
+    common = EngineConfig(model=str(model), max_step_ms=0, weight_coding="off")
+    if dtype == "int8":
+        common = replace(common, dtype="bfloat16", quantization=dtype)
+    else:
+        common = replace(common, dtype="bfloat16" if dtype == CODED else dtype)
     one = replace(common, threads=1, prefix_caching=False)
-    many = replace(common, max_num_batched_tokens=48, max_num_seqs=32)
+    many = replace(common, max_num_batched_tokens=48, max_num_seqs=32, weight_coding="on" if dtype == CODED else "off")
     alone = compute(EngineCore(one), work, 1)
     crowd = EngineCore(many)
     pool = crowd.scheduler.pool
@@ -85,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--sequences", type=int, default=500)
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "int8"])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "int8", CODED])
     arguments = parser.parse_args()
     beside = arguments.model.parent / "demo-adapters"
     paths = sorted(beside.iterdir()) if arguments.model == DEMO and beside.is_dir() else []
