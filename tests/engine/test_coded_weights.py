@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from engine.cpu.kernels.tiles import ADD, GATE, STORE, WIDEN
 from engine.cpu.layers import PanelGate, PanelLinear
 from engine.cpu.lora import adapters_of
 from engine.cpu.weight_coding import coded_weights, worthwhile
+from engine.shapes import ShapeError
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, prompts
 from tests.engine.test_lora_layer import adapter
@@ -77,6 +79,27 @@ def test_what_is_not_coded():
 def test_a_quarter_less():
     layer = PanelLinear((torch.randn(640, 896) * 0.02).bfloat16(), None, [], coded=True)
     assert layer.weight.packed.numel() < 0.77 * 2 * 640 * 896
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"panels": 3},
+        {"inner": 68},
+        {"inner": 62},
+        {"packed": torch.zeros(3, dtype=torch.uint8)},
+        {"packed": torch.zeros(9999, dtype=torch.uint8)[1:]},
+        {"packed": torch.zeros(9999, dtype=torch.int8)},
+    ],
+    ids=str,
+)
+def test_a_weight_that_does_not_fit_is_refused(change):
+    coded = encode(ops.pack_weight(torch.randn(64, 64).bfloat16()))
+    out = torch.empty(1, 96, dtype=torch.bfloat16)
+    with pytest.raises(ShapeError):
+        ops.linear(torch.ones(1, 64).bfloat16(), replace(coded, **change), None, out)
+    with pytest.raises(ShapeError):
+        ops.linear(torch.ones(1, 64), coded, None, out.float())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.cpu.kernels.coded import GROUP_INPUTS, CodedWeight, panel_bytes
+from engine.cpu.kernels.coded import CODES, GROUP_INPUTS, CodedWeight, panel_bytes
 from engine.cpu.kernels.emit import LANES
 from engine.cpu.kernels.lora import FIELDS
 from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
@@ -113,7 +113,7 @@ def check_packed(weight: torch.Tensor, dtype: torch.dtype, paired: int) -> None:
 
 
 def check_coded(weight: CodedWeight, dtype: torch.dtype) -> None:
-    """A weight of bfloat16 that has all of its panels."""
+    """A weight of bfloat16 that has all of its panels, whose tables are loaded whole."""
     if _known:
         return
     require(
@@ -121,6 +121,7 @@ def check_coded(weight: CodedWeight, dtype: torch.dtype) -> None:
         and weight.inner % GROUP_INPUTS == 0
         and weight.packed.dtype == torch.uint8
         and weight.packed.is_contiguous()
+        and weight.packed.data_ptr() % CODES == 0
         and weight.packed.numel() >= weight.panels * panel_bytes(weight.inner),
         "a coded weight must have all of its panels",
         weight.packed,
