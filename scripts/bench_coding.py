@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
-from dataclasses import replace
 
 import torch
 
-from engine.cpu import large_pages
 from engine.cpu.kernels import ops
 from engine.cpu.kernels.coded import can_code, encode
 from engine.cpu.kernels.threads import set_num_threads
+from engine.cpu.weight_coding import copies_of, seconds_of
 
 
 def main() -> None:
@@ -34,23 +32,13 @@ def main() -> None:
     if coded is None:
         raise SystemExit("this CPU or this weight is not for coding")
     set_num_threads(len(os.sched_getaffinity(0)))
-    forms = {
-        "plain": [large_pages.moved(packed) for _ in range(arguments.copies)],
-        "coded": [replace(coded, packed=large_pages.moved(coded.packed)) for _ in range(arguments.copies)],
-    }
+    forms = copies_of(packed, coded, arguments.copies)
     print(f"{coded.packed.nbytes / packed.nbytes:.3f} of the memory\n")
     print("| rows | plain ms | coded ms | of the time |\n| --- | --- | --- | --- |")
     for rows in arguments.rows:
         x = torch.randn(rows, arguments.hidden).bfloat16()
         out = torch.empty(rows, arguments.wide, dtype=torch.bfloat16)
-        best = dict.fromkeys(forms, float("inf"))
-        for _ in range(arguments.rounds + 1):  # the first one also compiles
-            for name, weights in forms.items():
-                begun = time.perf_counter()
-                for weight in weights:
-                    ops.linear(x, weight, None, out)
-                best[name] = min(best[name], time.perf_counter() - begun)
-        plain, other = best["plain"] * 1e3, best["coded"] * 1e3
+        plain, other = (seconds * 1e3 for seconds in seconds_of(*forms, x, out, arguments.rounds))
         print(f"| {rows} | {plain:.2f} | {other:.2f} | {other / plain:.2f} |", flush=True)
 
 

@@ -33,7 +33,7 @@ Parts = list[tuple[str, int]]
 """(path, outputs) of the model's layers that a packed layer combines, in order. Empty if it takes no adapters."""
 
 
-def _kept(packed: torch.Tensor, coded: bool) -> torch.Tensor | CodedWeight:
+def _in_large_pages(packed: torch.Tensor, coded: bool) -> torch.Tensor | CodedWeight:
     """A packed weight as its layer keeps it, in large pages."""
     made = encode(packed) if coded else None
     if made is None:
@@ -52,7 +52,7 @@ class PanelLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.width = ops.wide(self.out_features)
-        self.weight = _kept(ops.pack_weight(weight.detach()), coded)
+        self.weight = _in_large_pages(ops.pack_weight(weight.detach()), coded)
         self.bias: torch.Tensor | None = None
         if bias is not None:
             self.bias = torch.zeros(self.width)
@@ -92,7 +92,7 @@ class PanelGate:
         """`coded`: as in PanelLinear."""
         self.out_features, in_features = gate.shape
         packed = ops.pack_gate(gate.detach(), up.detach())
-        self.weight = _kept(packed, coded)
+        self.weight = _in_large_pages(packed, coded)
         self.width = packed.shape[0] * LANES
         self.lora = LoraLayer(parts, in_features, gate.dtype, self._pack, self._dense, None)
 

@@ -19,6 +19,8 @@ from engine.cpu.kernels import ops
 from engine.cpu.kernels.coded import can_code, encode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.cpu.kernels.coded import CodedWeight
 
 LEAST_BYTES = 128 << 20
@@ -32,15 +34,15 @@ ROUNDS = 5
 logger = logging.getLogger(__name__)
 
 
-def coded_weights(wish: str, dtype: torch.dtype, weight_bytes: int) -> bool:
-    """Whether a model's weights of this type and size are coded. `wish`: "on", "off" or "auto", which is decided by `worthwhile`."""
-    if wish == "off" or (wish == "auto" and weight_bytes < LEAST_BYTES):
+def coded_weights(setting: str, dtype: torch.dtype, weight_bytes: int) -> bool:
+    """Whether a model's weights of this type and size are coded. `setting`: "on", "off" or "auto", which is decided by `worthwhile`."""
+    if setting == "off" or (setting == "auto" and weight_bytes < LEAST_BYTES):
         return False
     if dtype != torch.bfloat16 or not can_code():
-        if wish == "on":
+        if setting == "on":
             logger.warning("weights are not coded: that takes bfloat16 weights and a CPU with AVX512_BF16")
         return False
-    return wish == "on" or worthwhile()
+    return setting == "on" or worthwhile()
 
 
 @cache
@@ -49,23 +51,37 @@ def worthwhile() -> bool:
     packed = ops.pack_weight(torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(0)).bfloat16())
     coded = encode(packed)
     assert coded is not None
-    plain_copies = [large_pages.moved(packed) for _ in range(COPIES)]
-    coded_copies = [replace(coded, packed=large_pages.moved(coded.packed)) for _ in range(COPIES)]
-    parts = [_part_of_time(plain_copies[:copies], coded_copies[:copies], rows) for rows, copies, _ in TRIALS]
+    plain, other = copies_of(packed, coded, COPIES)
+    parts = [_part_of_time(plain[:copies], other[:copies], rows) for rows, copies, _ in TRIALS]
     found = all(part <= most for part, (_, _, most) in zip(parts, TRIALS, strict=True))
     told = ", ".join(f"{part:.2f} at {rows} rows" for part, (rows, _, _) in zip(parts, TRIALS, strict=True))
     logger.info("weights are %s: coded products take of the time of plain ones %s", "coded" if found else "plain", told)
     return found
 
 
-def _part_of_time(plain: list[torch.Tensor], coded: list[CodedWeight], rows: int) -> float:
-    """The time of coded products by that of plain ones: the best of some rounds, in which they take turns."""
-    x, out = torch.ones(rows, INPUTS, dtype=torch.bfloat16), torch.empty(rows, OUTPUTS, dtype=torch.bfloat16)
-    best = {"plain": float("inf"), "coded": float("inf")}
-    for _ in range(ROUNDS + 1):  # the first one also compiles
-        for name, weights in (("plain", plain), ("coded", coded)):
+def copies_of(packed: torch.Tensor, coded: CodedWeight, count: int) -> tuple[list[torch.Tensor], list[CodedWeight]]:
+    """Copies of a weight in both forms, as layers keep them."""
+    plain = [large_pages.moved(packed) for _ in range(count)]
+    return plain, [replace(coded, packed=large_pages.moved(coded.packed)) for _ in range(count)]
+
+
+def seconds_of(
+    plain: list[torch.Tensor], coded: list[CodedWeight], x: torch.Tensor, out: torch.Tensor, rounds: int
+) -> tuple[float, float]:
+    """The time of products of x with all plain weights, and with all coded ones: the best of some rounds, in which they take turns."""
+    forms: tuple[Sequence[torch.Tensor | CodedWeight], ...] = (plain, coded)
+    best = [float("inf"), float("inf")]
+    for _ in range(rounds + 1):  # the first one also compiles
+        for form, weights in enumerate(forms):
             begun = time.perf_counter()
             for weight in weights:
                 ops.linear(x, weight, None, out)
-            best[name] = min(best[name], time.perf_counter() - begun)
-    return best["coded"] / best["plain"]
+            best[form] = min(best[form], time.perf_counter() - begun)
+    return best[0], best[1]
+
+
+def _part_of_time(plain: list[torch.Tensor], coded: list[CodedWeight], rows: int) -> float:
+    """The time of coded products by that of plain ones."""
+    x, out = torch.ones(rows, INPUTS, dtype=torch.bfloat16), torch.empty(rows, OUTPUTS, dtype=torch.bfloat16)
+    plain_s, coded_s = seconds_of(plain, coded, x, out, ROUNDS)
+    return coded_s / plain_s

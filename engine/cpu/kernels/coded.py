@@ -1,7 +1,7 @@
 """bfloat16 weights in twelve bits a number, without loss: what memory is read for shrinks by a quarter.
 
 A number's low byte (seven bits of its fraction, one of its exponent) is kept. Its high byte, the sign and the rest of the exponent,
-is one of few: sixteen of them, in a table that each panel has of its own, cover fourteen or more powers of two. So four bits stand for
+is one of few: sixteen of them, in a table that each panel has of its own, cover eight pairs of exponents with both signs. So four bits stand for
 it. Groups with a number whose high byte is not in the table are kept as they are beside the panel; of random normal numbers they
 are about one of a hundred. Decoding takes a shuffle of bytes for the table and two that interleave low and high bytes.
 """

@@ -285,7 +285,8 @@ def linear(
         _in_tiles(x, weight, bias, out, ending, lora)
         return
     widened = paired == WIDE_PAIRS
-    wide_bytes, decoded_bytes = 4 * rows * inner if widened else 0, 2 * PANEL * inner if coded else 0
+    wide_bytes = -(-4 * rows * inner // LINE) * LINE if widened else 0
+    decoded_bytes = 2 * PANEL * inner if coded else 0
     if lora is None:
         room = _workspace(wide_bytes + num_threads() * decoded_bytes)
         source, stride = (room, inner) if widened else (x.data_ptr(), x.stride(0))
@@ -298,7 +299,8 @@ def linear(
         )  # fmt: skip
         return
     keep(lora)
-    each, low_bytes = rows * PANEL * 4 + decoded_bytes, rows * lora.ranks * 4
+    # Whole lines, so that what is decoded behind them begins one.
+    each, low_bytes = rows * PANEL * 4 + decoded_bytes, -(-rows * lora.ranks * 4 // LINE) * LINE
     room = _workspace(wide_bytes + low_bytes + num_threads() * each)
     low = room + wide_bytes
     run(
