@@ -99,7 +99,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Option(
-            "Type of the weights; auto is bfloat16 on CPUs that multiply it natively (AVX512_BF16), else float32.",
+            "Type of the weights; auto is bfloat16.",
             setting=True,
         ),
     ] = "auto"

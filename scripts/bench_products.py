@@ -1,6 +1,6 @@
-"""Measures the engine's products and its attention in bfloat16 on one core, beside oneDNN's products.
+"""Measures the engine's products and its attention on one core, the former beside torch's (oneDNN, or MKL in float32).
 
-    python -m scripts.bench_products [--hidden 576] [--wide 3072] [--rows 1 8 32 128 1024] [--rounds 9]
+    python -m scripts.bench_products [--hidden 576] [--wide 3072] [--rows 1 8 32 128 1024] [--rounds 9] [--dtype bfloat16]
 
 Rates are 10^9 operations a second of the thread's CPU time, so that other processes disturb them little; the best of the rounds, in
 which the contestants take turns. Attention is causal, over prompts of 1,024 and 4,096 tokens with heads of 64 in groups of three, and
@@ -38,12 +38,12 @@ def rates(works: dict[str, Callable[[], object]], operations: int, rounds: int) 
     return {name: operations * repeats / seconds / 1e9 for name, seconds in best.items()}
 
 
-def products(rows: int, inner: int, outputs: int, rounds: int) -> dict[str, float]:
-    """Ours and oneDNN's rate of x [rows, inner] times a weight [outputs, inner]."""
-    weight, x = torch.randn(outputs, inner).bfloat16(), torch.randn(rows, inner).bfloat16()
+def products(rows: int, inner: int, outputs: int, rounds: int, dtype: torch.dtype) -> dict[str, float]:
+    """Ours and torch's rate of x [rows, inner] times a weight [outputs, inner]; torch asks oneDNN, in float32 also MKL."""
+    weight, x = torch.randn(outputs, inner, dtype=dtype), torch.randn(rows, inner, dtype=dtype)
     layer = PanelLinear(weight, None, [])
     out = x.new_empty(rows, layer.width)
-    works = {"ours": lambda: layer.rows(x, out), "oneDNN": lambda: F.linear(x, weight)}
+    works = {"ours": lambda: layer.rows(x, out), "torch": lambda: F.linear(x, weight)}
     return rates(works, 2 * rows * inner * outputs, rounds)
 
 
@@ -67,18 +67,21 @@ def main() -> None:
     parser.add_argument("--wide", type=int, default=3072)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32, 128, 1024])
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of the products")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     found = {
-        f"product of {rows} rows": products(rows, arguments.hidden, arguments.wide, arguments.rounds)
+        f"product of {rows} rows": products(
+            rows, arguments.hidden, arguments.wide, arguments.rounds, getattr(torch, arguments.dtype)
+        )
         for rows in arguments.rows
     }
     found |= {f"attention of {tokens} tokens": {"ours": attention(tokens, arguments.rounds)} for tokens in PROMPTS}
     fastest = max(rate for each in found.values() for rate in each.values())
-    print("| work | ours | oneDNN | to oneDNN | share |\n| --- | --- | --- | --- | --- |")
+    print("| work | ours | torch | to torch | share |\n| --- | --- | --- | --- | --- |")
     for name, each in found.items():
-        ours, other = each["ours"], each.get("oneDNN")
+        ours, other = each["ours"], each.get("torch")
         beside = f"{other:.0f} | {ours / other:.2f}" if other else "|"
         print(f"| {name} | {ours:.0f} | {beside} | {ours / fastest:.2f} |")
 

@@ -52,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="a random model to make")
     parser.add_argument("--quantizations", nargs="+", default=["none", "int8"])
+    parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--weight-coding", default="auto", choices=["auto", "on", "off"])
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 8, 32])
     arguments = parser.parse_args()
@@ -61,6 +62,7 @@ def main() -> None:
         for quantization in arguments.quantizations:
             config = EngineConfig(
                 model=str(model),
+                dtype=arguments.dtype,
                 quantization=quantization,
                 weight_coding=arguments.weight_coding,
                 speculative_tokens=0,

@@ -15,15 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.cpu.kernels.attention_tiles import (
-    FEW_ROWS_GROUPS,
-    MAX_VALUE_ROWS,
-    MAX_VALUE_VECTORS,
-    scores,
-    weighted_values,
-)
+from engine.cpu.kernels.attention_tiles import MAX_VALUE_ROWS, MOST_GROUPS, scores, weighted_values
 from engine.cpu.kernels.compiled import inlined, kernel
-from engine.cpu.kernels.emit import BF16, DOT_PAIRS, F32, LANES, UNPAIRED
+from engine.cpu.kernels.emit import BF16, DOT_PAIRS, F32, LANES, UNPAIRED, vectors_at_once
 from engine.cpu.kernels.simd import (
     address_of,
     as_float,
@@ -40,8 +34,9 @@ from engine.cpu.kernels.simd import (
 from engine.cpu.kernels.softmax import softmax_row
 from engine.cpu.kernels.tiles import MAX_ROWS
 
-SCORE_LANES = FEW_ROWS_GROUPS * LANES
+SCORE_LANES = MOST_GROUPS * LANES
 """A row of scores has room for a multiple of these."""
+vectors_of = inlined(vectors_at_once)
 ONE, TWO, NEGATIVE = np.float32(1), np.float32(2), np.float32(-1e30)
 
 
@@ -221,9 +216,11 @@ def attend_kernel(kind: int, paired: int) -> Any:
                     ahead_first, ahead_blocks = _seen(last + 1 - ahead_tokens, last, window, size)
                     ahead_table = tables + 8 * (load_int(sequences, 4 * ahead_sequence + 3) + ahead_first)
             for r in range(0, rows, MAX_VALUE_ROWS):
-                for v in range(0, value_padded // LANES, MAX_VALUE_VECTORS):
+                rows_here = min(MAX_VALUE_ROWS, rows - r)
+                at_once = vectors_of(rows_here)
+                for v in range(0, value_padded // LANES, at_once):
                     weighted_values(
-                        min(MAX_VALUE_ROWS, rows - r), min(MAX_VALUE_VECTORS, value_padded // LANES - v),
+                        rows_here, min(at_once, value_padded // LANES - v),
                         rows_out + 4 * (r * value_padded + v * LANES), value_padded, rows_weights + weight_bytes * r * stride, stride,
                         values + (kv_head * size * value_padded + v * LANES * pair) * element, table,
                         value_block, size, padded, value_padded, first_block, blocks, newest % size + 1,

@@ -26,6 +26,7 @@ from engine.cpu.kernels.emit import (
     PAIRS,
     UNPAIRED,
     VECTOR,
+    WORDS,
     add_pairs,
     add_product,
     broadcast,
@@ -36,16 +37,14 @@ from engine.cpu.kernels.emit import (
     prefetch_element,
     store_vector,
     switch,
+    vectors_at_once,
     zeros,
 )
 from engine.cpu.kernels.tiles import MAX_ROWS
 
-FEW_ROWS, FEW_ROWS_GROUPS, GROUPS = 6, 4, 2
-"""Groups of 16 keys that are multiplied at once, by up to FEW_ROWS rows and by more: the sums fill 24 registers at most, and a few
-rows need several groups, or each product would wait for the one before it.
-"""
+MOST_GROUPS = 4
+"""Groups of 16 keys that are multiplied at once at most: few rows need several, or each product would wait for the one before it."""
 MAX_VALUE_ROWS, MAX_VALUE_VECTORS = 6, 4
-WORDS = ir.VectorType(I32, LANES)
 
 _SCORES_ARGS = (types.int64,) * 15
 
@@ -108,7 +107,7 @@ def scores(
                         add_product(builder, total, broadcast(builder, scalar), component)
 
         def tile(count: int) -> None:
-            side = GROUPS if count > FEW_ROWS else FEW_ROWS_GROUPS
+            side = vectors_at_once(count)
             steps = builder.udiv(dim, I64(2)) if in_pairs else dim
 
             def at_once(begin: Any) -> list[tuple[Any, Any]]:
@@ -154,7 +153,7 @@ def weighted_values(
     first: Any, blocks: Any, in_last: Any,
     ahead: Any, ahead_table: Any, ahead_stride: Any, ahead_blocks: Any, kind: Any, paired: Any,
 ) -> Any:  # fmt: skip
-    """out[r, :16 * vectors] = sum over keys of weights[r, key] * value[key].
+    """out[r, :16 * vectors] = sum over keys of weights[r, key] * value[key], for 1 to 6 rows and 1 to `vectors_at_once(rows)` vectors.
 
     values: blocks of [block_size, value_stride] elements, in pairs of [block_size / 2, value_stride, 2],
     `block_stride` apart, found through the int64 `table` from its entry `first` on; of the last block only the first
@@ -242,7 +241,7 @@ def weighted_values(
                     )
 
         def by_width(count: int) -> None:
-            switch(builder, vectors, MAX_VALUE_VECTORS, lambda width: tile(count, width))
+            switch(builder, vectors, vectors_at_once(count), lambda width: tile(count, width))
 
         switch(builder, rows, MAX_VALUE_ROWS, by_width)
         return context.get_dummy_value()

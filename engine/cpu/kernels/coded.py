@@ -28,6 +28,7 @@ from engine.cpu.kernels.emit import (
     I64,
     LANES,
     UNPAIRED,
+    WORDS,
     load_words,
     pairing,
     pointer_at,
@@ -51,7 +52,6 @@ GROUPS_AHEAD = 16
 """Groups between a prefetch and its use."""
 
 BYTES = ir.VectorType(BYTE, LINE)
-WORDS = ir.VectorType(I32, LANES)
 
 
 @cache

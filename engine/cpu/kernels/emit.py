@@ -21,16 +21,29 @@ FIRST, SECOND = 3, 2
 """Where to prefetch, as LLVM counts: into the first or the second cache."""
 PASSING = 0 if ON_ZEN else FIRST
 """Where to prefetch for a single use, after which no cache needs to keep it. Intel reads memory at half of its speed when asked so."""
-UNPAIRED, DOT_PAIRS, WIDE_PAIRS = 0, 1, 2
-"""How bfloat16 numbers are multiplied: one by one; in pairs that lie side by side, by AVX512_BF16's dot product; or such pairs widened
-to float32, the first numbers of all pairs in one vector and the second ones in another, beside float32 factors.
+UNPAIRED, DOT_PAIRS, WIDE_PAIRS, WIDENED = 0, 1, 2, 3
+"""How bfloat16 numbers are multiplied: one by one; in pairs that lie side by side, by AVX512_BF16's dot product; such pairs widened
+to float32, the first numbers of all pairs in one vector and the second ones in another, beside float32 factors; or numbers that were
+widened before.
 """
 LANES = 16
 """float32 numbers in one vector: one AVX-512 register, two of AVX2, four of NEON."""
-
 FLOAT = ir.FloatType()
 BYTE, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
+WORDS = ir.VectorType(I32, LANES)
+
+
+@cache
+def has_avx512() -> bool:
+    """Whether this CPU has vectors of 16 float32 numbers, and 32 registers for them."""
+    return bool(get_host_cpu_features().get("avx512f"))
+
+
+HELD = 28 if has_avx512() else 7
+"""Vectors of 16 that registers hold, sums and what is multiplied: each takes one of AVX-512's 32, elsewhere two of AVX2's 16, or
+four of NEON's 32. Sums that they do not hold go through memory with each step, which took AVX2 twice as long.
+"""
 
 
 @cache
@@ -43,7 +56,15 @@ def pairing() -> int:
     """How this CPU multiplies bfloat16 fastest. A dot product takes Zen 4 and 5 as long as one multiplication of float32, Intel's CPUs
     four times as long.
     """
-    return UNPAIRED if not has_bf16_dot() else DOT_PAIRS if ON_ZEN else WIDE_PAIRS
+    return DOT_PAIRS if has_bf16_dot() and ON_ZEN else WIDE_PAIRS
+
+
+def vectors_at_once(rows: int) -> int:
+    """How many vectors beside each other (4, 2 or 1) so many rows are multiplied by at once: registers hold the vectors, which
+    a single row reads from memory, and their sums.
+    """
+    each = rows + 1 if rows > 1 else 1
+    return 4 if 4 * each <= HELD else 2 if 2 * each <= HELD else 1
 
 
 def element_type(kind: int) -> ir.Type:
@@ -83,7 +104,7 @@ def load_vector(builder: Any, address: Any, index: Any, kind: int) -> Any:
 
 def load_words(builder: Any, address: Any, index: Any) -> Any:
     """16 pairs of bfloat16, which begin at element `index`, as words of 32 bits."""
-    return builder.load(pointer_at(builder, address, index, I16, ir.VectorType(I32, LANES)), align=2)
+    return builder.load(pointer_at(builder, address, index, I16, WORDS), align=2)
 
 
 def halves(builder: Any, words: Any) -> tuple[Any, Any]:
@@ -101,7 +122,7 @@ def load_pairs(builder: Any, address: Any, index: Any) -> tuple[Any, Any]:
 def broadcast(builder: Any, scalar: Any) -> Any:
     """A vector of 16 times the same float32."""
     first = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), scalar, I32(0))
-    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+    return builder.shuffle_vector(first, first, ir.Constant(WORDS, [0] * LANES))
 
 
 class BFloat(ir.Type):
@@ -209,8 +230,25 @@ def zeros(builder: Any, count: int) -> list[Any]:
     return sums
 
 
+def put_aside(builder: Any, sums: list[Any]) -> list[Any]:
+    """The sums in memory of this call, which LLVM does not keep in registers; else it spills those of the next loop within that loop."""
+    area = cgutils.alloca_once(builder, ir.ArrayType(VECTOR, len(sums)))
+    places = [builder.gep(area, [I32(0), I32(i)]) for i in range(len(sums))]
+    for total, place in zip(sums, places, strict=True):
+        builder.store(builder.load(total), place)
+    anything = ir.FunctionType(ir.VoidType(), [area.type])
+    builder.asm(
+        anything, "", "r,~{memory}", [area], side_effect=True
+    )  # may read and change the area, as far as LLVM knows
+    return places
+
+
 def add_pairs(builder: Any, total: Any, a: Any, b: Any) -> None:
-    """Total += the products of two vectors of 32 bfloat16, each pair's sum into its lane (AVX512_BF16)."""
+    """Total += the products of two vectors of 32 bfloat16, each pair's sum into its lane; without AVX512_BF16 one after the other."""
+    if not has_bf16_dot():
+        for left, right in zip(*(halves(builder, builder.bitcast(v, WORDS)) for v in (a, b)), strict=True):
+            add_product(builder, total, left, right)
+        return
     signature = ir.FunctionType(VECTOR, [VECTOR, PAIRS, PAIRS])
     dot = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512bf16.dpbf16ps.512")
     builder.store(builder.call(dot, [builder.load(total), a, b]), total)

@@ -27,6 +27,7 @@ from engine.cpu.kernels.emit import (
     LANES,
     PASSING,
     VECTOR,
+    WORDS,
     broadcast,
     greatest_of,
     load_vector,
@@ -39,7 +40,6 @@ from engine.cpu.kernels.matmul import piece, tile_rows
 from engine.cpu.kernels.simd import address_of, load_int, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, ONCE, PANEL, STEPS_AHEAD, SURELY_ONCE, WIDEN, end_row
 
-WORDS = ir.VectorType(I32, LANES)
 TASK_ROWS = 16
 """Rows that one worker quantises at a time."""
 

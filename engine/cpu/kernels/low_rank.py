@@ -6,6 +6,7 @@ Each sum has one order, whatever the tile.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -16,11 +17,13 @@ from numba.extending import intrinsic
 from engine.cpu.kernels.emit import (
     F32,
     FLOAT,
+    HELD,
     I16,
     I32,
     I64,
     LANES,
     PAIRS,
+    WORDS,
     add_pairs,
     add_product,
     broadcast,
@@ -32,13 +35,14 @@ from engine.cpu.kernels.emit import (
     store_vector,
     switch,
     total_of,
+    vectors_at_once,
     widen,
     zeros,
 )
 from engine.cpu.kernels.tiles import MAX_ROWS, PANEL
 
-DOT_ROWS = DOT_RANKS = 4
-"""One tile of `dots`: 16 sums, which hide how long a multiplication takes."""
+DOT_ROWS = DOT_RANKS = 4 if HELD >= 24 else 2
+"""One tile of `dots`: where registers hold them 16 sums, which hide how long a multiplication takes."""
 
 
 @intrinsic(prefer_literal=True)
@@ -91,9 +95,9 @@ def dots(
                 step(builder.mul(i.index, I64(width)), None)
             with builder.if_then(builder.icmp_signed("!=", rest, I64(0))):
                 units = builder.trunc(builder.udiv(rest, I64(2)) if in_pairs else rest, I32)
-                limit = builder.insert_element(ir.Constant(ir.VectorType(I32, LANES), ir.Undefined), units, I32(0))
-                limit = builder.shuffle_vector(limit, limit, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
-                numbers = ir.Constant(ir.VectorType(I32, LANES), list(range(LANES)))
+                limit = builder.insert_element(ir.Constant(WORDS, ir.Undefined), units, I32(0))
+                limit = builder.shuffle_vector(limit, limit, ir.Constant(WORDS, [0] * LANES))
+                numbers = ir.Constant(WORDS, list(range(LANES)))
                 step(builder.mul(whole, I64(width)), builder.icmp_unsigned("<", numbers, limit))
             for r in range(count):
                 for k in range(depth):
@@ -121,9 +125,9 @@ def expand(
         rows, out, out_stride, low, low_stride, first, second, panel, depth, start, *_ = args
         offsets = (first, second)
 
-        def step(sums: list[Any], i: Any, count: int) -> None:
+        def step(sums: list[Any], vectors: Sequence[int], i: Any, count: int) -> None:
             base = builder.mul(i, I64(PANEL))
-            for v in range(2):
+            for v in vectors:
                 index = builder.add(base, I64(v * LANES))
                 if in_pairs:
                     columns = builder.load(pointer_at(builder, panel, index, I32, PAIRS), align=4)
@@ -141,17 +145,19 @@ def expand(
                         add_product(builder, sums[2 * r + v], broadcast(builder, scalar), columns)
 
         def tile(count: int) -> None:
-            sums = zeros(builder, 2 * count)
-            with builder.if_then(builder.icmp_signed("!=", start, I64(0))):
+            at_once = min(2, vectors_at_once(count))
+            for first in range(0, 2, at_once):
+                sums, vectors = zeros(builder, 2 * count), range(first, first + at_once)
+                with builder.if_then(builder.icmp_signed("!=", start, I64(0))):
+                    for r in range(count):
+                        for v in vectors:
+                            builder.store(load_vector(builder, start, I64(v * LANES), F32), sums[2 * r + v])
+                with cgutils.for_range(builder, builder.udiv(depth, I64(2)) if in_pairs else depth) as i:
+                    step(sums, vectors, i.index, count)
                 for r in range(count):
-                    for v in range(2):
-                        builder.store(load_vector(builder, start, I64(v * LANES), F32), sums[2 * r + v])
-            with cgutils.for_range(builder, builder.udiv(depth, I64(2)) if in_pairs else depth) as i:
-                step(sums, i.index, count)
-            for r in range(count):
-                for v in range(2):
-                    index = builder.add(builder.mul(out_stride, I64(r)), I64(v * LANES))
-                    store_vector(builder, builder.load(sums[2 * r + v]), out, index, F32)
+                    for v in vectors:
+                        index = builder.add(builder.mul(out_stride, I64(r)), I64(v * LANES))
+                        store_vector(builder, builder.load(sums[2 * r + v]), out, index, F32)
 
         switch(builder, rows, MAX_ROWS, tile)
         return context.get_dummy_value()

@@ -7,12 +7,25 @@ from typing import Any
 
 from engine.cpu.kernels.coded import GROUP_BYTES, GROUP_INPUTS, HEAD_BYTES
 from engine.cpu.kernels.compiled import inlined, kernel
-from engine.cpu.kernels.emit import BF16, F32, LANES, WIDE_PAIRS
+from engine.cpu.kernels.emit import BF16, F32, LANES, WIDE_PAIRS, WIDENED, has_avx512
 from engine.cpu.kernels.simd import address_of, load, load_int, store, take_ticket
-from engine.cpu.kernels.tiles import ADD, GATE, KEEPING_ROWS, MAX_CODED_ROWS, MAX_ROWS, ONCE, PANEL, WIDEN, product
+from engine.cpu.kernels.tiles import (
+    ADD,
+    GATE,
+    KEEPING_ROWS,
+    MAX_CODED_ROWS,
+    MAX_ROWS,
+    ONCE,
+    PANEL,
+    WIDEN,
+    product,
+    widen_panel,
+)
 
 MOST_DECODING_ROWS = 24
 """With more rows the first tile of a piece decodes a coded panel for all of them, else each for itself."""
+WIDENING_ROWS = 0 if has_avx512() else 64
+"""So many rows widen a panel of pairs once for all tiles (0: none do): AVX2 has no time for it beside its multiplications."""
 PIECES = 16
 """Pieces of the weight for all workers together. With few rows the product is bound by reading the weight, and memory
 is read fastest in long runs.
@@ -99,6 +112,12 @@ def widen_kernel() -> Any:
 
 
 @inlined
+def widens(rows: int, paired: int, coded: int) -> bool:
+    """Whether a panel of pairs is widened before its products."""
+    return paired == WIDE_PAIRS and not coded and 0 < WIDENING_ROWS <= rows
+
+
+@inlined
 def bytes_of_panel(inner: int, element: int, coded: int) -> int:
     """Bytes from one panel of a weight to the next."""
     return HEAD_BYTES + inner // GROUP_INPUTS * GROUP_BYTES if coded else inner * PANEL * element
@@ -107,8 +126,8 @@ def bytes_of_panel(inner: int, element: int, coded: int) -> int:
 @cache
 def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32], or coded; start (0: none);
-    out, its stride; workers; with WIDE_PAIRS what `widen_kernel` makes x of, and its stride; where coded, room for a panel of each worker,
-    and its bytes. `ending` is STORE, ADD, GATE or WIDEN.
+    out, its stride; workers; with WIDE_PAIRS what `widen_kernel` makes x of, and its stride; where coded, or where it `widens`, room for a
+    panel of each worker, and its bytes. `ending` is STORE, ADD, GATE or WIDEN.
     """
     element = 4 if kind == F32 else 2
     x_element = 4 if paired == WIDE_PAIRS else element
@@ -124,7 +143,8 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
         workers, tile, panel_bytes = load_int(a, 11), tile_rows(rows, coded), bytes_of_panel(inner, element, coded)
         panels_each, rows_each = piece(rows, tile, panels, panel_bytes, workers)
         further = apart(panels_each, workers)
-        decoded = load_int(a, 14) + take_ticket(a + 8) * load_int(a, 15) if coded else 0
+        aside = widens(rows, paired, coded)
+        decoded = load_int(a, 14) + take_ticket(a + 8) * load_int(a, 15) if coded or aside else 0
         across = (rows + rows_each - 1) // rows_each
         while True:
             ticket = take_ticket(a)
@@ -136,6 +156,8 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
             for panel in range(begin, min(begin + panels_each, panels)):
                 packed, begins = weight + panel * panel_bytes, start + 4 * panel * PANEL if start else 0
                 columns, first, number = packed, head, 0
+                if aside:
+                    widen_panel(decoded, packed, inner)
                 if coded and rows > MOST_DECODING_ROWS:
                     product(
                         min(KEEPING_ROWS, end - head), out + (head * stride + panel * width) * out_element, stride,
@@ -149,7 +171,12 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
                         x + first * x_stride * x_element,
                         ahead_of(packed, panel_bytes, further, number, tiles),
                     )
-                    if coded and rows <= MOST_DECODING_ROWS:
+                    if aside:
+                        product(
+                            count, target, stride, inputs, x_stride, decoded, inner, begins, 0, 0, 0, 0, 0,
+                            kind, WIDENED, 0, ending,
+                        )  # fmt: skip
+                    elif coded and rows <= MOST_DECODING_ROWS:
                         product(
                             count, target, stride, inputs, x_stride, packed, inner, begins, 0, 0, 0, ahead, 0,
                             kind, paired, 1, ending,

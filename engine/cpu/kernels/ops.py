@@ -63,8 +63,8 @@ def wide(columns: int) -> int:
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
-    """[out, in] -> [panels, in, 32], the last panel filled up with zeros; bfloat16 in pairs where the CPU has dot
-    products of them (`pairs_of`), and then `in` must be even.
+    """[out, in] -> [panels, in, 32], the last panel filled up with zeros; bfloat16 in pairs (`pairs_of`), and
+    then `in` must be even.
     """
     columns, inner = weight.shape
     padded = weight.new_zeros(wide(columns), inner)
@@ -288,6 +288,8 @@ def linear(
     wide_bytes = -(-4 * rows * inner // LINE) * LINE if widened else 0
     decoded_bytes = 2 * PANEL * inner if coded else 0
     if lora is None:
+        if matmul.widens(rows, paired, coded):
+            decoded_bytes = 4 * PANEL * inner
         room = _workspace(wide_bytes + num_threads() * decoded_bytes)
         source, stride = (room, inner) if widened else (x.data_ptr(), x.stride(0))
         product = matmul.matmul_kernel(kind, paired, coded, ending)

@@ -1,4 +1,4 @@
-"""The softmax of one row of scores, as a Numba intrinsic, for CPUs with AVX-512.
+"""The softmax of one row of scores, as a Numba intrinsic.
 
 The weights are those of values in bfloat16, so two to the power of x needs to be exact to that only. Sums run over the same vectors of
 16 keys wherever a row begins in its tile, so that they have one order.
@@ -22,9 +22,11 @@ from engine.cpu.kernels.emit import (
     I64,
     LANES,
     VECTOR,
+    WORDS,
     broadcast,
     exponential,
     greatest_of,
+    has_avx512,
     load_vector,
     multiply_add,
     store_vector,
@@ -35,20 +37,26 @@ from engine.cpu.kernels.emit import (
 def _power_of_two(builder: Any, x: Any) -> Any:
     """2 to the x for a vector of 16: 0 far below zero. Within 3e-6, which is far less than bfloat16 keeps.
 
-    The Taylor polynomial of 2^f for the fraction |f| <= 0.5, put into its place by the instruction for that.
+    The Taylor polynomial of 2^f for the fraction |f| <= 0.5, put into its place by AVX-512's instruction for that, or by the
+    exponent's bits, where all below 2^-126 is 0.
     """
     nearest = cgutils.get_or_insert_function(builder.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.roundeven.v16f32")
-    scaled = cgutils.get_or_insert_function(
-        builder.module,
-        ir.FunctionType(VECTOR, [VECTOR, VECTOR, VECTOR, ir.IntType(16), I32]),
-        "llvm.x86.avx512.mask.scalef.ps.512",
-    )
     whole = builder.call(nearest, [x])
     fraction = builder.fsub(x, whole)
     power = ir.Constant(VECTOR, [math.log(2) ** 5 / 120] * LANES)
     for degree in (4, 3, 2, 1, 0):
         coefficient = ir.Constant(VECTOR, [math.log(2) ** degree / math.factorial(degree)] * LANES)
         power = multiply_add(builder, power, fraction, coefficient)
+    if not has_avx512():
+        exponent = builder.add(builder.fptosi(whole, WORDS), ir.Constant(WORDS, [127] * LANES))
+        factor = builder.bitcast(builder.shl(exponent, ir.Constant(WORDS, [23] * LANES)), VECTOR)
+        least, zero = (ir.Constant(VECTOR, [value] * LANES) for value in (-126.0, 0.0))
+        return builder.select(builder.fcmp_ordered("<", whole, least), zero, builder.fmul(power, factor))
+    scaled = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(VECTOR, [VECTOR, VECTOR, VECTOR, ir.IntType(16), I32]),
+        "llvm.x86.avx512.mask.scalef.ps.512",
+    )
     every, current_rounding = ir.Constant(ir.IntType(16), -1), I32(4)
     return builder.call(scaled, [power, whole, power, every, current_rounding])
 
@@ -67,17 +75,16 @@ def softmax_row(
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         scores, weights, begin, end, limit, scale, sink, _ = args
         zero, lowest = (ir.Constant(VECTOR, [value] * LANES) for value in (0.0, -1e30))
-        words = ir.VectorType(I32, LANES)
         first, last = builder.udiv(begin, I64(LANES)), builder.udiv(builder.sub(end, I64(1)), I64(LANES))
 
         def all_of(value: Any) -> Any:
-            one = builder.insert_element(ir.Constant(words, ir.Undefined), builder.trunc(value, I32), I32(0))
-            return builder.shuffle_vector(one, one, ir.Constant(words, [0] * LANES))
+            one = builder.insert_element(ir.Constant(WORDS, ir.Undefined), builder.trunc(value, I32), I32(0))
+            return builder.shuffle_vector(one, one, ir.Constant(WORDS, [0] * LANES))
 
         def inside(vector: Any, value: Any, other: Any) -> Any:
             """The lanes of a vector that are within the bounds, `other` elsewhere."""
             start = builder.mul(vector, I64(LANES))
-            lanes = builder.add(all_of(start), ir.Constant(words, list(range(LANES))))
+            lanes = builder.add(all_of(start), ir.Constant(WORDS, list(range(LANES))))
             keep = builder.and_(
                 builder.icmp_signed(">=", lanes, all_of(begin)), builder.icmp_signed("<", lanes, all_of(end))
             )

@@ -5,7 +5,7 @@ Addresses are int64, strides count elements, `kind` has to be a compile-time con
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numba import types
@@ -28,6 +28,7 @@ from engine.cpu.kernels.emit import (
     F32,
     FIRST,
     FLOAT,
+    HELD,
     I16,
     I64,
     LANES,
@@ -35,6 +36,7 @@ from engine.cpu.kernels.emit import (
     PAIRS,
     PASSING,
     WIDE_PAIRS,
+    WIDENED,
     add_pairs,
     add_product,
     broadcast,
@@ -47,22 +49,24 @@ from engine.cpu.kernels.emit import (
     pointer_at,
     prefetch_element,
     prefetch_line,
+    put_aside,
     silu,
     store_both,
     store_vector,
     switch,
+    vectors_at_once,
     widen,
     zeros,
 )
 
-MAX_ROWS = 12
-"""Rows of one tile: with two vectors each their sums fill 24 of the 32 AVX-512 registers."""
+MAX_ROWS = min(12, HELD - 1)
+"""Rows of one tile. Where registers hold the sums of two vectors each, it goes once over its panel, else once for each vector."""
 MAX_CODED_ROWS = 11
 """The same of a tile that decodes its panel, which takes some registers."""
 KEEPING_ROWS = 8
 """Rows of a tile that decodes its panel for the others too, which takes more of them."""
 PANEL = 2 * LANES
-"""Columns of a weight that lie together; with MAX_ROWS rows a tile of sums fills 24 registers."""
+"""Columns of a weight that lie together: two vectors."""
 
 STORE, ADD, GATE, WIDEN = 0, 1, 2, 3
 """The epilogues of a product. STORE: store it; ADD: add it to a float32 output; GATE: its halves are the gate and the
@@ -97,8 +101,25 @@ ONCE = -1
 """In place of the address of what is prefetched: no other tile of rows reads the panel, so that no cache keeps it. Else weights would
 drive all that the host needs between two kernels out of the caches.
 """
-SURELY_ONCE = 4
-"""Tiles of so few rows are the only or the last ones of their panel."""
+SURELY_ONCE = MAX_ROWS // 3
+"""Tiles of so few rows are the only or the last ones of their panel, and go over it once."""
+
+
+@intrinsic
+def widen_panel(typing_context: Any, out: Any, panel: Any, inner: Any) -> Any:
+    """A panel of pairs [inner / 2, 32, 2] as float32 numbers [inner, 32] at `out`."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, panel, inner = args
+        with cgutils.for_range(builder, builder.udiv(inner, I64(2))) as i:
+            base = builder.mul(i.index, I64(2 * PANEL))
+            for v in range(2):
+                words = load_words(builder, panel, builder.add(base, I64(2 * v * LANES)))
+                for half, numbers in enumerate(halves(builder, words)):
+                    store_vector(builder, numbers, out, builder.add(base, I64(half * PANEL + v * LANES)), F32)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 3), emit
 
 
 @intrinsic(prefer_literal=True)
@@ -111,9 +132,9 @@ def product(
     """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most 12 rows; `ending` says what follows.
 
     The sum begins at start[r, :32] (float32; 0: at zero; rows `start_stride` apart, so a bias has stride 0). x and out
-    are of `kind`, but for ADD and WIDEN, and but for x in float32 with WIDE_PAIRS. factors (0: none): an int64 a row, 0 or the address of float32 factors by
-    which the sums are multiplied, of which those from `column` on belong to this panel. panel: [inner, 32], or where
-    `paired` is not UNPAIRED [inner / 2, 32, 2] bfloat16, two steps of the sum side by side, as AVX512_BF16's dot product wants them, and
+    are of `kind`, but for ADD and WIDEN, and but for x in float32 with WIDE_PAIRS and WIDENED. factors (0: none): an int64 a row, 0 or the address of float32 factors by
+    which the sums are multiplied, of which those from `column` on belong to this panel. panel: [inner, 32], with
+    WIDENED in float32, or with DOT_PAIRS and WIDE_PAIRS [inner / 2, 32, 2] bfloat16, two steps of the sum side by side, as AVX512_BF16's dot product wants them, and
     where `coded`, a compile-time constant too, such pairs as `coded.encode` codes them.
     decoded: where a tile of KEEPING_ROWS puts the pairs of a coded panel (0: nowhere).
     ahead: an address from which on it prefetches half as many bytes as the panel has, into the second cache (0: none), or ONCE.
@@ -121,47 +142,50 @@ def product(
     """
     number, way, then = kind.literal_value, paired.literal_value, ending.literal_value
     in_pairs, in_code = way in (DOT_PAIRS, WIDE_PAIRS), bool(coded.literal_value)
-    in_panel = F32 if in_pairs else number  # a pair takes as much room
+    source = F32 if way == WIDENED else number
+    in_panel = F32 if in_pairs else source  # a pair takes as much room
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, factors, column, ahead, decoded, *_ = (
             args
         )
 
-        def add_words(sums: list[Any], words: list[Any], i: Any, count: int) -> None:
-            """The products with a pair of inputs, number `i`; `words` are the panel's pairs."""
-            split = [halves(builder, word) for word in words] if way == WIDE_PAIRS else []
+        def add_words(sums: list[Any], words: dict[int, Any], i: Any, count: int) -> None:
+            """The products with a pair of inputs, number `i`; `words` are the pairs of the panel's vectors."""
+            split = {v: halves(builder, word) for v, word in words.items()} if way == WIDE_PAIRS else {}
             for r in range(count):
                 index = builder.add(builder.mul(x_stride, I64(r)), builder.mul(i, I64(2)))
                 if way == WIDE_PAIRS:  # one after the other, as if they did not lie side by side
                     for half in range(2):
                         scalar = builder.load(pointer_at(builder, x, builder.add(index, I64(half)), FLOAT), align=4)
                         factor = broadcast(builder, scalar)
-                        for v in range(2):
+                        for v in split:
                             add_product(builder, sums[2 * r + v], factor, split[v][half])
                     continue
                 pair = builder.load(pointer_at(builder, x, index, I16, FLOAT), align=2)
                 factor = builder.bitcast(broadcast(builder, pair), PAIRS)
-                for v in range(2):
-                    add_pairs(builder, sums[2 * r + v], factor, builder.bitcast(words[v], PAIRS))
+                for v, word in words.items():
+                    add_pairs(builder, sums[2 * r + v], factor, builder.bitcast(word, PAIRS))
 
-        def step(sums: list[Any], i: Any, count: int, where: int) -> None:
+        def step(sums: list[Any], vectors: Sequence[int], i: Any, count: int, where: int) -> None:
             base = builder.mul(i, I64(PANEL))
             for line in range(0, PANEL, LINE_BYTES // element_bytes(in_panel)):
-                prefetch_element(builder, panel, builder.add(base, I64(line + STEPS_AHEAD * PANEL)), in_panel, where)
-            places = [builder.add(base, I64(v * LANES)) for v in range(2)]
+                if line // LANES in vectors:
+                    index = builder.add(base, I64(line + STEPS_AHEAD * PANEL))
+                    prefetch_element(builder, panel, index, in_panel, where)
+            places = {v: builder.add(base, I64(v * LANES)) for v in vectors}
             if in_pairs:
-                words = [load_words(builder, panel, builder.mul(place, I64(2))) for place in places]
+                words = {v: load_words(builder, panel, builder.mul(place, I64(2))) for v, place in places.items()}
                 add_words(sums, words, i, count)
                 return
-            columns = [load_vector(builder, panel, place, number) for place in places]
+            columns = {v: load_vector(builder, panel, place, source) for v, place in places.items()}
             for r in range(count):
                 index = builder.add(builder.mul(x_stride, I64(r)), i)
-                pointer = pointer_at(builder, x, index, element_type(number))
-                scalar = widen(builder, builder.load(pointer, align=element_bytes(number)), number, 1)
+                pointer = pointer_at(builder, x, index, element_type(source))
+                scalar = widen(builder, builder.load(pointer, align=element_bytes(source)), source, 1)
                 factor = broadcast(builder, scalar)
-                for v in range(2):
-                    add_product(builder, sums[2 * r + v], factor, columns[v])
+                for v, column_of in columns.items():
+                    add_product(builder, sums[2 * r + v], factor, column_of)
 
         def in_runs(begin: Any, end: Any, size: int, lines: int, each: Callable[[Any], None]) -> Any:
             """Whole runs of so many of the steps or groups from `begin` to `end`; where they end. Each run prefetches so many lines."""
@@ -185,7 +209,7 @@ def product(
                 if keep:
                     store_group(builder, decoded, number, steps)
                 for s, words in enumerate(steps):
-                    add_words(sums, words, builder.add(builder.mul(number, I64(2)), I64(s)), count)
+                    add_words(sums, dict(enumerate(words)), builder.add(builder.mul(number, I64(2)), I64(s)), count)
 
             def group(number: Any) -> None:
                 prefetch_group(builder, panel, number, where)
@@ -205,26 +229,26 @@ def product(
                 builder.store(builder.add(number, I64(1)), done)
             stretch(builder.udiv(inner, I64(GROUP_INPUTS)))
 
-        def all_steps(sums: list[Any], count: int, where: int) -> None:
+        def all_steps(sums: list[Any], vectors: Sequence[int], count: int, where: int) -> None:
             many = where == FIRST and way != WIDE_PAIRS and 2 * count > MAX_ROWS  # fewer rows have no second tile
             if in_code:
                 coded_steps(sums, count, where, many)
                 return
             steps, done = builder.udiv(inner, I64(2)) if in_pairs else inner, I64(0)
-            if many:
-                done = in_runs(done, steps, RUN, RUN, lambda i: step(sums, i, count, where))
+            if many and 0 in vectors:
+                done = in_runs(done, steps, RUN, RUN, lambda i: step(sums, vectors, i, count, where))
             with cgutils.for_range_slice(builder, done, steps, I64(1)) as (i, _):
-                step(sums, i, count, where)
+                step(sums, vectors, i, count, where)
 
-        def steps_once_or_again(sums: list[Any], count: int) -> None:
+        def steps_once_or_again(sums: list[Any], vectors: Sequence[int], count: int) -> None:
             if count <= SURELY_ONCE:
-                all_steps(sums, count, PASSING)
+                all_steps(sums, vectors, count, PASSING)
                 return
             with builder.if_else(builder.icmp_signed("==", ahead, I64(ONCE))) as (once, again):
                 with once:
-                    all_steps(sums, count, PASSING)
+                    all_steps(sums, vectors, count, PASSING)
                 with again:
-                    all_steps(sums, count, FIRST)
+                    all_steps(sums, vectors, count, FIRST)
 
         def scale(sums: list[Any], address: Any) -> None:
             with builder.if_then(builder.icmp_signed("!=", address, I64(0))):
@@ -232,11 +256,11 @@ def product(
                     factor = load_vector(builder, address, builder.add(column, I64(v * LANES)), F32)
                     builder.store(builder.fmul(builder.load(total), factor), total)
 
-        def tile(count: int) -> None:
-            sums = zeros(builder, 2 * count)
+        def add_up(sums: list[Any], vectors: Sequence[int], count: int) -> None:
+            """The sums of these vectors of the panel."""
             with builder.if_then(builder.icmp_signed("!=", start, I64(0))):
                 for r in range(count):
-                    for v in range(2):
+                    for v in vectors:
                         index = builder.add(builder.mul(start_stride, I64(r)), I64(v * LANES))
                         builder.store(load_vector(builder, start, index, F32), sums[2 * r + v])
             if in_code and count == KEEPING_ROWS:
@@ -244,9 +268,18 @@ def product(
                     with more:
                         coded_steps(sums, count, FIRST, many=False, keep=True)
                     with alone:
-                        steps_once_or_again(sums, count)
+                        steps_once_or_again(sums, vectors, count)
             else:
-                steps_once_or_again(sums, count)
+                steps_once_or_again(sums, vectors, count)
+
+        def tile(count: int) -> None:
+            sums = zeros(builder, 2 * count)
+            if vectors_at_once(count) >= 2:
+                add_up(sums, range(2), count)
+            else:
+                add_up(sums, range(1), count)
+                sums[::2] = put_aside(builder, sums[::2])
+                add_up(sums, range(1, 2), count)
             with builder.if_then(builder.icmp_signed("!=", factors, I64(0)), likely=False):
                 for r in range(count):
                     scale(sums[2 * r : 2 * r + 2], builder.load(pointer_at(builder, factors, I64(r), I64)))
