@@ -27,10 +27,9 @@ from engine.cpu.kernels.emit import (
     I32,
     I64,
     LANES,
-    UNPAIRED,
     WORDS,
+    has_bf16_dot,
     load_words,
-    pairing,
     pointer_at,
     prefetch_element,
 )
@@ -56,8 +55,8 @@ BYTES = ir.VectorType(BYTE, LINE)
 
 @cache
 def can_code() -> bool:
-    """Whether this CPU multiplies bfloat16 in pairs, and shuffles bytes in whole registers."""
-    return pairing() != UNPAIRED and bool(get_host_cpu_features().get("avx512bw"))
+    """Whether this CPU has dot products of bfloat16, and shuffles bytes in whole registers."""
+    return has_bf16_dot() and bool(get_host_cpu_features().get("avx512bw"))
 
 
 @dataclass(frozen=True, slots=True)
