@@ -44,7 +44,7 @@ from engine.cpu.kernels.tiles import MAX_ROWS
 
 MOST_GROUPS = 4
 """Groups of 16 keys that are multiplied at once at most: few rows need several, or each product would wait for the one before it."""
-MAX_VALUE_ROWS, MAX_VALUE_VECTORS = 6, 4
+MAX_VALUE_ROWS = 6
 
 _SCORES_ARGS = (types.int64,) * 15
 

@@ -237,9 +237,8 @@ def put_aside(builder: Any, sums: list[Any]) -> list[Any]:
     for total, place in zip(sums, places, strict=True):
         builder.store(builder.load(total), place)
     anything = ir.FunctionType(ir.VoidType(), [area.type])
-    builder.asm(
-        anything, "", "r,~{memory}", [area], side_effect=True
-    )  # may read and change the area, as far as LLVM knows
+    # As far as LLVM knows, this reads and changes the area.
+    builder.asm(anything, "", "r,~{memory}", [area], side_effect=True)
     return places
 
 
