@@ -9,7 +9,8 @@ import psutil
 import torch
 
 from engine.cpu import large_pages
-from engine.cpu.kernels.emit import LANES
+from engine.cpu.kernels.emit import LANES, UNPAIRED
+from engine.cpu.kernels.paged import paired_cache
 from engine.shapes import AttentionSpec, spec_of
 
 if TYPE_CHECKING:
@@ -66,6 +67,12 @@ class KVCache:
             large_pages.empty((num_blocks, s.num_kv_heads, block_size, whole_vectors(s.value_dim)), dtype).zero_()
             for s in specs
         ]
+
+    @property
+    def order(self) -> str:
+        """How the numbers of a block lie beside each other: for each layer whether two components of a key, and two keys' values, are a pair."""
+        pairs = (paired_cache(*layer) != UNPAIRED for layer in zip(self.keys, self.values, strict=True))
+        return ", ".join("pairs" if each else "single" for each in pairs)
 
     def spec(self, layer: int) -> AttentionSpec:
         """The spec of layer `layer`; raises ShapeError for an unknown layer."""

@@ -32,6 +32,9 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 class DeviceKVCache:
     """Per layer the keys [blocks, block size, heads, key dim] and the values, likewise. Block 0 is for padding rows."""
 
+    order = "single"
+    """How the numbers of a block lie beside each other: as their shape says."""
+
     def __init__(
         self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:

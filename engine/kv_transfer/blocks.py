@@ -25,7 +25,7 @@ class CacheBlocks:
         self.dtype = str(cache.dtype).removeprefix("torch.")
         shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
         device = tensors[0].device.type
-        self.layout = sha256(repr((device, self.block_size, shapes)).encode()).hexdigest()
+        self.layout = sha256(repr((device, self.block_size, shapes, cache.order)).encode()).hexdigest()
         """A digest of how a block lies in memory."""
         self._rows = [tensor.view(tensor.shape[0], -1).view(torch.uint8) for tensor in tensors]
         self._on_host = device == "cpu"

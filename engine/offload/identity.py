@@ -38,7 +38,7 @@ def identity_of(config: EngineConfig, prepared: Prepared, root: Path) -> bytes:
         "quantization": config.quantization,
         "block_size": cache.block_size,
         "parts": [[str(t.dtype), *t.shape[1:]] for pair in zip(cache.keys, cache.values, strict=True) for t in pair],
-        "cache": type(cache).__qualname__,
+        "cache": [type(cache).__qualname__, cache.order],
         "forward": getattr(loaded.forward, "__qualname__", type(loaded.forward).__qualname__),
         "machine": _machine(cache.keys[0].device),
         "libraries": [torch.__version__, transformers.__version__],

@@ -8,7 +8,10 @@ import threading
 import pytest
 
 from engine.config import EngineConfig
+from engine.cpu.kernels import ops
+from engine.cpu.kernels.emit import UNPAIRED
 from engine.devices import backend_for
+from engine.kv_transfer.blocks import CacheBlocks
 from engine.models import prepared
 from engine.offload.identity import MEMO_PREFIX, identity_of, model_digest
 from scripts.random_models import make_model
@@ -44,6 +47,22 @@ def test_other_models_types_and_sizes_share_nothing(models_dir, tmp_path):
     config.write_text(config.read_text().replace("{", "{ ", 1))
     others.append(identity(copy))
     assert len({first, *others}) == 4
+
+
+def test_another_order_of_numbers_in_memory_shares_nothing(models_dir, tmp_path, monkeypatch):
+    config = EngineConfig(
+        model=str(make_model(models_dir, "llama")), dtype="bfloat16", max_model_len=64, max_num_seqs=1
+    )
+
+    def digests() -> tuple[bytes, str]:
+        made = prepared.prepare(config, backend_for(config))
+        return identity_of(config, made, tmp_path), CacheBlocks(made.cache).layout
+
+    identity, layout = digests()
+    monkeypatch.setattr(ops, "pairing", lambda: UNPAIRED)
+    other_identity, other_layout = digests()
+    assert identity != other_identity
+    assert layout != other_layout
 
 
 def test_the_models_digest_is_remembered(models_dir, tmp_path, monkeypatch):

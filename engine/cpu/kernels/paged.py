@@ -34,7 +34,7 @@ def write_kv(
     if key.stride(2) != 1 or value.stride(2) != 1 or not key.dtype == value.dtype == keys.dtype:
         key, value = key.to(keys.dtype).contiguous(), value.to(keys.dtype).contiguous()
     run(
-        attention.write_kernel(KINDS[keys.dtype], _paired_cache(keys, values)),
+        attention.write_kernel(KINDS[keys.dtype], paired_cache(keys, values)),
         rows, slots.data_ptr(), heads, values.shape[2], keys.shape[3],
         key.data_ptr(), key.stride(1), key.stride(0), dim, keys.data_ptr(),
         value.data_ptr(), value.stride(1), value.stride(0), value.shape[2], values.shape[3], values.data_ptr(),
@@ -42,7 +42,7 @@ def write_kv(
     )  # fmt: skip
 
 
-def _paired_cache(keys: torch.Tensor, values: torch.Tensor) -> int:
+def paired_cache(keys: torch.Tensor, values: torch.Tensor) -> int:
     """How the kernels multiply components of keys, and values, of this cache; unless UNPAIRED, they lie side by side in pairs."""
     return pairs_of(keys.dtype) if keys.shape[2] % 2 == 0 and values.shape[2] % 2 == 0 else UNPAIRED
 
@@ -50,7 +50,7 @@ def _paired_cache(keys: torch.Tensor, values: torch.Tensor) -> int:
 def _tiled_cache(keys: torch.Tensor, values: torch.Tensor) -> bool:
     """Whether this cache's heads and blocks fill AMX tiles."""
     return bool(
-        _paired_cache(keys, values) and has_tiles() and keys.shape[2] % LANES == 0 and values.shape[2] % LANES == 0
+        paired_cache(keys, values) and has_tiles() and keys.shape[2] % LANES == 0 and values.shape[2] % LANES == 0
     )
 
 
@@ -156,7 +156,7 @@ def attend(
     if _tiled_cache(keys, values):
         kernel = amx_attention.tile_attend_kernel()
     else:
-        kernel = attention.attend_kernel(KINDS[keys.dtype], _paired_cache(keys, values))
+        kernel = attention.attend_kernel(KINDS[keys.dtype], paired_cache(keys, values))
     arguments = plan.arguments(heads, keys, values)
     run(
         kernel,
