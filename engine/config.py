@@ -99,7 +99,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Option(
-            "Type of the weights; auto is bfloat16.",
+            "Type of the weights; auto is bfloat16, for embedding models float32.",
             setting=True,
         ),
     ] = "auto"

@@ -1,6 +1,7 @@
 """Times the steps of an engine in this process, without sockets or HTTP: decoding at several widths, and prompts.
 
-    python -m scripts.bench_step [--model smollm2-135m] [--quantizations none int8] [--streams 1 8 32] [--weight-coding auto]
+    python -m scripts.bench_step [--model smollm2-135m] [--quantizations none int8] [--streams 1 8 32] [--dtype auto]
+        [--weight-coding auto]
 
 Decoding: the median of 60 steps after prompts of 128 tokens. Prompts: four of 1,024 tokens together, and one of 4,096; the best of
 three.

@@ -12,7 +12,6 @@ from engine.cpu.attention import PagedAttention
 from engine.cpu.fused import FusedDecoder
 from engine.cpu.kernels.checks import known_after_once
 from engine.cpu.kernels.threads import crowded, num_threads
-from engine.cpu.kernels.tiles import MAX_ROWS
 from engine.cpu.kv_cache import KVCache, block_bytes, default_num_blocks
 from engine.cpu.layers import pack_linears
 from engine.cpu.lora import adapters_of
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
     from engine.shapes import AttentionSpec
 
 
+FEW_ROWS = 12
+"""Rows of a step that need no more than one thread for torch's own operations."""
+
+
 class CpuBackend:
     """The backend of CPUs."""
 
@@ -41,7 +44,7 @@ class CpuBackend:
         self._config, self.quantization = config, quantization
 
     def default_dtype(self) -> torch.dtype:
-        """bfloat16: the bytes of float32 halved, and where the CPU does not multiply it, two operations widen a pair of it."""
+        """bfloat16: it halves the memory that a step reads, and every CPU multiplies it about as fast as float32."""
         return torch.bfloat16
 
     def rounding(self, forward: Forward) -> str | None:
@@ -56,7 +59,7 @@ class CpuBackend:
         OpenMP threads spin at the end of every operation, and would take cores from the kernel pool.
         """
         ours = isinstance(forward, FusedDecoder)
-        torch.set_num_threads(1 if ours or rows <= MAX_ROWS or crowded() else num_threads())
+        torch.set_num_threads(1 if ours or rows <= FEW_ROWS or crowded() else num_threads())
 
     def pretrained_options(self) -> dict[str, Any]:
         return {}

@@ -1,9 +1,9 @@
 """Paged attention on the CPU: new keys and values into their blocks, then each query over its sequence's blocks.
 
 Keys lie transposed, `[block, head, dim, padded block size]`, so that one vector holds one component of 16 keys; values
-lie `[block, head, block size, padded dim]`. Where the CPU has dot products of bfloat16 pairs, two components of a key
-lie side by side, `[.., dim / 2, padded block size, 2]`, and so do two keys' values, `[.., block size / 2, padded dim,
-2]`; weights are rounded to bfloat16 if it is such products that are taken. Two passes over the keys with all scores in between, in float32: exact
+lie `[block, head, block size, padded dim]`. In bfloat16, if dim and block size are even, two components of a key lie side by side,
+`[.., dim / 2, padded block size, 2]`, and so do two keys' values, `[.., block size / 2, padded dim, 2]`; weights are rounded to
+bfloat16 where the CPU's dot products multiply such pairs. Two passes over the keys with all scores in between, in float32: exact
 softmax, and the same sums whatever else is in the batch.
 """
 

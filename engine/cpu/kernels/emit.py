@@ -54,7 +54,7 @@ def has_bf16_dot() -> bool:
 
 def pairing() -> int:
     """How this CPU multiplies bfloat16 fastest. A dot product takes Zen 4 and 5 as long as one multiplication of float32, Intel's CPUs
-    four times as long.
+    four times as long; CPUs without it widen pairs, so that all keep weights and keys in one order.
     """
     return DOT_PAIRS if has_bf16_dot() and ON_ZEN else WIDE_PAIRS
 
@@ -152,12 +152,11 @@ def store_vector(builder: Any, value: Any, address: Any, index: Any, kind: int) 
         convert = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512bf16.cvtneps2bf16.512")
         value = builder.bitcast(builder.call(convert, [value]), stored)
     elif kind == BF16:
-        words = ir.VectorType(I32, LANES)
 
         def number(n: int) -> Any:
-            return ir.Constant(words, [n] * LANES)
+            return ir.Constant(WORDS, [n] * LANES)
 
-        bits = builder.bitcast(value, words)
+        bits = builder.bitcast(value, WORDS)
         odd = builder.and_(builder.lshr(bits, number(16)), number(1))
         bits = builder.add(bits, builder.add(odd, number(0x7FFF)))
         value = builder.trunc(builder.lshr(bits, number(16)), stored)
@@ -231,7 +230,7 @@ def zeros(builder: Any, count: int) -> list[Any]:
 
 
 def put_aside(builder: Any, sums: list[Any]) -> list[Any]:
-    """The sums in memory of this call, which LLVM does not keep in registers; else it spills those of the next loop within that loop."""
+    """Store sums on the stack, hidden from LLVM, so that they take no registers of the next loop; returns where they are."""
     area = cgutils.alloca_once(builder, ir.ArrayType(VECTOR, len(sums)))
     places = [builder.gep(area, [I32(0), I32(i)]) for i in range(len(sums))]
     for total, place in zip(sums, places, strict=True):

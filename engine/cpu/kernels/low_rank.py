@@ -50,7 +50,7 @@ def dots(
     typing_context: Any,
     rows: Any, ranks: Any, out: Any, out_stride: Any, x: Any, x_stride: Any, a: Any, inner: Any, kind: Any, paired: Any,
 ) -> Any:  # fmt: skip
-    """out[r, k] = x[r] . a[k], for 1 to 4 rows and 1 to 4 ranks; all of `kind`, a [ranks, inner] without gaps."""
+    """out[r, k] = x[r] . a[k], for at most DOT_ROWS rows and DOT_RANKS ranks; all of `kind`, a [ranks, inner] without gaps."""
     number, in_pairs = kind.literal_value, bool(paired.literal_value)
     width = 2 * LANES if in_pairs else LANES
 
@@ -117,7 +117,7 @@ def expand(
     start: Any, kind: Any, paired: Any,
 ) -> Any:  # fmt: skip
     """out[r, :32] = start[:32] + sum over k of low[r, first + k] * panel[k, :16] and low[r, second + k] * panel[k, 16:32],
-    for 1 to 12 rows; start (float32; 0: zero) is the same for all, out is float32. panel: [depth, 32] as in `product`.
+    for at most MAX_ROWS rows; start (float32; 0: zero) is the same for all, out is float32. panel: [depth, 32] as in `product`.
     """
     number, in_pairs = kind.literal_value, bool(paired.literal_value)
 
@@ -146,8 +146,8 @@ def expand(
 
         def tile(count: int) -> None:
             at_once = min(2, vectors_at_once(count))
-            for first in range(0, 2, at_once):
-                sums, vectors = zeros(builder, 2 * count), range(first, first + at_once)
+            for begin in range(0, 2, at_once):
+                sums, vectors = zeros(builder, 2 * count), range(begin, begin + at_once)
                 with builder.if_then(builder.icmp_signed("!=", start, I64(0))):
                     for r in range(count):
                         for v in vectors:
