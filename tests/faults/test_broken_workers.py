@@ -17,7 +17,7 @@ from tests.conftest import DEMO
 from tests.live import LiveServer, events
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PATIENCE_S = 240
 POISON = 1735
@@ -120,7 +120,6 @@ def test_a_request_that_kills_its_worker_kills_two_and_is_refused(tmp_path):
         assert text_of(live.post("/v1/completions", ASK))
 
 
-@pytest.mark.slow
 def test_a_step_that_never_ends_is_noticed_by_its_progress(tmp_path):
     """The process answers heartbeats, the step does not move: it is killed, and its neighbour goes on elsewhere."""
     with faulty(tmp_path, f"step:sleep:3600:@{POISON}", DRAGOMAN_REPLAY_WAIT_S="280") as live:

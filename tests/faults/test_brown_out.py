@@ -12,7 +12,7 @@ import pytest
 from tests.cluster import Cluster, Load
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 """Workers load a real model, several times, on whatever the machine has left."""
 
 STOPPED_S, RUNNING_S = 1.5, 0.02

@@ -51,6 +51,7 @@ def engines(cluster: Cluster) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_and_nothing_is_left(tmp_path, database):
     cluster = Cluster(tmp_path / "var", {**database, "DRAGOMAN_WORKER_LEASE_S": "60"})

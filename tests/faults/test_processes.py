@@ -13,7 +13,7 @@ from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from tests.cluster import Cluster, Load
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 """Workers load a real model, several times, on whatever the machine has left."""
 
 

@@ -23,7 +23,7 @@ from tests.management.admin_login import log_in
 from tests.postgresql import PASSWORD, Cluster
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PATIENCE_S = 240
 ASK = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}

@@ -14,7 +14,7 @@ from tests.cluster import Cluster
 from tests.shifted import shifted
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 """Workers load a real model, several times, on whatever the machine has left."""
 
 ASK = {"max_tokens": 120, "ignore_eos": True, "temperature": 0.8, "seed": 5}
