@@ -223,8 +223,8 @@ def tile_attend_kernel() -> Any:
 
 def tile_scratch_bytes(key_dim: int, width: int, size: int) -> int:
     """Scratch bytes that one worker of `tile_attend` needs; whole cache lines."""
-    lanes = max(1, SPAN // size) * size
-    stride = -(-lanes // APART) * APART + LANES
+    lanes: int = span_blocks.py_func(size) * size
+    stride: int = score_stride.py_func(lanes)
     needed = TASK_ROWS * (2 * key_dim + 4 * width + 32 + 4 * stride + 2 * (stride + LANES)) + 2 * size * width
     needed += 16 * ((lanes + 2 * size) // LANES + 2)  # places
     return -(-needed // LINE) * LINE

@@ -18,7 +18,7 @@ from engine.cpu.kernels.amx import LINE, TILE_ROWS, offset
 from engine.cpu.kernels.amx_product import BLOCK_ROWS, MOST_TILES, ROW_BYTES, release_tiles
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import BF16, F32, I64, LANES, switch
-from engine.cpu.kernels.lora import FIELDS
+from engine.cpu.kernels.lora import SEGMENT_BYTES, low_rank_task
 from engine.cpu.kernels.simd import address_of, fetch_ahead, load, load_int, reserve, store, take_ticket
 from engine.cpu.kernels.tiles import PANEL
 
@@ -136,7 +136,7 @@ def begin_block(
 
     Leaves the tiles in other shapes. A tile's sums may run over those of the next segment's rows, which come later.
     """
-    for segment in range(segments, end_segments, 8 * FIELDS):
+    for segment in range(segments, end_segments, SEGMENT_BYTES):
         top, bottom = load_int(segment, 0), load_int(segment, 0) + load_int(segment, 1)
         top, bottom = max(first, top), min(first + count, bottom)
         if top >= bottom:
@@ -164,44 +164,33 @@ def begin_block(
 @cache
 def tile_low_rank_kernel() -> Any:
     """`low_rank_kernel` in tiles, for A in groups. Arguments: the same. `low` has room for whole groups of ranks."""
-    segment_bytes, sums_bytes = 8 * FIELDS, MOST_TILES * GROUP_STEP
+    sums_bytes = MOST_TILES * GROUP_STEP
 
     @kernel
     def low_rank(data: Any) -> None:
         a = address_of(data)
         rows, inner, x, x_bytes = load_int(a, 2), load_int(a, 3), load_int(a, 5), 2 * load_int(a, 6)
         segments, low, low_stride = load_int(a, 11), load_int(a, 13), load_int(a, 14)
-        end_segments = segments + segment_bytes * load_int(a, 12)
+        end_segments = segments + SEGMENT_BYTES * load_int(a, 12)
         steps, left = inner // (2 * TILE_ROWS), inner // 2 % TILE_ROWS
         sums = reserve(sums_bytes)
         # Where the last tile of 16 rows may begin, so that none reads beyond x.
         latest = max(0, rows - TILE_ROWS)
         shape_low_rank(min(rows, TILE_ROWS), left)
         while True:
-            ticket = take_ticket(a)
-            segment, across = segments, 0
-            while segment < end_segments:
-                across = (load_int(segment, 3) + GROUP - 1) // GROUP
-                count = (load_int(segment, 1) + BLOCK_ROWS - 1) // BLOCK_ROWS * across
-                if ticket < count:
-                    break
-                ticket -= count
-                segment += segment_bytes
+            segment, head, end, rank = low_rank_task(take_ticket(a), segments, end_segments, BLOCK_ROWS, GROUP)
             if segment >= end_segments:
                 break
-            head = load_int(segment, 0) + ticket // across * BLOCK_ROWS
-            end = min(head + BLOCK_ROWS, load_int(segment, 0) + load_int(segment, 1))
-            group = ticket % across
             second, third = min(head + TILE_ROWS, latest), min(head + 2 * TILE_ROWS, latest)
             multiply_ranks(
                 sums, (end - head + TILE_ROWS - 1) // TILE_ROWS,
                 x + min(head, latest) * x_bytes, x + second * x_bytes, x + third * x_bytes, x_bytes,
-                load_int(segment, 2) + group * inner * GROUP * 2, steps, left,
+                load_int(segment, 2) + rank * inner * 2, steps, left,
             )  # fmt: skip
             for row in range(head, end):
                 tile = (row - head) // TILE_ROWS
                 source = (tile * TILE_ROWS + row - min(head + tile * TILE_ROWS, latest)) * LANES
-                target = row * low_stride + group * GROUP
+                target = row * low_stride + rank
                 for i in range(GROUP):
                     store(low, target + i, BF16, load(sums, source + i, F32))
         release_tiles()

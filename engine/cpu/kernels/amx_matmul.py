@@ -36,7 +36,7 @@ from engine.cpu.kernels.amx_product import (
 from engine.cpu.kernels.coded import GROUP_BYTES, HEAD_BYTES
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import F32, LANES
-from engine.cpu.kernels.lora import FIELDS
+from engine.cpu.kernels.lora import SEGMENT_BYTES
 from engine.cpu.kernels.matmul import PIECE_BYTES, PIECES, bytes_of_panel
 from engine.cpu.kernels.simd import address_of, load_int, reserve, store_int, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
@@ -118,7 +118,6 @@ def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, endi
     columns = LANES if ending == GATE else PANEL
     step_inputs = 64 if in_bytes else 32
     step_bytes, head_bytes = (STEP_GROUPS * GROUP_BYTES, HEAD_BYTES) if coded else (STEP_BYTES, 0)
-    segment_bytes = 8 * FIELDS
 
     @kernel
     def tile_product(data: Any) -> None:
@@ -126,7 +125,7 @@ def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, endi
         rows, inner, panels = load_int(a, 2), load_int(a, 3), load_int(a, 4)
         x, x_bytes, weight = load_int(a, 5), 2 * load_int(a, 6), load_int(a, 7)
         out, stride, factors = load_int(a, 8), load_int(a, 9), load_int(a, 10)
-        segments, end_segments = load_int(a, 11), load_int(a, 11) + segment_bytes * load_int(a, 12)
+        segments, end_segments = load_int(a, 11), load_int(a, 11) + SEGMENT_BYTES * load_int(a, 12)
         low, low_stride = load_int(a, 13), load_int(a, 14)
         scales, width, start = load_int(a, 14), load_int(a, 15), load_int(a, 16)
         column_scales, begins, workers = load_int(a, 17), load_int(a, 18), load_int(a, 19)

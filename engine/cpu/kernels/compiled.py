@@ -49,6 +49,11 @@ def inlined(function: Callable[..., Any]) -> Any:
     return numba.njit(fastmath=FAST, error_model="numpy")(function)
 
 
+def inlined_with_constants(function: Callable[..., Any]) -> Any:
+    """The same of a function some of whose arguments are compile-time constants: it becomes a part of each kernel that calls it."""
+    return numba.njit(fastmath=FAST, error_model="numpy", inline="always")(function)
+
+
 def over_arrays(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Compile a function of NumPy arrays that Python calls."""
 

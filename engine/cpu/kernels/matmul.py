@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from engine.cpu.kernels.coded import GROUP_BYTES, GROUP_INPUTS, HEAD_BYTES
-from engine.cpu.kernels.compiled import inlined, kernel
+from engine.cpu.kernels.compiled import inlined, inlined_with_constants, kernel
 from engine.cpu.kernels.emit import BF16, F32, LANES, WIDE_PAIRS, WIDENED, has_avx512
 from engine.cpu.kernels.simd import address_of, load, load_int, store, take_ticket
 from engine.cpu.kernels.tiles import (
@@ -25,7 +25,7 @@ from engine.cpu.kernels.tiles import (
 MOST_DECODING_ROWS = 24
 """With more rows the first tile of a piece decodes a coded panel for all of them, else each for itself."""
 WIDENING_ROWS = 0 if has_avx512() else 64
-"""So many rows widen a panel of pairs once for all tiles (0: none do): AVX2 has no time for it beside its multiplications."""
+"""With so many rows a panel of pairs is widened once for all tiles (0: never), because on AVX2 widening competes with multiplying."""
 PIECES = 16
 """Pieces of the weight for all workers together. With few rows the product is bound by reading the weight, and memory
 is read fastest in long runs.
@@ -123,6 +123,63 @@ def bytes_of_panel(inner: int, element: int, coded: int) -> int:
     return HEAD_BYTES + inner // GROUP_INPUTS * GROUP_BYTES if coded else inner * PANEL * element
 
 
+def room_bytes(rows: int, inner: int, paired: int, coded: int) -> int:
+    """Bytes of the room of `multiply_panel`."""
+    if coded:
+        return 2 * PANEL * inner
+    return 4 * PANEL * inner if widens.py_func(rows, paired, coded) else 0
+
+
+@inlined_with_constants
+def multiply_panel(
+    head: int, end: int, rows: int, out: int, stride: int, x: int, x_stride: int, packed: int, inner: int,
+    begins: int, begin_stride: int, factors: int, column: int, room: int, further: int,
+    kind: int, paired: int, coded: int, ending: int,
+) -> None:  # fmt: skip
+    """The rows from `head` to `end`, of a product of `rows`, times one panel, tile by tile; `out` is that of the first row and this panel.
+
+    The sums of row r begin at begins + 4 * r * begin_stride (0: at zero). factors and column: as in `product`, of all rows. room: where a panel
+    lies decoded, or widened. further: how many panels further the next one of this worker probably is.
+    """
+    element = 4 if kind == F32 else 2
+    x_bytes = x_stride * (4 if paired == WIDE_PAIRS else element)
+    out_bytes = stride * (4 if ending in (ADD, WIDEN) else element)
+    tile, panel_bytes = tile_rows(rows, coded), bytes_of_panel(inner, element, coded)
+    tiles = (end - head + tile - 1) // tile
+    aside, decoding = widens(rows, paired, coded), coded and rows <= MOST_DECODING_ROWS
+    columns, first, number = packed, head, 0
+    if aside:
+        widen_panel(room, packed, inner)
+    if coded and not decoding:
+        product(
+            min(KEEPING_ROWS, end - head), out + head * out_bytes, stride, x + head * x_bytes, x_stride, packed, inner,
+            begins + 4 * head * begin_stride, begin_stride, factors + 8 * head if factors else 0, column, 0, room,
+            kind, paired, 1, ending,
+        )  # fmt: skip
+        columns, first = room, head + KEEPING_ROWS
+    while first < end:
+        count, target, inputs = min(tile, end - first), out + first * out_bytes, x + first * x_bytes
+        sums, scales = begins + 4 * first * begin_stride, factors + 8 * first if factors else 0
+        ahead = ahead_of(packed, panel_bytes, further, number, tiles)
+        if aside:
+            product(
+                count, target, stride, inputs, x_stride, room, inner, sums, begin_stride, scales, column, 0, 0,
+                kind, WIDENED, 0, ending,
+            )  # fmt: skip
+        elif decoding:
+            product(
+                count, target, stride, inputs, x_stride, packed, inner, sums, begin_stride, scales, column, ahead, 0,
+                kind, paired, 1, ending,
+            )  # fmt: skip
+        else:
+            product(
+                count, target, stride, inputs, x_stride, columns, inner, sums, begin_stride, scales, column, ahead, 0,
+                kind, paired, 0, ending,
+            )  # fmt: skip
+        first += tile
+        number += 1
+
+
 @cache
 def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32], or coded; start (0: none);
@@ -130,7 +187,6 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
     panel of each worker, and its bytes. `ending` is STORE, ADD, GATE or WIDEN.
     """
     element = 4 if kind == F32 else 2
-    x_element = 4 if paired == WIDE_PAIRS else element
     out_element = 4 if ending in (ADD, WIDEN) else element
     width = LANES if ending == GATE else PANEL
 
@@ -152,41 +208,10 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
             if begin >= panels:
                 return
             end = min(head + rows_each, rows)
-            tiles = (end - head + tile - 1) // tile
             for panel in range(begin, min(begin + panels_each, panels)):
-                packed, begins = weight + panel * panel_bytes, start + 4 * panel * PANEL if start else 0
-                columns, first, number = packed, head, 0
-                if aside:
-                    widen_panel(decoded, packed, inner)
-                if coded and rows > MOST_DECODING_ROWS:
-                    product(
-                        min(KEEPING_ROWS, end - head), out + (head * stride + panel * width) * out_element, stride,
-                        x + head * x_stride * x_element, x_stride, packed, inner, begins, 0, 0, 0, 0, decoded,
-                        kind, paired, 1, ending,
-                    )  # fmt: skip
-                    columns, first = decoded, head + KEEPING_ROWS
-                while first < end:
-                    count, target = min(tile, end - first), out + (first * stride + panel * width) * out_element
-                    inputs, ahead = (
-                        x + first * x_stride * x_element,
-                        ahead_of(packed, panel_bytes, further, number, tiles),
-                    )
-                    if aside:
-                        product(
-                            count, target, stride, inputs, x_stride, decoded, inner, begins, 0, 0, 0, 0, 0,
-                            kind, WIDENED, 0, ending,
-                        )  # fmt: skip
-                    elif coded and rows <= MOST_DECODING_ROWS:
-                        product(
-                            count, target, stride, inputs, x_stride, packed, inner, begins, 0, 0, 0, ahead, 0,
-                            kind, paired, 1, ending,
-                        )  # fmt: skip
-                    else:
-                        product(
-                            count, target, stride, inputs, x_stride, columns, inner, begins, 0, 0, 0, ahead, 0,
-                            kind, paired, 0, ending,
-                        )  # fmt: skip
-                    first += tile
-                    number += 1
+                multiply_panel(
+                    head, end, rows, out + panel * width * out_element, stride, x, x_stride, weight + panel * panel_bytes, inner,
+                    start + 4 * panel * PANEL if start else 0, 0, 0, 0, decoded, further, kind, paired, coded, ending,
+                )  # fmt: skip
 
     return matmul

@@ -286,23 +286,21 @@ def linear(
         return
     widened = paired == WIDE_PAIRS
     wide_bytes = -(-4 * rows * inner // LINE) * LINE if widened else 0
-    decoded_bytes = 2 * PANEL * inner if coded else 0
+    panel_bytes = matmul.room_bytes(rows, inner, paired, coded)
     if lora is None:
-        if matmul.widens(rows, paired, coded):
-            decoded_bytes = 4 * PANEL * inner
-        room = _workspace(wide_bytes + num_threads() * decoded_bytes)
+        room = _workspace(wide_bytes + num_threads() * panel_bytes)
         source, stride = (room, inner) if widened else (x.data_ptr(), x.stride(0))
         product = matmul.matmul_kernel(kind, paired, coded, ending)
         run(
             matmul.widen_kernel() if widened else product,
             rows, inner, panels, source, stride, packed.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0), num_threads(),
-            x.data_ptr(), x.stride(0), room + wide_bytes, decoded_bytes,
+            x.data_ptr(), x.stride(0), room + wide_bytes, panel_bytes,
             after=product if widened else None, work=rows * inner * panels,
         )  # fmt: skip
         return
     keep(lora)
     # Whole lines, so that what is decoded behind them begins one.
-    each, low_bytes = rows * PANEL * 4 + decoded_bytes, -(-rows * lora.ranks * 4 // LINE) * LINE
+    each, low_bytes = rows * PANEL * 4 + panel_bytes, -(-rows * lora.ranks * 4 // LINE) * LINE
     room = _workspace(wide_bytes + low_bytes + num_threads() * each)
     low = room + wide_bytes
     run(

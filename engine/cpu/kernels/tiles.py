@@ -129,7 +129,7 @@ def product(
     factors: Any, column: Any, ahead: Any, decoded: Any,
     kind: Any, paired: Any, coded: Any, ending: Any,
 ) -> Any:  # fmt: skip
-    """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most 12 rows; `ending` says what follows.
+    """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most MAX_ROWS rows; `ending` says what follows.
 
     The sum begins at start[r, :32] (float32; 0: at zero; rows `start_stride` apart, so a bias has stride 0). x and out
     are of `kind`, but for ADD and WIDEN, and but for x in float32 with WIDE_PAIRS and WIDENED. factors (0: none): an int64 a row, 0 or the address of float32 factors by
@@ -229,8 +229,8 @@ def product(
                 builder.store(builder.add(number, I64(1)), done)
             stretch(builder.udiv(inner, I64(GROUP_INPUTS)))
 
-        def all_steps(sums: list[Any], vectors: Sequence[int], count: int, where: int) -> None:
-            many = where == FIRST and way != WIDE_PAIRS and 2 * count > MAX_ROWS  # fewer rows have no second tile
+        def all_steps(sums: list[Any], vectors: Sequence[int], count: int, where: int, more_tiles: bool) -> None:
+            many = more_tiles and way != WIDE_PAIRS and 2 * count > MAX_ROWS  # fewer rows have no second tile
             if in_code:
                 coded_steps(sums, count, where, many)
                 return
@@ -241,14 +241,15 @@ def product(
                 step(sums, vectors, i, count, where)
 
         def steps_once_or_again(sums: list[Any], vectors: Sequence[int], count: int) -> None:
+            last = PASSING if 1 in vectors else FIRST  # the pass for the second vector reads the same lines
             if count <= SURELY_ONCE:
-                all_steps(sums, vectors, count, PASSING)
+                all_steps(sums, vectors, count, last, more_tiles=False)
                 return
             with builder.if_else(builder.icmp_signed("==", ahead, I64(ONCE))) as (once, again):
                 with once:
-                    all_steps(sums, vectors, count, PASSING)
+                    all_steps(sums, vectors, count, last, more_tiles=False)
                 with again:
-                    all_steps(sums, vectors, count, FIRST)
+                    all_steps(sums, vectors, count, FIRST, more_tiles=True)
 
         def scale(sums: list[Any], address: Any) -> None:
             with builder.if_then(builder.icmp_signed("!=", address, I64(0))):
