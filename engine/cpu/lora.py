@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from engine.cpu.kernels import ops
 from engine.cpu.kernels.emit import LANES
+from engine.cpu.kernels.lora import FIELDS, RANKS
 from engine.cpu.kernels.tiles import PANEL
 from engine.shapes import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
 
     from engine.adapters.peft import Adapter, LoraWeights
     from engine.batch import Segments
@@ -38,6 +43,33 @@ def adapters_of(segments: Segments, rows: int) -> Iterator[None]:
         yield
     finally:
         _segments, _rows = before
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """A step's rows in runs of one adapter, or of none (None): places [N, 2] int64 of first rows and numbers of rows."""
+
+    places: NDArray[np.int64]
+    digests: list[str | None]
+
+
+@lru_cache(maxsize=4)
+def _runs_of(segments: Segments, rows: int) -> _Runs:
+    """The runs of a step, which all its layers share."""
+    places: list[tuple[int, int]] = []
+    digests: list[str | None] = []
+    done = 0
+    for first, count, digest in segments:
+        if first > done:
+            places.append((done, first - done))
+            digests.append(None)
+        places.append((first, count))
+        digests.append(digest)
+        done = first + count
+    if done < rows:
+        places.append((done, rows - done))
+        digests.append(None)
+    return _Runs(np.array(places, np.int64).reshape(-1, 2), digests)
 
 
 def current() -> tuple[Segments, int]:
@@ -89,6 +121,11 @@ class LoraLayer:
         self._mixes_parts = bool(((halves != self._part_of_half[:, :, None]) & (halves >= 0)).any())
         self._weights: dict[str, PackedLora] = {}
         self._made: tuple[tuple[Segments, int], ops.LoraSegments | None] | None = None
+        self._numbers: dict[str | None, int] = {}
+        """Each adapter's row of the following table; row 0 is no adapter."""
+        self._table = np.zeros((1, FIELDS), np.int64)
+        """As `engine.cpu.kernels.lora.FIELDS`, but for the rows of a step."""
+        self._factor_addresses = np.zeros(1, np.int64)
 
     def make(self, adapter: Adapter) -> PackedLora | None:
         """Pack the adapter for this layer; None if it does not adapt the layer. Changes no state, so any thread may
@@ -166,19 +203,30 @@ class LoraLayer:
 
     def put(self, digest: str, weights: PackedLora | None) -> None:
         """Put the adapter, packed by `make`, into a slot. Called only between steps."""
-        self._changed()
         if weights is not None:
             self._weights[digest] = weights
+        self._changed()
 
     def drop(self, digest: str) -> None:
         """Remove the adapter from its slot. Called only between steps."""
-        self._changed()
         self._weights.pop(digest, None)
+        self._changed()
 
     def _changed(self) -> None:
+        """Write down what the kernels read of each adapter, which is the same in all steps but for the rows."""
         global _changes
-        self._made = None
         _changes += 1
+        self._made = None
+        self._numbers = {digest: number for number, digest in enumerate(self._weights, start=1)}
+        bias = 0 if self.bias is None else self.bias.data_ptr()
+        table, factors = [[0, 0, 0, 0, 0, 0, 0, bias]], [0]
+        for weights in self._weights.values():
+            start = bias if weights.start is None else weights.start.data_ptr()
+            depth = weights.b[0].numel() // PANEL
+            a, b, halves = (each.data_ptr() for each in (weights.a, weights.b, weights.halves))
+            table.append([0, 0, a, weights.ranks, b, depth, halves, start])
+            factors.append(0 if weights.factors is None else weights.factors.data_ptr())
+        self._table, self._factor_addresses = np.array(table), np.array(factors)
 
     @property
     def active(self) -> bool:
@@ -197,25 +245,13 @@ class LoraLayer:
         return self._made[1]
 
     def _make(self, rows: int) -> ops.LoraSegments | None:
-        bias = 0 if self.bias is None else self.bias.data_ptr()
-        table: list[list[int]] = []
-        factors = torch.zeros(rows, dtype=torch.int64)
-        done = ranks = 0
-        for first, count, digest in _segments:
-            weights = self._weights.get(digest)
-            if weights is None:
-                continue
-            if first > done:
-                table.append([done, first - done, 0, 0, 0, 0, 0, bias])
-            a, b, halves = weights.a, weights.b, weights.halves
-            start = bias if weights.start is None else weights.start.data_ptr()
-            size, depth = weights.ranks, b[0].numel() // PANEL
-            table.append([first, count, a.data_ptr(), size, b.data_ptr(), depth, halves.data_ptr(), start])
-            if weights.factors is not None:
-                factors[first : first + count] = weights.factors.data_ptr()
-            done, ranks = first + count, max(ranks, size)
+        runs = _runs_of(_segments, rows)
+        which = [self._numbers.get(digest, 0) for digest in runs.digests]
+        table = self._table[which]
+        ranks = int(table[:, RANKS].max())
         if not ranks:
             return None
-        if done < rows:
-            table.append([done, rows - done, 0, 0, 0, 0, 0, bias])
-        return ops.LoraSegments(torch.tensor(table), ranks, factors if bool(factors.any()) else None, rows)
+        table[:, :2] = runs.places
+        factors = self._factor_addresses[which]
+        by_row = torch.from_numpy(factors.repeat(runs.places[:, 1])) if factors.any() else None
+        return ops.LoraSegments(torch.from_numpy(table), ranks, by_row, rows)

@@ -95,3 +95,19 @@ def test_threads_change_no_bit():
     finally:
         set_num_threads(1)
     assert all(torch.equal(found[0], other) for other in found)
+
+
+def test_rows_without_an_adapter_are_segments_too():
+    generator = torch.Generator().manual_seed(3)
+    layer = PanelLinear(torch.randn(64, 64, generator=generator), None, [("p", 64)])
+    for name, path in (("a", "p"), ("b", "elsewhere")):
+        layer.lora.put(name, layer.lora.make(adapter([(path, 64)], 64, [8], generator)))
+    with adapters_of(((1, 2, "a"), (4, 1, "b")), 6):
+        segments = layer.lora.segments(6).segments.tolist()
+    assert [row[:2] for row in segments] == [[0, 1], [1, 2], [3, 1], [4, 1], [5, 1]]
+    assert [row[3] > 0 for row in segments] == [False, True, False, False, False]
+    with adapters_of(((4, 1, "b"),), 6):
+        assert layer.lora.segments(6) is None
+    layer.lora.drop("a")
+    with adapters_of(((1, 2, "a"), (4, 1, "b")), 6):
+        assert layer.lora.segments(6) is None

@@ -13,7 +13,7 @@ import torch
 
 from engine.cpu.kernels.coded import CODES, GROUP_INPUTS, CodedWeight, panel_bytes
 from engine.cpu.kernels.emit import LANES
-from engine.cpu.kernels.lora import FIELDS
+from engine.cpu.kernels.lora import FIELDS, RANKS
 from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
 from engine.shapes import require
 
@@ -156,22 +156,22 @@ def check_product(
 
 
 def check_segments(segments: torch.Tensor, ranks: int, factors: torch.Tensor | None, rows: int) -> None:
-    """Runs [N, FIELDS] int64 that cover all rows once, in order, none of more than `ranks`."""
+    """Runs [N, FIELDS] int64, at least one, that cover all rows once, in order, none of more than `ranks`."""
     require(
         segments.dtype == torch.int64
         and segments.is_contiguous()
         and segments.dim() == 2
-        and segments.shape[1] == FIELDS,
+        and segments.shape[1] == FIELDS
+        and len(segments) > 0,
         f"segments must be [N, {FIELDS}] int64",
         segments,
     )
-    done = 0
-    for first, count, _, size, *_ in segments.tolist():
-        require(
-            first == done and count > 0 and 0 <= size <= ranks, f"a segment of {count} rows at {first}, of {size} ranks"
-        )
-        done += count
-    require(done == rows, f"segments of {done} rows in a step of {rows}")
+    table = segments.numpy()
+    first, count, sizes = table[:, 0], table[:, 1], table[:, RANKS]
+    end = count.cumsum()
+    require(bool((first == end - count).all() and count.min() > 0), "segments that leave out rows", segments)
+    require(bool(sizes.min() >= 0 and sizes.max() <= ranks), f"segments of more than {ranks} ranks", segments)
+    require(end[-1] == rows, f"segments of {end[-1]} rows in a step of {rows}")
     require(factors is None or (factors.shape == (rows,) and factors.dtype == torch.int64), "factors", factors)
 
 

@@ -22,6 +22,8 @@ FIELDS = 8
 halves: int64 [panels, 2], where in the row of `low` the ranks of each half panel's 16 columns begin; -1: nothing is
 added to the panel. start: float32 [panels * 32], the initial values of the sums apart from that (0: zero).
 """
+RANKS = 3
+"""The field of the ranks."""
 SEGMENT_BYTES = 8 * FIELDS
 TASK_ROWS, TASK_RANKS = 48, 16
 """What one worker takes of x A^T at a time."""
