@@ -38,7 +38,7 @@ def check_cpu(cpu_info: Path = CPU_INFO) -> list[Finding]:
     if "avx2" not in flags:
         findings.append(warning("cpu", "there is no AVX2: inference is slow"))
     elif not {"avx512_bf16", "amx_bf16"} & flags:
-        findings.append(ok("cpu", "there is neither AVX512_BF16 nor AMX: prompts take several times as long"))
+        findings.append(ok("cpu", "there is neither AVX512_BF16 nor AMX, which compute prompts faster"))
     if "amx_tile" in flags and not may_use_amx():
         hint = "allow the system call arch_prctl in the container's seccomp profile; Linux must be 5.16 or later"
         findings.append(warning("cpu", "the system does not let programs use AMX", hint))
