@@ -15,7 +15,7 @@ serve: $(VENV)/.serve  ## Serve the demo model, or MODEL=directory-or-hub-id
 help:  ## These lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done $(SCALEGEN)/.done lint types  ## Everything that must pass: lint, types, all tests
+test: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done $(SCALEGEN)/.done lint types  ## Everything that must pass: lint, types, all tests but slow ones
 	$(VENV)/bin/python -m pytest
 
 lint: $(VENV)/.dev  ## Format, ruff, imports between layers

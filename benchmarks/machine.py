@@ -44,7 +44,7 @@ def machine(cpuinfo: str | None = None) -> Machine:
 
 
 def native_dtype(flags: tuple[str, ...]) -> str:
-    """The type in which servers are compared: bfloat16 where the CPU multiplies it, so that none is slow for want of it, else float32."""
+    """The type in which servers are compared: bfloat16 where the CPU has instructions for it, else float32."""
     return "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(flags) else "float32"
 
 

@@ -146,9 +146,9 @@ def multiply_panel(
     out_bytes = stride * (4 if ending in (ADD, WIDEN) else element)
     tile, panel_bytes = tile_rows(rows, coded), bytes_of_panel(inner, element, coded)
     tiles = (end - head + tile - 1) // tile
-    aside, decoding = widens(rows, paired, coded), coded and rows <= MOST_DECODING_ROWS
+    widened, decoding = widens(rows, paired, coded), coded and rows <= MOST_DECODING_ROWS
     columns, first, number = packed, head, 0
-    if aside:
+    if widened:
         widen_panel(room, packed, inner)
     if coded and not decoding:
         product(
@@ -161,7 +161,7 @@ def multiply_panel(
         count, target, inputs = min(tile, end - first), out + first * out_bytes, x + first * x_bytes
         sums, scales = begins + 4 * first * begin_stride, factors + 8 * first if factors else 0
         ahead = ahead_of(packed, panel_bytes, further, number, tiles)
-        if aside:
+        if widened:
             product(
                 count, target, stride, inputs, x_stride, room, inner, sums, begin_stride, scales, column, 0, 0,
                 kind, WIDENED, 0, ending,
@@ -199,8 +199,7 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
         workers, tile, panel_bytes = load_int(a, 11), tile_rows(rows, coded), bytes_of_panel(inner, element, coded)
         panels_each, rows_each = piece(rows, tile, panels, panel_bytes, workers)
         further = apart(panels_each, workers)
-        aside = widens(rows, paired, coded)
-        decoded = load_int(a, 14) + take_ticket(a + 8) * load_int(a, 15) if coded or aside else 0
+        room = load_int(a, 14) + take_ticket(a + 8) * load_int(a, 15) if coded or widens(rows, paired, coded) else 0
         across = (rows + rows_each - 1) // rows_each
         while True:
             ticket = take_ticket(a)
@@ -211,7 +210,7 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
             for panel in range(begin, min(begin + panels_each, panels)):
                 multiply_panel(
                     head, end, rows, out + panel * width * out_element, stride, x, x_stride, weight + panel * panel_bytes, inner,
-                    start + 4 * panel * PANEL if start else 0, 0, 0, 0, decoded, further, kind, paired, coded, ending,
+                    start + 4 * panel * PANEL if start else 0, 0, 0, 0, room, further, kind, paired, coded, ending,
                 )  # fmt: skip
 
     return matmul
