@@ -52,7 +52,7 @@ LABEL org.opencontainers.image.title="Dragoman" \
 # The folders below /secrets are where the compose file mounts volumes, which take over their owner.
 RUN groupadd --gid 10001 dragoman \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin dragoman \
- && install -d -o 10001 -g 10001 -m 0750 /data /secrets /secrets/database /secrets/metrics /secrets/grafana /secrets/loadtest
+ && install -d -o 10001 -g 10001 -m 0750 /data /secrets /secrets/database /secrets/redis /secrets/metrics /secrets/grafana /secrets/loadtest
 COPY --from=builder /opt/dragoman /opt/dragoman
 # Compiled kernels and models from the hub stay in the volume, so that only the first start waits for them.
 ENV PATH=/opt/dragoman/bin:/usr/local/bin:/usr/bin:/bin \

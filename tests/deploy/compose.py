@@ -9,10 +9,11 @@ from typing import Any
 
 import yaml
 
-from scripts.dockerfile import Image, image_of, read_stages
+from scripts.dockerfile import Image, Stage, chain, image_of, read_stages
 from tests.conftest import ROOT
 
 FILE = ROOT / "docker-compose.yml"
+INSTALLED = re.compile(r"install -d -o (?P<owner>\d+) -g (?P=owner) -m 0750 (?P<folders>(?:/[\w/]+ ?)+)")
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
@@ -45,6 +46,8 @@ class Service:
     fields: dict[str, Any]
     image: Image
     ours: bool
+    owners: dict[str, int]
+    """The folders that its image makes for volumes, and who owns them: a new volume has the same owner."""
 
     @property
     def command(self) -> list[str]:
@@ -82,6 +85,13 @@ class Service:
         return {name: each["condition"] for name, each in self.fields.get("depends_on", {}).items()}
 
 
+def _owners(stages: list[Stage], target: str) -> dict[str, int]:
+    """The folders that the stages' `install -d` make, and the numbers of their owners."""
+    runs = [each.value for stage in chain(stages, target) for each in stage.instructions if each.keyword == "RUN"]
+    made = [found for text in runs for found in INSTALLED.finditer(text)]
+    return {folder: int(found["owner"]) for found in made for folder in found["folders"].split()}
+
+
 def services(**given: str) -> dict[str, Service]:
     """The services by name."""
     found = {}
@@ -89,5 +99,7 @@ def services(**given: str) -> dict[str, Service]:
         build = fields.get("build")
         stages = read_stages(ROOT / "Dockerfile", build["args"]) if build else []
         image = image_of(stages, build.get("target", "")) if build else Image()
-        found[name] = Service(name, fields, image, build is not None)
+        found[name] = Service(
+            name, fields, image, build is not None, _owners(stages, build.get("target", "")) if build else {}
+        )
     return found

@@ -25,6 +25,8 @@ from tests.waiting import wait_until
 START_S = 240
 OTHERS = {"postgres": "registry", "redis": "rates"}
 """Services with other images that run here too, each with its volume."""
+OTHERS_OWNER = 999
+"""Who owns the folders of those images where the volumes are mounted."""
 PROGRAMS = ("ip", "unshare", "nsenter", "setpriv", "mount", "chroot")
 ETC = (
     "alternatives",
@@ -165,13 +167,17 @@ class Project:
             wait_until(lambda: self.healthy(name), START_S, container.log.read_text, every_s=0.5)
 
     def volume(self, name: str) -> Path:
-        """The folder of a volume. A new one has the owner that the image's folder gives it."""
-        path = self.folder / "volumes" / name
+        """The folder of a volume."""
+        return self.folder / "volumes" / name
+
+    def _mounted(self, service: Service, name: str, target: str) -> Path:
+        """The folder of a volume for its mount. A new one has the owner that the image's folder gives it, root if there is none."""
+        path = self.volume(name)
         if not path.exists():
             path.mkdir(parents=True)
-            owner = 999 if name in OTHERS.values() else 10001
+            owner = service.owners.get(target, 0) if service.ours else OTHERS_OWNER
             os.chown(path, owner, owner)
-            path.chmod(0o750)
+            path.chmod(0o750 if owner else 0o755)
         return path
 
     def _script(self, service: Service) -> str:
@@ -200,7 +206,7 @@ class Project:
             lines.append(f"touch {root}/dev/{name} && mount --bind /dev/{name} {root}/dev/{name}")
         lines += [f"chmod 1777 {root}/dev/shm", f"mount --rbind /sys {root}/sys", f"mount -t proc proc {root}/proc"]
         for source, target, read_only in service.volumes:
-            bind(self.volume(source), target, read_only)
+            bind(self._mounted(service, source, target), target, read_only)
         for text in service.fields.get("tmpfs", []):
             target, _, options = text.partition(":")
             lines.append(f"mkdir -p {root}{target} && mount -t tmpfs -o {options or 'mode=1777'} tmpfs {root}{target}")

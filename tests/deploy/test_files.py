@@ -104,6 +104,14 @@ def test_volumes_and_networks_are_declared():
         assert set(service.depends_on) <= set(SERVICES)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if SERVICES[name].ours])
+def test_a_new_volume_belongs_to_the_service(name):
+    service = SERVICES[name]
+    owner = int(service.user.partition(":")[0])
+    for volume, path, _ in service.volumes:
+        assert volume.startswith(".") or service.owners.get(path) == owner, f"root would own {path}"
+
+
 def test_ports_are_published_on_this_machine_alone():
     published = {}
     for service in SERVICES.values():
