@@ -10,15 +10,14 @@ import threading
 from typing import Any
 
 import structlog
-from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 from django.db import close_old_connections
 from pydantic import ValidationError
 
 from config import faults, logs
-from config.first_admin import ensure_admin
 from config.options import Options, get_options
+from config.preparation import prepare_registry
 from config.refusals import registry_refused, start_refused
 from engine.network.credentials import CredentialsError
 from engine.process.precautions import write_no_core
@@ -45,8 +44,7 @@ class Command(BaseCommand):
         faults.arm()
         write_no_core()
         try:
-            call_command("migrate", verbosity=0, interactive=False)
-            ensure_admin(settings.data_dir / "admin-password")
+            prepare_registry(settings.data_dir)
             reconciler = make_reconciler(settings)
         except DatabaseError as error:
             raise CommandError(registry_refused(error, settings.data_dir, settings.database_url)) from error

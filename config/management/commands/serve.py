@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error as DatabaseError
 from pydantic import ValidationError
 
 from config import faults, logs
-from config.first_admin import ensure_admin
 from config.installation import DEMO_ADAPTERS, DEMO_MODEL
 from config.options import Options, get_options
+from config.preparation import prepare_registry
 from config.refusals import registry_refused, start_refused
 from config.serve_flags import add_flags, engine_options, unapplied
 from inference import dialects
@@ -65,8 +64,7 @@ class Command(BaseCommand):
         try:
             declared = dialects.declared_dialects()
             setups = [dialect.set_up(settings) for dialect in declared]
-            call_command("migrate", verbosity=0, interactive=False)
-            ensure_admin(settings.data_dir / "admin-password")
+            prepare_registry(settings.data_dir)
             deployment = deploy_as_configured(asked(options), settings, setups)
         except DatabaseError as error:
             raise CommandError(registry_refused(error, settings.data_dir, settings.database_url)) from error
