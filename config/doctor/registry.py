@@ -53,6 +53,21 @@ def _takes_no_changes(connection: BaseDatabaseWrapper) -> bool:
         return bool(cursor.fetchone()[0] == "on")
 
 
+def check_secrets(options: Options) -> list[Finding]:
+    """Whether the secrets that are stored in the database can be decrypted here, and will be on every host."""
+    from management.services.secrets import count_unreadable
+
+    findings = []
+    if options.worker_host and not options.secrets_key.get_secret_value():
+        hint = "give all hosts the same key, by DRAGOMAN_SECRETS_KEY or a file"
+        findings.append(warning("secrets", "DRAGOMAN_SECRETS_KEY is not set: each host makes a key of its own", hint))
+    unreadable, stored = count_unreadable()
+    if unreadable:
+        text = f"{unreadable} of {stored} stored secrets were encrypted with another DRAGOMAN_SECRETS_KEY"
+        findings.append(error("secrets", text, "set the key of that time, alone or after the new one"))
+    return findings or [ok("secrets", f"{stored} stored, all can be decrypted")]
+
+
 def check_models(options: Options, setups: Iterable[Setup], *, registered: bool) -> list[Finding]:
     """Whether the files of the models to serve can be read, those of the `registered` deployments included."""
     wanted = next((setup.deployment.source for setup in setups if setup.deployment is not None), options.model)

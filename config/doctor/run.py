@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from config.addresses import settings_of_addresses
 from config.doctor import machine, network, settings
 from config.doctor.finding import Finding, Level, error, ok
-from config.doctor.registry import check_database, check_models
+from config.doctor.registry import check_database, check_models, check_secrets
 from config.installation import DATABASE
 from config.tls import cluster_files, tls_files
 
@@ -78,6 +78,8 @@ def registry(options: Options, setups: list[Setup]) -> list[Finding]:
 
         django.setup(set_prefix=False)
         found, registered = check_database(options)
+        if registered:
+            found += checked("secrets", lambda: check_secrets(options))
     return [*found, *checked("models", lambda: check_models(options, setups, registered=registered))]
 
 

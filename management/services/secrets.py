@@ -45,6 +45,19 @@ def decrypt(name: str, ciphertext: bytes) -> str:
         raise RegistryError(f"{name}: cannot be decrypted; DRAGOMAN_SECRETS_KEY has changed") from error
 
 
+def count_unreadable() -> tuple[int, int]:
+    """How many stored secrets this process cannot decrypt, and how many there are. It makes no key."""
+    rows, unreadable = list(Secret.objects.values_list("name", "ciphertext")), 0
+    if not settings.SECRETS_KEY and not settings.SECRETS_KEY_FILE.exists():
+        return len(rows), len(rows)
+    for name, ciphertext in rows:
+        try:
+            decrypt(name, bytes(ciphertext))
+        except RegistryError:
+            unreadable += 1
+    return unreadable, len(rows)
+
+
 def _cipher() -> MultiFernet:
     text = settings.SECRETS_KEY or generated(settings.SECRETS_KEY_FILE, lambda: Fernet.generate_key().decode())
     try:

@@ -109,6 +109,28 @@ def test_a_database_that_is_none_and_one_of_another_version(environment, tmp_pat
     assert "another version" in next(text for check, _, text in findings(environment)[0] if check == "database")
 
 
+def test_secrets_of_another_key(environment, tmp_path):
+    (tmp_path / "var").mkdir()
+    sqlite3.connect(tmp_path / "var" / DATABASE).close()
+    program = """if True:
+        import django
+        django.setup()
+        from django.core.management import call_command
+        call_command("migrate", verbosity=0)
+        from management.services.deployments import create_deployment
+        from management.services.models import register_model
+        from management.services.secrets import store_secret
+        store_secret(create_deployment("demo", register_model("demo", "/models/demo", "tester"), "tester"), "hf_token", "x")
+    """
+    variables = {**environment, "DJANGO_SETTINGS_MODULE": "config.settings"}
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=variables, check=True, capture_output=True)
+    assert "secrets" not in {check for check, _, _ in findings(environment)[0]}
+    (tmp_path / "var" / "secrets-key").unlink()
+    (found,) = (finding for finding in findings(environment)[0] if finding[0] == "secrets")
+    assert found[1:] == ("error", "1 of 1 stored secrets were encrypted with another DRAGOMAN_SECRETS_KEY")
+    assert not (tmp_path / "var" / "secrets-key").exists()
+
+
 def test_a_database_that_cannot_be_reached_is_named_without_its_password(environment):
     url = f"postgresql://user:s3cret@127.0.0.1:{free_port()}/name"
     done = doctor({**environment, "DRAGOMAN_DATABASE_URL": url})
