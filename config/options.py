@@ -177,7 +177,7 @@ class Options(EngineSettings, ClusterOptions):
         description="Seconds after SIGTERM in which a `web` process answers requests on open connections as before.",
     )
     worker_lease_s: float = Field(
-        30, ge=5, le=3600, description="Seconds that workers of `reconcile` run on while no reconciler leads."
+        30, ge=15, le=3600, description="Seconds that workers of `reconcile` run on while no reconciler leads."
     )
     drain_s: float = Field(30, ge=0, le=MAX_S, description="Seconds that running requests may continue after SIGTERM.")
     otlp_traces_endpoint: str = Field(

@@ -2,16 +2,20 @@
 
 A holder renews at a third of the lease's duration and stops acting at two thirds without a renewal, by its own monotonic
 clock, so it has stopped before another can take over. Each take-over raises the epoch. The leader's writes check the epoch
-in their transaction (`fence`), so a process that was suspended while it led changes nothing afterwards.
+in their transaction (`fence`), so a process that was suspended while it led changes nothing afterwards. A holder that cannot
+reach the database keeps its epoch: as far as it knows nobody else leads.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import socket
 import time
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 import psutil
 from django.db import connection, transaction
@@ -21,6 +25,7 @@ from management.models import LeaderLease
 TTL_S = 10.0
 RENEW_AFTER_S = TTL_S / 3
 ACT_FOR_S = TTL_S * 2 / 3
+BOOT_ID, NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 CLOCKS = {
     "postgresql": "extract(epoch from clock_timestamp())",
     "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
@@ -33,8 +38,20 @@ class LeadershipLost(Exception):
 
 
 def new_holder() -> str:
-    """A name of this process that no other process has."""
-    return f"{socket.gethostname()[:80]}:{os.getpid()}:{secrets.token_hex(4)}"
+    """A name of this process that no other process has: the host's name, the process, where it can be looked up, and chance."""
+    return f"{socket.gethostname()[:60]}:{os.getpid()}:{process_space()}:{secrets.token_hex(4)}"
+
+
+@cache
+def process_space() -> str:
+    """What two processes share that know each other by process id: the machine's boot, and the PID namespace. Host names do not
+    say so, because machines and containers may have equal ones. Empty where the system does not tell.
+    """
+    try:
+        boot = BOOT_ID.read_text().strip()
+        return hashlib.sha256(f"{boot} {NAMESPACE.stat().st_ino}".encode()).hexdigest()[:16]
+    except OSError:
+        return ""
 
 
 def current_leader(name: str = "reconciler") -> str | None:
@@ -54,12 +71,12 @@ class Leadership:
     name: str = "reconciler"
     holder: str = field(default_factory=new_holder)
     epoch: int = 0
-    """0 while this process does not lead."""
+    """0 while another process leads, or none does."""
     _renewed: float = 0.0
 
     @property
     def leads(self) -> bool:
-        """Whether this process may act now."""
+        """Whether this process may act now. One that has an epoch and may not act has not reached the database for a while."""
         return self.epoch > 0 and time.monotonic() - self._renewed < ACT_FOR_S
 
     @property
@@ -96,8 +113,8 @@ class Leadership:
         row = LeaderLease.objects.filter(name=self.name).first()
         if row is None:
             return
-        host, pid, _ = row.holder.rsplit(":", 2)
-        if host == socket.gethostname()[:80] and not psutil.pid_exists(int(pid)):
+        *_, pid, space, _ = row.holder.rsplit(":", 3)  # an earlier version wrote three parts, which are nobody here
+        if space and space == process_space() and not psutil.pid_exists(int(pid)):
             LeaderLease.objects.filter(name=self.name, holder=row.holder, epoch=row.epoch).update(expires_at=0.0)
 
     def fence(self) -> None:

@@ -89,6 +89,14 @@ class Observed:
         return replace(self, cost=0.0) != replace(seen, cost=0.0) or self.cost - seen.cost > COST_STEP
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The live workers that were recorded when this process began to lead in this epoch."""
+
+    epoch: int
+    workers: tuple[Worker, ...]
+
+
 @dataclass(slots=True)
 class Ledger:
     """The registries as last read, and observed state that waits to be written. Thread-safe."""
@@ -101,8 +109,8 @@ class Ledger:
     """None until the first successful read."""
     loads: StoredLoads | None = None
     """The reports of other processes; None if there are none."""
-    earlier: tuple[Worker, ...] | None = None
-    """The live workers that were recorded when this process began to lead; None until they are read."""
+    found: Found | None = None
+    """What there was when this process began to lead; None until it is read. Of an earlier epoch, it is out of date."""
     observed: dict[int, Observed] = field(default_factory=dict)
     """By deployment id; written if the row differs."""
     _epochs: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -235,20 +243,20 @@ class Ledger:
         if self.standing is not None and self.standing.due:
             self.standing.campaign()
         leadership = self.leadership
-        if leadership is None or not leadership.due:
+        if leadership is None:
             return
-        led = leadership.epoch
-        if not led:
-            leadership.bury()
-        if leadership.campaign() and leadership.epoch != led:
+        if leadership.due:
+            if not leadership.epoch:
+                leadership.bury()
+            leadership.campaign()
+        epoch = leadership.epoch
+        if epoch and (self.found is None or self.found.epoch != epoch):
             with self._lock:
                 self._unwritten, self._decisions = {}, []
             self.observed.clear()
             self._continue_epochs()
             rows = Worker.objects.filter(state__in=Worker.LIVE).select_related("deployment__version__model", "version")
-            self.earlier = tuple(rows.order_by("started_at", "pk"))
-        elif not leadership.epoch:
-            self.earlier = None
+            self.found = Found(epoch, tuple(rows.order_by("started_at", "pk")))
 
     def note_node(self) -> None:
         """Record this machine and its capacity. Raises `django.db.Error`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -36,6 +37,7 @@ logger = structlog.get_logger(__name__)
 
 TASKS = {Model.Kind.EMBEDDING: "embed", Model.Kind.LLM: "auto"}
 """The engine's task for each kind of inference."""
+ADOPTED_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +88,10 @@ class Placement:
             crashes.failed = f"engine_options: {error}"
             logger.error("deployment failed", deployment=deployment.name, reason=crashes.failed)
             return None
-        except RegistryError as error:
-            crashes.failed = str(error)
-            logger.error("deployment failed", deployment=deployment.name, reason=crashes.failed)
-            return None
         except LeadershipLost as error:
             logger.warning("worker not launched", worker=worker.worker_id, error=str(error))
             return None
-        except (OSError, Error) as error:
+        except (OSError, Error, RegistryError) as error:
             close_old_connections()
             crashes.note_launch_failure(getattr(error, "strerror", None) or str(error))
             logger.error("worker not launched", worker=worker.worker_id, error=str(error))
@@ -146,9 +144,10 @@ class Placement:
         A worker that was launched a moment ago and does not listen yet is lost too: nobody renews its lease, and its epoch
         is never used again.
         """
-        adopted = []
-        for worker in rows:
-            handle = self.launcher.adopt(worker.address, name_of(worker.worker_id, worker.epoch))
+        adopted, workers = [], tuple(rows)
+        with ThreadPoolExecutor(ADOPTED_AT_ONCE, "adopt") as pool:  # waits for hosts that are away must not add up
+            handles = pool.map(lambda w: self.launcher.adopt(w.address, name_of(w.worker_id, w.epoch)), workers)
+        for worker, handle in zip(workers, handles, strict=True):
             if handle is None:
                 worker.state, worker.reason = Worker.State.FAILED, "lost while no reconciler watched it"
                 worker.ended_at = timezone.now()

@@ -162,29 +162,38 @@ class Reconciler:
         follower.join()
 
     def _may_act(self) -> bool:
-        """Whether this process leads; adopts the workers when it begins to, and lets go of them when it has ceased to."""
+        """Whether this process leads; adopts the workers when it begins to, and lets go of them when another process leads.
+
+        While the database is away it launches and ends nothing, because another process might lead, but it renews the leases of
+        the workers that it has. If there is a later leader, they do not heed it: its epoch is over.
+        """
         leadership = self.ledger.leadership
         if leadership is None:
             return True
-        if not leadership.leads:
+        epoch, leads = leadership.epoch, leadership.leads
+        if not epoch:
             if self.watched:
                 logger.warning("another reconciler leads", workers=len(self.watched))
-            for watched in self.watched.values():
-                watched.handle.release()
-            self.watched.clear()
-            self.scalers.clear()
-            self._led = 0
+            self._let_go()
             return False
-        if self._led != leadership.epoch:
-            if self.ledger.registries is None or self.ledger.earlier is None:
-                return False  # what there is to adopt is not read yet
-            self._led = leadership.epoch
-            logger.info("this reconciler leads", epoch=leadership.epoch)
-            for watched in self.placement.adopt(self.ledger.earlier):
+        found = self.ledger.found
+        if leads and self._led != epoch and self.ledger.registries and found and found.epoch == epoch:
+            self._let_go()
+            self._led = epoch
+            logger.info("this reconciler leads", epoch=epoch)
+            for watched in self.placement.adopt(found.workers):
                 self.watched[watched.key] = watched
         for watched in self.watched.values():
-            watched.handle.renew(leadership.epoch)
-        return True
+            watched.handle.renew(self._led)
+        return leads and self._led == epoch
+
+    def _let_go(self) -> None:
+        """Leave the workers to another leader, or to their leases."""
+        for watched in self.watched.values():
+            watched.handle.release()
+        self.watched.clear()
+        self.scalers.clear()
+        self._led = 0
 
     def _take_loads(self, registries: Registries) -> None:
         now = time.monotonic()

@@ -32,9 +32,17 @@ MAX_LINES = 1024
 """Lines that wait to be read; the oldest are lost."""
 
 
-@cache
+_starting = threading.Lock()
+
+
 def _loop() -> asyncio.AbstractEventLoop:
     """The event loop of all links of this process."""
+    with _starting:
+        return _started_loop()
+
+
+@cache
+def _started_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="links", daemon=True).start()
     return loop

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import grpc
 import psutil
 import pytest
 
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
+from tests import postgresql
 from tests.cluster import Cluster, Load
 from tests.waiting import wait_until
 
@@ -134,8 +136,37 @@ def test_of_two_reconcilers_one_leads_and_the_other_takes_over(cluster):
     assert workers[0]["process_id"] == before["process_id"]
 
 
+def test_workers_outlive_a_database_that_is_away_for_longer_than_their_lease(tmp_path):
+    lease_s = 15
+    database = postgresql.Cluster()
+    cluster = Cluster(
+        tmp_path / "var", {"DRAGOMAN_WORKER_LEASE_S": str(lease_s), "DRAGOMAN_DATABASE_URL": database.url}
+    )
+    try:
+        cluster.start("reconcile")
+        wait_until(lambda: "this reconciler leads" in cluster.log, 90, lambda: cluster.log)
+        cluster.start_web()
+        cluster.deploy()
+        (before,) = cluster.deployment()["workers"]
+        with Load(cluster.url, threads=2).running() as load:
+            database.pause()
+            back = time.monotonic() + 2.5 * lease_s
+            while time.monotonic() < back and not load.lost:
+                load.more(1)
+            database.resume()
+            wait_until(lambda: "registry reachable again" in cluster.log, 120, lambda: cluster.log)
+            cluster.run("scale", "demo", "2", "--wait", "240")
+        assert load.lost == {}
+        workers = cluster.deployment()["workers"]
+        assert workers[0]["process_id"] == before["process_id"]
+        assert len(workers) == 2
+    finally:
+        cluster.stop()
+        database.remove()
+
+
 def test_without_a_reconciler_workers_end_with_their_lease(tmp_path):
-    cluster = Cluster(tmp_path / "var", {"DRAGOMAN_WORKER_LEASE_S": "5"})
+    cluster = Cluster(tmp_path / "var", {"DRAGOMAN_WORKER_LEASE_S": "15"})
     try:
         reconciler = cluster.start("reconcile")
         wait_until(lambda: "this reconciler leads" in cluster.log, 60, lambda: cluster.log)

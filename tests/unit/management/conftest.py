@@ -26,8 +26,8 @@ class FakeWorker:
     drained: bool = False
     handed_over: int = 0
     killed: bool = False
-    handed_over: int = 0
-    renewed: int = 0
+    renewals: list[int] = field(default_factory=list)
+    released: bool = False
 
     def statuses(self):
         reports, self.reports = self.reports, []
@@ -43,10 +43,10 @@ class FakeWorker:
         self.handed_over += 1
 
     def renew(self, epoch):
-        self.renewed = epoch
+        self.renewals.append(epoch)
 
     def release(self):
-        pass
+        self.released = True
 
     def kill(self):
         self.killed, self.code = True, -9

@@ -88,3 +88,22 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_not_waited_for():
     other = Leadership()
     other.bury()
     assert not other.campaign()  # this one lives
+
+
+@pytest.mark.parametrize("space", ["", "of-another-machine"])
+def test_a_process_that_cannot_be_looked_up_here_is_waited_for(space):
+    """Machines and containers may have equal host names, and other processes."""
+    host = leadership.new_holder().partition(":")[0]
+    dead = Leadership(holder=f"{host}:999999999:{space}:chance")
+    dead.campaign()
+    other = Leadership()
+    other.bury()
+    assert not other.campaign()
+
+
+def test_a_holder_of_an_earlier_version_is_waited_for():
+    dead = Leadership(holder="host:999999999:chance")
+    dead.campaign()
+    other = Leadership()
+    other.bury()
+    assert not other.campaign()
