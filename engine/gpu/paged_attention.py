@@ -8,16 +8,20 @@ so that a sequence's result depends on the rest of the batch only by whether the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
 DECODE_ROWS = 16
 """Rows of a tile of single queries: the fewest that the matrix units support."""
 PREFILL_ROWS = 64
-KEYS = 64
-"""Keys per iteration of the inner loop."""
+TURNS = ((64, 3), (32, 3), (16, 3), (16, 1))
+"""Keys per iteration of the inner loop, and Triton's stages of its loads: the first that fits into a device's shared memory is taken."""
+OVERHEAD_BYTES = 2048
+"""Shared memory that the kernel takes besides its tiles."""
 SPLIT_KEYS = 1024
 """Decode over longer contexts is split into pieces of this many keys."""
 
@@ -119,6 +123,25 @@ class Plan:
     splits: int
 
 
+@cache
+def shared_memory(device: torch.device) -> int | None:
+    """Bytes of shared memory that a kernel may take; None on the CPU, in Triton's interpreter."""
+    if device.type != "cuda":
+        return None
+    properties = driver.active.utils.get_device_properties(device.index or 0)
+    return int(properties["max_shared_mem"])
+
+
+def turn_of(dim: int, value_dim: int, element_bytes: int, room: int | None) -> tuple[int, int]:
+    """The entry of TURNS for padded dims of keys and values. It is the same for prefill and decode, so that both add up alike."""
+    for keys, stages in TURNS:
+        copies = max(1, stages - 1)  # keys and values of the next iterations are loaded ahead
+        tiles_bytes = (PREFILL_ROWS * dim + copies * keys * (dim + value_dim)) * element_bytes
+        if room is None or tiles_bytes + OVERHEAD_BYTES <= room:
+            return keys, stages
+    return TURNS[-1]
+
+
 def tile_rows(group: int, longest_chunk: int) -> int:
     """Rows of a tile for chunks of up to `longest_chunk` queries, each of which takes `group` rows."""
     least = DECODE_ROWS if longest_chunk == 1 else PREFILL_ROWS
@@ -157,16 +180,18 @@ def attend(
     logsums = out
     if split:
         logsums = torch.zeros(tokens, heads, plan.splits, dtype=torch.float32, device=query.device)
+    dim_padded, value_padded = max(16, triton.next_power_of_2(dim)), max(16, triton.next_power_of_2(value_dim))
+    turn, stages = turn_of(dim_padded, value_padded, query.element_size(), shared_memory(query.device))
     _attention[(len(plan.tile_sequence), kv_heads, plan.splits)](
         query, keys, values, out, logsums, plan.tile_sequence, plan.tile_start, plan.query_starts, plan.lengths,
         plan.tables, query if sinks is None else sinks,
         dim**-0.5 if scale is None else scale, softcap or 0.0, window or 0,
         query.stride(0), query.stride(1), *keys.stride()[:3], *values.stride()[:3],
         out.stride(0), out.stride(1), logsums.stride(0), logsums.stride(1), plan.tables.stride(0),
-        GROUP=heads // kv_heads, DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), VALUE_DIM=value_dim,
-        VALUE_PADDED=max(16, triton.next_power_of_2(value_dim)), BLOCK=block_size, ROWS=plan.rows, TURN=KEYS,
+        GROUP=heads // kv_heads, DIM=dim, DIM_PADDED=dim_padded, VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
+        BLOCK=block_size, ROWS=plan.rows, TURN=turn,
         SPLIT=SPLIT_KEYS, SPLITS=plan.splits, HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
-        HAS_SINKS=sinks is not None,
+        HAS_SINKS=sinks is not None, num_stages=stages,
     )  # fmt: skip
     if not split:
         return out

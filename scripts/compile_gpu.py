@@ -1,0 +1,164 @@
+"""Compiles the device kernels for CUDA architectures without a device, and tells what each needs of one.
+
+    python -m scripts.compile_gpu [--architectures 80 89 90] [--dtypes bfloat16 float32] [--dims 64 128 192/128 256]
+
+A kernel that cannot be compiled, or that takes more shared memory than the architecture has, is an error: exit status 1. It shows
+nothing of a kernel's results or speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.runtime import driver
+
+from engine.gpu import int8, paged_attention
+
+ROOM = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""KiB of shared memory that a block may take, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
+HEADS, KV_HEADS, BLOCK_SIZE, BLOCKS, SEQUENCES = 8, 2, 16, 8, 4
+HIDDEN, WIDE = 1024, 8192
+
+
+class NoDevice:
+    """What Triton asks a driver for when it compiles."""
+
+    def __init__(self, architecture: int) -> None:
+        self._target = GPUTarget("cuda", architecture, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        """Triton keeps what it has compiled by device."""
+        return int(self._target.arch)
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+class Compiled:
+    """Takes a kernel's place: a launch compiles it, with the arguments' own specializations, and keeps the result."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel, self.last = kernel, None
+
+    def __getitem__(self, grid: object) -> Any:
+        def launch(*arguments: Any, **constants: Any) -> None:
+            self.last = self._kernel.warmup(*arguments, grid=grid, **constants)
+
+        return launch
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a kernel needs of a device: bytes of shared memory, registers a thread, and bytes of them that are spilled to memory."""
+
+    shared: int
+    registers: int
+    spilled: int
+
+
+def needs(compiled: Any, architecture: int) -> Needs:
+    """Read it from the compiler's result, and from what the assembler says."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(compiled.asm["ptx"])
+        file.flush()
+        target = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.M)
+        command = [
+            get_ptxas(architecture).path,
+            "-v",
+            f"-arch={target[1] if target else architecture}",
+            file.name,
+            "-o",
+            "/dev/null",
+        ]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers, spilled = re.search(r"Used (\d+) registers", told), re.search(r"(\d+) bytes spill stores", told)
+    return Needs(
+        int(compiled.metadata.shared), int(registers[1]) if registers else 0, int(spilled[1]) if spilled else 0
+    )
+
+
+def attention(dims: tuple[int, int], dtype: torch.dtype, rows: int, splits: int, options: bool) -> None:
+    """Launch attention over chunks of so many rows; `options`: with a window, a soft-cap and sinks."""
+    numbers = torch.zeros(SEQUENCES + 1, dtype=torch.int32)
+    tables = torch.zeros(SEQUENCES, BLOCKS, dtype=torch.int32)
+    plan = paged_attention.Plan(
+        numbers, numbers, paged_attention.tile_rows(HEADS // KV_HEADS, rows), numbers, numbers, tables, splits
+    )
+    query = torch.zeros(SEQUENCES * rows, HEADS, dims[0], dtype=dtype)
+    keys, values = (torch.zeros(BLOCKS, BLOCK_SIZE, KV_HEADS, dim, dtype=dtype) for dim in dims)
+    extra = (64, 30.0, torch.zeros(HEADS, dtype=dtype)) if options else (None, None, None)
+    paged_attention.attend(plan, query, keys, values, None, *extra)
+
+
+def cases(dims: list[tuple[int, int]], dtypes: list[torch.dtype]) -> dict[str, Any]:
+    """Launches by name."""
+    made: dict[str, Any] = {}
+    for dtype in dtypes:
+        kind = str(dtype).removeprefix("torch.")
+        for pair in dims:
+            for name, rows, splits, options in (("decode", 1, 1, False), ("split decode", 1, 2, False), ("prefill", 64, 1, False),
+                                                ("prefill, all options", 64, 1, True)):  # fmt: skip
+                made[f"{name}, {kind}, {pair[0]}/{pair[1]}"] = lambda p=pair, d=dtype, r=rows, s=splits, o=options: (
+                    attention(p, d, r, s, o)
+                )
+        for rows, out in ((1, HIDDEN), (int8.MAX_TILE_ROWS, WIDE)):
+            x, weight = torch.zeros(rows, HIDDEN, dtype=dtype), torch.zeros(out, HIDDEN, dtype=torch.int8)
+            made[f"int8 product of {rows} rows, {kind}"] = lambda x=x, w=weight, o=out: int8.product(
+                x, w, torch.zeros(o), None
+            )
+    return made
+
+
+def main() -> int:
+    """Print a row for each kernel and architecture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--architectures", nargs="+", type=int, default=[80, 89, 90], choices=ROOM)
+    parser.add_argument(
+        "--dtypes", nargs="+", default=["bfloat16", "float32"], choices=["bfloat16", "float16", "float32"]
+    )
+    parser.add_argument(
+        "--dims", nargs="+", default=["64", "128", "192/128", "256"], help="of heads: keys', or keys'/values'"
+    )
+    options = parser.parse_args()
+    dims = [(int(text.partition("/")[0]), int(text.rpartition("/")[2])) for text in options.dims]
+    kernels = {
+        module: Compiled(getattr(module, name))
+        for module, name in ((paged_attention, "_attention"), (int8, "_product"))
+    }
+    paged_attention._attention, int8._product = kernels.values()
+    failed = 0
+    print(
+        "| architecture | kernel | shared memory | of | registers | spilled bytes |\n| --- | --- | --- | --- | --- | --- |"
+    )
+    for architecture in options.architectures:
+        driver.set_active(NoDevice(architecture))
+        room = ROOM[architecture] * 1024
+        paged_attention.shared_memory = lambda device, room=room: room
+        for name, launch in cases(dims, [getattr(torch, each) for each in options.dtypes]).items():
+            launch()
+            module = int8 if name.startswith("int8") else paged_attention
+            found = needs(kernels[module].last, architecture)
+            failed += found.shared > room
+            print(
+                f"| {architecture} | {name} | {found.shared} | {room} | {found.registers} | {found.spilled} |",
+                flush=True,
+            )
+    if failed:
+        print(f"{failed} kernels need more shared memory than there is", file=sys.stderr)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
