@@ -93,9 +93,9 @@ def attention(dims: tuple[int, int], dtype: torch.dtype, rows: int, splits: int,
     """Launch attention over chunks of so many rows; `options`: with a window, a soft-cap and sinks."""
     numbers = torch.zeros(SEQUENCES + 1, dtype=torch.int32)
     tables = torch.zeros(SEQUENCES, BLOCKS, dtype=torch.int32)
-    plan = paged_attention.Plan(
-        numbers, numbers, paged_attention.tile_rows(HEADS // KV_HEADS, rows), numbers, numbers, tables, splits
-    )
+    room = paged_attention.shared_memory(numbers.device)
+    tile_rows = paged_attention.tile_rows(HEADS // KV_HEADS, rows, dtype, room)
+    plan = paged_attention.Plan(numbers, numbers, tile_rows, numbers, numbers, tables, splits)
     query = torch.zeros(SEQUENCES * rows, HEADS, dims[0], dtype=dtype)
     keys, values = (torch.zeros(BLOCKS, BLOCK_SIZE, KV_HEADS, dim, dtype=dtype) for dim in dims)
     extra = (64, 30.0, torch.zeros(HEADS, dtype=dtype)) if options else (None, None, None)

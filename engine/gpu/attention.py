@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.gpu.paged_attention import SPLIT_KEYS, Plan, attend, tile_rows, tiles
+from engine.gpu.paged_attention import SPLIT_KEYS, Plan, attend, shared_memory, tile_rows, tiles
 from engine.shapes import check_slots, check_tables, spec_of
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class DeviceAttention:
 
     def _make(self, group: int) -> Plan:
         counts = [s.count for s in self._sequences]
-        rows = tile_rows(group, max(counts))
+        rows = tile_rows(group, max(counts), self.cache.dtype, shared_memory(self._device))
         sequence, start = tiles(counts, group, rows)
         starts = [0, *(s.row + s.count for s in self._sequences)]
         longest = max(len(s.blocks) for s in self._sequences)

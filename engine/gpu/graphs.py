@@ -14,7 +14,7 @@ import torch
 from engine.attention import attend_with
 from engine.batch import fill_in
 from engine.gpu.attention import DeviceAttention, DeviceKVCache, num_splits, pinned
-from engine.gpu.paged_attention import Plan, tile_rows
+from engine.gpu.paged_attention import Plan, shared_memory, tile_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,9 +124,10 @@ class DecodeGraphs:
             self._tables[:count, :widest].copy_(pinned(rows, self._device), non_blocking=True)
 
     def _step(self, size: int, splits: int) -> torch.Tensor:
+        dtype, room = self._cache.dtype, shared_memory(self._device)
         plans = {
             group: Plan(
-                self._tile_sequence[:size], self._tile_start[:size], tile_rows(group, 1), self._query_starts[: size + 1],
+                self._tile_sequence[:size], self._tile_start[:size], tile_rows(group, 1, dtype, room), self._query_starts[: size + 1],
                 self._lengths[:size], self._tables[:size], splits,
             )
             for group in self._groups

@@ -125,26 +125,35 @@ class Plan:
 
 @cache
 def shared_memory(device: torch.device) -> int | None:
-    """Bytes of shared memory that a kernel may take; None on the CPU, in Triton's interpreter."""
+    """The room of a kernel's tiles, in bytes of shared memory; None on the CPU, in Triton's interpreter."""
     if device.type != "cuda":
         return None
     properties = driver.active.utils.get_device_properties(device.index or 0)
     return int(properties["max_shared_mem"])
 
 
-def turn_of(dim: int, value_dim: int, element_bytes: int, room: int | None) -> tuple[int, int]:
+def in_vectors(dtype: torch.dtype, room: int | None) -> bool:
+    """Whether a device multiplies this type without its matrix units, so that large tiles do not fit into its registers: the
+    compiler would take a minute for them, and spill most of their sums.
+    """
+    return dtype == torch.float32 and room is not None
+
+
+def turn_of(dim: int, value_dim: int, dtype: torch.dtype, room: int | None) -> tuple[int, int]:
     """The entry of TURNS for padded dims of keys and values. It is the same for prefill and decode, so that both add up alike."""
-    for keys, stages in TURNS:
+    few = in_vectors(dtype, room)
+    for keys, stages in TURNS[few:]:
         copies = max(1, stages - 1)  # keys and values of the next iterations are loaded ahead
-        tiles_bytes = (PREFILL_ROWS * dim + copies * keys * (dim + value_dim)) * element_bytes
+        rows = DECODE_ROWS if few else PREFILL_ROWS
+        tiles_bytes = (rows * dim + copies * keys * (dim + value_dim)) * dtype.itemsize
         if room is None or tiles_bytes + OVERHEAD_BYTES <= room:
             return keys, stages
     return TURNS[-1]
 
 
-def tile_rows(group: int, longest_chunk: int) -> int:
-    """Rows of a tile for chunks of up to `longest_chunk` queries, each of which takes `group` rows."""
-    least = DECODE_ROWS if longest_chunk == 1 else PREFILL_ROWS
+def tile_rows(group: int, longest_chunk: int, dtype: torch.dtype, room: int | None) -> int:
+    """Rows of a tile for chunks of up to `longest_chunk` queries of this type, each of which takes `group` rows."""
+    least = DECODE_ROWS if longest_chunk == 1 or in_vectors(dtype, room) else PREFILL_ROWS
     power: int = triton.next_power_of_2(group)
     return max(least, power)
 
@@ -181,7 +190,7 @@ def attend(
     if split:
         logsums = torch.zeros(tokens, heads, plan.splits, dtype=torch.float32, device=query.device)
     dim_padded, value_padded = max(16, triton.next_power_of_2(dim)), max(16, triton.next_power_of_2(value_dim))
-    turn, stages = turn_of(dim_padded, value_padded, query.element_size(), shared_memory(query.device))
+    turn, stages = turn_of(dim_padded, value_padded, query.dtype, shared_memory(query.device))
     _attention[(len(plan.tile_sequence), kv_heads, plan.splits)](
         query, keys, values, out, logsums, plan.tile_sequence, plan.tile_start, plan.query_starts, plan.lengths,
         plan.tables, query if sinks is None else sinks,
