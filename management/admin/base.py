@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest, ValidationError
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 from django.http import Http404, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.text import capfirst
 from unfold.admin import ModelAdmin
 
 from management.services.errors import RegistryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from django.db.models import Model
     from django.http import HttpRequest, HttpResponse
@@ -88,22 +90,45 @@ class ServiceAdmin(CheckedListAdmin):
         self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
     ) -> Any:
         """The form. What the service refuses after the form's own checks, as another change came first, is a message."""
+        return self._told(request, partial(super().changeform_view, request, object_id, form_url, extra_context))
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
+        """The deletion of one row. What the service refuses is a message."""
+        return self._told(request, partial(super().delete_view, request, object_id, extra_context))
+
+    def response_action(self, request: HttpRequest, queryset: Any) -> Any:
+        """The answer of an action on the selected rows. If the service refuses one of them, all stay as they are."""
+        return self._told(request, partial(transaction.atomic(super().response_action), request, queryset))
+
+    def get_deleted_objects(
+        self, objs: Iterable[Any], request: HttpRequest
+    ) -> tuple[list[str], dict[str, int], set[str], list[str]]:
+        """The rows alone, for the page that asks for confirmation. What goes with them, and whether they may go, is for the
+        service to say: Django would follow the foreign keys, and ask for the right to delete rows that the service keeps.
+        """
+        rows, name = list(objs), str(self.opts.verbose_name)
+        lacking = set() if all(self.has_delete_permission(request, row) for row in rows) else {name}
+        count = {str(self.opts.verbose_name_plural): len(rows)}
+        return [f"{capfirst(name)}: {row}" for row in rows], count, lacking, []
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        """Remove one row. Raises RegistryError."""
+        self.remove(obj, actor(request))
+
+    def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
+        """Remove the selected rows. Raises RegistryError."""
+        for obj in queryset:
+            self.delete_model(request, obj)
+
+    def _told(self, request: HttpRequest, view: Callable[[], Any]) -> Any:
+        """The answer of a view that changes all or nothing. A refusal is a message on the page from which it was asked for."""
         try:
-            return super().changeform_view(request, object_id, form_url, extra_context)
+            return view()
         except RegistryError as error:
             messages.error(request, str(error))
         except IntegrityError:  # another change took the name after the check
             messages.error(request, "Another change came first; look at what it did, and try again.")
         return HttpResponseRedirect(request.get_full_path())
-
-    def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        """Remove one row."""
-        run(request, lambda: self.remove(obj, actor(request)))
-
-    def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
-        """Remove the selected rows."""
-        for obj in queryset:
-            self.delete_model(request, obj)
 
 
 def actor(request: HttpRequest) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.db.models import Q
 
 from management.models import Deployment, Model, ModelVersion, Worker
 from management.services import audit
-from management.services.errors import RegistryError
+from management.services.errors import RegistryConflict, RegistryError
 
 
 @transaction.atomic
@@ -42,13 +43,16 @@ def register_model(name: str, source: str, actor: str, kind: str = "llm") -> Mod
 
 @transaction.atomic
 def remove_model(model: Model, actor: str) -> None:
-    """Remove a model that no deployment uses. Raises RegistryError for others."""
+    """Remove a model that no deployment and no worker uses. Raises RegistryError for others."""
+    # None that is created or changed meanwhile gets one of the versions: its row refers to them, and waits.
+    if not Model.objects.select_for_update().filter(pk=model.pk).exists():
+        raise RegistryConflict(f"{model.name} is removed")
+    list(ModelVersion.objects.select_for_update().filter(model=model))
     mine = Deployment.objects.filter(version__model=model)
-    if (
-        mine.filter(deleted=False).exists()
-        or Worker.objects.filter(deployment__in=mine, state__in=Worker.LIVE).exists()
-    ):
+    # After a change of a deployment's version its workers may have this one for a while.
+    live = Worker.objects.filter(Q(version__model=model) | Q(deployment__in=mine), state__in=Worker.LIVE)
+    if mine.filter(deleted=False).exists() or live.exists():
         raise RegistryError(f"{model.name} has deployments; remove them first")
-    mine.delete()  # the records of deleted ones
+    mine.filter(deleted=True).delete()  # the records
     audit.record(actor, "model.remove", model.name)
     model.delete()

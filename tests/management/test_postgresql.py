@@ -110,9 +110,10 @@ def test_a_version_that_is_registered_while_its_adapter_is_removed_is_removed_as
 AT_ONCE = """
 from concurrent.futures import ThreadPoolExecutor
 from django.db import connection, transaction
-from management.models import Deployment, ModelVersion
+from management.models import Deployment, Model, ModelVersion
 from management.services.deployments import create_deployment, make_default_version
-from management.services.models import register_model
+from management.services.errors import RegistryError
+from management.services.models import register_model, remove_model
 from tests.waiting import wait_until
 
 model = register_model("demo", "/models/demo", "tester")
@@ -147,6 +148,22 @@ run_while_locked(model, *((register_model, "demo", source) for source in ("/a", 
 print(*sorted(ModelVersion.objects.values_list("number", "is_default")))
 """
 
+REMOVAL = """
+def removed():
+    try:
+        remove_model(model.model, "tester")
+    except RegistryError as refusal:
+        return str(refusal)
+
+with ThreadPoolExecutor(1) as threads:
+    with transaction.atomic():
+        create_deployment("demo", model, "tester")
+        Model.objects.select_for_update().get(pk=model.model_id)
+        removal = threads.submit(removed)
+        wait_until(lambda: waiting() == 1, 60)
+    print(removal.result(), Deployment.objects.count())
+"""
+
 
 def test_two_versions_that_become_the_default_at_once_wait_for_each_other(begin):
     """Neither is refused, as the database would end one of two that lock the same rows in different orders."""
@@ -156,3 +173,9 @@ def test_two_versions_that_become_the_default_at_once_wait_for_each_other(begin)
 def test_two_sources_of_a_model_at_once_are_two_versions(begin):
     told = printed(begin("shell", "--no-imports", "-v", "0", "-c", AT_ONCE + SOURCES)).splitlines()[-1]
     assert told == "(1, False) (2, False) (3, True)"
+
+
+def test_a_deployment_that_is_created_while_its_model_is_removed_stays(begin):
+    """The removal waits for the creation, and is refused."""
+    told = printed(begin("shell", "--no-imports", "-v", "0", "-c", AT_ONCE + REMOVAL)).splitlines()[-1]
+    assert told == "demo has deployments; remove them first 1"
