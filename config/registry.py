@@ -216,7 +216,7 @@ class DjangoRegistry:
             source=row.version.source,
             min_workers=row.min_workers,
             max_workers=row.max_workers,
-            wanted_workers=_wanted(row, seen),
+            wanted_workers=row.wanted_workers,
             vendor_fields=row.vendor_fields,
             workers=tuple(map(_worker, row.workers.all())),
         )
@@ -263,7 +263,7 @@ class DjangoRegistry:
 
     def _wake(self, row: Deployment, actor: str) -> None:
         resting = (str(Deployment.State.FAILED), str(Deployment.State.INACTIVE))
-        if not row.replicas or self._control.observed(row).state in resting:
+        if row.stopped or self._control.observed(row).state in resting:
             deployments.start_deployment(row, actor)
 
 
@@ -283,7 +283,7 @@ def _state(row: Deployment, seen: Observed) -> str:
     ready, for a request wakes it.
     """
     state = seen.state
-    if not row.replicas:
+    if row.stopped:
         state = str(Deployment.State.INACTIVE)
     elif seen.generation != row.generation and state != str(Deployment.State.ACTIVE):
         return "starting"
@@ -301,8 +301,3 @@ WORKER_STATES = {str(Worker.State.READY): "ready", str(Worker.State.DRAINING): "
 def _worker(row: Worker) -> WorkerState:
     state = WORKER_STATES.get(row.state, "starting")
     return WorkerState(row.index, state, row.started_at.timestamp(), row.process_id)
-
-
-def _wanted(row: Deployment, seen: Observed) -> int:
-    """How many workers should run: what a person asked for, until the reconciler has acted on it."""
-    return row.target_workers if seen.generation == row.generation else row.replicas

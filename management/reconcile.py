@@ -370,7 +370,7 @@ class Reconciler:
     def _give_up(self, deployment: Deployment, scaler: Scaler, crashes: Crashes) -> None:
         """Launch nothing more. What serves, perhaps an older version, goes on until a person acts."""
         staying = [w for w in self._of(deployment) if w.draining_since is None]
-        serving = [w for w in staying if w.ready and not deployment.deleted and deployment.replicas]
+        serving = [w for w in staying if w.ready and not deployment.deleted and not deployment.stopped]
         for watched in staying:
             if watched not in serving:
                 self._drain(watched)

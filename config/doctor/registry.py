@@ -77,7 +77,7 @@ def check_models(options: Options, setups: Iterable[Setup], *, registered: bool)
 
         try:
             for row in Deployment.objects.filter(deleted=False).select_related("version"):
-                sources.setdefault(row.version.source, Level.ERROR if row.replicas else Level.WARNING)
+                sources.setdefault(row.version.source, Level.WARNING if row.stopped else Level.ERROR)
         except Error as problem:
             return [error("models", f"the registry cannot be read: {one_line(problem)}")]
     return [check_model(source, level) for source, level in sources.items()]

@@ -267,11 +267,21 @@ class Deployment(models.Model):
             return str(self.State.DELETED if self.state == self.State.DELETED else self.State.DELETING)
         if self.observed_generation == self.generation:
             return self.state
-        if not self.replicas:
+        if self.stopped:
             return str(self.State.INACTIVE)
         return str(self.State.ACTIVE if self.state == self.State.ACTIVE else self.State.PROVISIONING)
 
     @property
     def wakeable(self) -> bool:
         """Whether a request may start a worker: it is neither deleted nor stopped for good."""
-        return not self.deleted and (self.replicas > 0 or self.scale_to_zero)
+        return not self.deleted and (self.scale_to_zero or not self.stopped)
+
+    @property
+    def wanted_workers(self) -> int:
+        """How many workers should run: what a person asked for, until the reconciler has acted on it and goes by the load as well."""
+        return self.replicas if self.asked_generation > self.observed_generation else self.target_workers
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a person stopped it, or never started it, and no request has woken it since."""
+        return not self.replicas and not self.wanted_workers

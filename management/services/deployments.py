@@ -104,7 +104,7 @@ def stop_deployment(deployment: Deployment, actor: str, force: bool = False) -> 
     woken by its next request. False if it is stopped already.
     """
     current = _locked(deployment)
-    if not current.replicas and (current.force or not force):
+    if current.stopped and (current.force or not force):
         return False
     current.force = force
     _ask(current, 0, force)

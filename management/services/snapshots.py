@@ -167,7 +167,7 @@ def _availability(row: Deployment, generation: int, state: str) -> Availability:
     current = generation == row.generation
     if current and state == str(Deployment.State.FAILED):
         return Availability.FAILED
-    if state == str(Deployment.State.INACTIVE) and (current or not row.replicas):
+    if state == str(Deployment.State.INACTIVE) and (current or row.stopped):
         return Availability.ASLEEP
     return Availability.COMING
 

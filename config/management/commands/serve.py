@@ -155,7 +155,7 @@ def deploy(
         deployment = create_deployment(name, version, ACTOR, engine_options)
     elif deployment.version != version or deployment.engine_options != engine_options:
         change_deployment(deployment, ACTOR, version=version, engine_options=engine_options)
-    for other in Deployment.objects.filter(is_default=True, replicas__gt=0).exclude(pk=deployment.pk):
+    for other in Deployment.objects.filter(is_default=True).exclude(pk=deployment.pk):
         stop_deployment(other, ACTOR)
     make_default(deployment, ACTOR)
     start_deployment(deployment, ACTOR, max(1, deployment.min_workers))

@@ -175,6 +175,54 @@ def test_who_was_stopped_wakes_only_if_it_may_sleep(
     assert live(deployment) == workers
 
 
+@pytest.fixture
+def woken(reconciler, launcher, clock, front, deployment):
+    """A deployment that a person stopped and a request has woken."""
+    scalable(deployment, scale_to_zero=True)
+    start_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 4)
+    assert stop_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 4)
+    assert (live(deployment), stop_deployment(deployment, "tester")) == (0, False)
+    front.gauges = LoadGauges(held=1)
+    passes(reconciler, launcher, clock, 4)
+    front.gauges = LoadGauges(running=1)
+    passes(reconciler, launcher, clock, 1)
+    assert live(deployment) == 1
+    return deployment
+
+
+def test_who_was_stopped_and_woken_can_be_stopped_again(reconciler, launcher, clock, front, woken):
+    assert stop_deployment(woken, "tester")
+    front.gauges = LoadGauges()
+    passes(reconciler, launcher, clock, 4)
+    assert live(woken) == 0
+    assert not stop_deployment(woken, "tester")
+
+
+def test_who_was_stopped_and_woken_serves_on_when_it_may_no_longer_sleep(reconciler, launcher, clock, woken):
+    change_deployment(woken, "tester", scale_to_zero=False)
+    woken.refresh_from_db()
+    assert (woken.wakeable, woken.current_state) == (True, "active")
+    passes(reconciler, launcher, clock, 4)
+    (entry,) = reconciler.holder.current.deployments
+    assert (len(entry.workers), reconciler.holder.current.stopped) == (1, frozenset())
+
+
+def test_who_was_stopped_and_woken_serves_on_when_a_change_cannot_be_served(reconciler, launcher, clock, woken):
+    serving = launcher.workers[-1]
+    change_deployment(woken, "tester", engine_options={"max_num_seqs": 8})
+    passes(reconciler, launcher, clock, 2, ready=False)
+    launcher.workers[-1].fail(ExitStatus.MODEL_REFUSED, "no")
+    passes(reconciler, launcher, clock, 4)
+    woken.refresh_from_db()
+    assert (serving.drained, live(woken)) == (False, 1)
+    assert (woken.state, woken.reason) == ("active", "no")
+    assert stop_deployment(woken, "tester")
+    passes(reconciler, launcher, clock, 4)
+    assert live(woken) == 0
+
+
 def test_a_change_wakes_a_sleeping_deployment(reconciler, launcher, clock, front, deployment):
     scalable(deployment, scale_to_zero=True, idle_timeout_s=5)
     start_deployment(deployment, "tester")
