@@ -121,10 +121,10 @@ def scale_up(deployment: Deployment, actor: str, workers: int = 1) -> bool:
     if current.current_state == str(Deployment.State.PROVISIONING):
         return False
     if current.current_state == str(Deployment.State.ACTIVE):
-        wanted = current.target_workers + workers
+        wanted = current.wanted_workers + workers
         if wanted > current.max_workers:
             raise RegistryConflict(
-                f"max_workers: {current.name} has {current.target_workers} of at most {current.max_workers} workers",
+                f"max_workers: {current.name} has {current.wanted_workers} of at most {current.max_workers} workers",
                 fields={"max_workers": [f"is {current.max_workers}"]},
             )
     else:
@@ -168,7 +168,7 @@ def set_workers(deployment: Deployment, actor: str, minimum: int, maximum: int) 
     if minimum > maximum:
         text = f"must be at least min_workers, which is {minimum}"
         raise RegistryError(f"max_workers: {text}, got {maximum}", fields={"max_workers": [text]})
-    now = current.target_workers if current.current_state == str(Deployment.State.ACTIVE) else current.replicas
+    now = current.wanted_workers or current.replicas  # the number that it sleeps or has failed with
     current.min_workers, current.max_workers = minimum, max(1, maximum)
     current.scale_to_zero = current.scale_to_zero and not minimum
     _save(current)

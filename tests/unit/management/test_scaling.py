@@ -16,6 +16,7 @@ from management.services.deployments import (
     change_deployment,
     delete_deployment,
     scale_up,
+    set_workers,
     start_deployment,
     stop_deployment,
 )
@@ -322,6 +323,40 @@ def test_scaling_up_by_hand(reconciler, launcher, clock, front, deployment):
     assert live(deployment) == 2
     with pytest.raises(RegistryConflict, match="max_workers"):
         scale_up(deployment, "tester")
+
+
+def test_each_call_for_more_workers_adds_its_own(reconciler, launcher, clock, front, deployment):
+    """Also before the reconciler has seen the one before."""
+    scalable(deployment, max_workers=4)
+    start_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 2)
+    assert scale_up(deployment, "tester")
+    assert scale_up(deployment, "tester", workers=2)
+    with pytest.raises(RegistryConflict, match="has 4 of at most 4 workers"):
+        scale_up(deployment, "tester")
+    passes(reconciler, launcher, clock, 2)
+    assert live(deployment) == 4
+
+
+def test_limits_keep_the_number_that_was_asked_for_a_moment_before(reconciler, launcher, clock, front, deployment):
+    scalable(deployment, max_workers=4)
+    start_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 2)
+    start_deployment(deployment, "tester", replicas=3)
+    set_workers(deployment, "tester", 1, 4)
+    passes(reconciler, launcher, clock, 2)
+    assert live(deployment) == 3
+
+
+def test_limits_keep_what_a_request_has_woken_as_it_starts(reconciler, launcher, clock, front, deployment):
+    scalable(deployment, scale_to_zero=True)
+    front.gauges = LoadGauges(held=1)
+    passes(reconciler, launcher, clock, 2, ready=False)
+    assert len(launcher.workers) == 1
+    front.gauges = LoadGauges()
+    set_workers(deployment, "tester", 0, 4)
+    passes(reconciler, launcher, clock, 2)
+    assert live(deployment) == 1
 
 
 @pytest.mark.parametrize(
