@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @admin.register(Node)
 class NodeAdmin(ServiceAdmin):
-    """Machines. They report themselves; the operator sets what they are for."""
+    """Machines. They report themselves; the operator sets what they are for, and removes those that have gone."""
 
     list_display = ["name", "provider", "region", "cpus", "gpu_type", "gpus", "max_workers", "seen_at"]
     fields = ["name", "address", "cpus", "memory_bytes", "gpus", "provider", "region", "gpu_type", "max_workers"]
@@ -26,13 +26,13 @@ class NodeAdmin(ServiceAdmin):
         """Machines report themselves."""
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """A machine that is there would report itself again."""
-        return False
-
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Change through the service."""
         capacity.change_node(obj, actor(request))
+
+    def remove(self, obj: Node, actor: str) -> None:
+        """Remove through the service."""
+        capacity.remove_node(obj, actor)
 
 
 @admin.register(Price)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.config import OPTIONS
-from management.models import AdapterVersion, ApiKey, Deployment, Node, Price, Secret, Worker
+from management.models import AdapterVersion, ApiKey, Deployment, Price, Secret, Worker
+from management.services.capacity import counted_nodes
 from management.services.keys import limits_of
 from management.services.secrets import HUB_TOKEN
 from management.snapshot import (
@@ -22,7 +23,7 @@ from management.snapshot import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from management.models import ModelVersion
+    from management.models import ModelVersion, Node
 
 
 NUMERIC_OPTIONS = ("device", "dtype", "quantization", "tensor_parallel_size")
@@ -40,6 +41,7 @@ class Registries:
     keys: tuple[ApiKey, ...] = ()
     prices: tuple[Price, ...] = ()
     nodes: tuple[Node, ...] = ()
+    """Without those that have gone."""
     hub_tokens: dict[int, bytes] = field(default_factory=dict)
     """The deployments' tokens for the hub, encrypted, by deployment id."""
 
@@ -54,7 +56,7 @@ def read_registries() -> Registries:
         adapters=tuple(AdapterVersion.objects.filter(is_current=True).select_related("adapter").order_by("adapter_id")),
         keys=tuple(ApiKey.objects.filter(revoked=False).select_related("deployment")),
         prices=tuple(Price.objects.all()),
-        nodes=tuple(Node.objects.all()),
+        nodes=tuple(counted_nodes()),
         hub_tokens={
             pk: bytes(data)
             for pk, data in Secret.objects.filter(name=HUB_TOKEN).values_list("deployment_id", "ciphertext")

@@ -112,6 +112,11 @@ def test_a_new_volume_belongs_to_the_service(name):
         assert volume.startswith(".") or service.owners.get(path) == owner, f"root would own {path}"
 
 
+def test_a_new_reconciler_is_the_same_machine():
+    """Its limits are stored under its host name, which Docker would make up for each container."""
+    assert SERVICES["reconcile"].fields["hostname"] == "reconcile"
+
+
 def test_ports_are_published_on_this_machine_alone():
     published = {}
     for service in SERVICES.values():

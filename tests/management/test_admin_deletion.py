@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 from html import unescape
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.urls import reverse
+from django.utils import timezone
 
-from management.models import ApiKey, Deployment, Model, Worker
+from management.models import ApiKey, AuditEvent, Deployment, Model, Node, Worker
 from management.services.deployments import change_deployment, delete_deployment
 from management.services.errors import RegistryError
 from management.services.keys import create_key
@@ -100,3 +102,18 @@ def test_a_model_whose_version_a_worker_still_has_stays(deployment):
     assert not Worker.objects.filter(pk=worker.pk).exists()
     with pytest.raises(RegistryError, match="demo is removed"):
         remove_model(model, "another")
+
+
+def test_a_machine_that_has_gone_is_removed_and_one_that_is_there_stays(admin_client, deployment):
+    long_ago = timezone.now() - datetime.timedelta(hours=1)
+    gone, busy = (Node.objects.create(name=name, seen_at=long_ago) for name in ("gone", "busy"))
+    reporting = Node.objects.create(name="reporting", seen_at=timezone.now())
+    Worker.objects.create(
+        deployment=deployment, version=deployment.version, index=0, epoch=1, state="ready", address="x", node="busy"
+    )
+    for node in (busy, reporting):
+        page = admin_client.post(url("node", "delete", node.pk), {"post": "yes"}, follow=True)
+        assert f"{node.name} is there" in unescape(page.content.decode())
+    admin_client.post(url("node", "delete", gone.pk), {"post": "yes"})
+    assert set(Node.objects.values_list("name", flat=True)) == {"busy", "reporting"}
+    assert AuditEvent.objects.first().action == "node.remove"
