@@ -10,20 +10,27 @@ from django.contrib import admin, messages
 from unfold.decorators import action
 
 from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor
+from management.api.authorization import SCOPE
 from management.models import ApiKey, AuditEvent, Deployment
 from management.models.access import SCOPES
 from management.services import keys
 from management.snapshot import KeyLimits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from django.http import HttpRequest, HttpResponse
 
 
 class ApiKeyForm(forms.ModelForm):
     """The form of a new key, with scopes as check boxes."""
 
+    offered: Sequence[str] = ()
+    """The scopes that the user may give."""
     scopes = forms.MultipleChoiceField(
-        choices=[(scope, scope) for scope in SCOPES], initial=["infer"], widget=forms.CheckboxSelectMultiple
+        initial=["infer"],
+        widget=forms.CheckboxSelectMultiple,
+        error_messages={"invalid_choice": "%(value)s is no scope that you may give."},
     )
 
     deployment = forms.ModelChoiceField(
@@ -35,6 +42,11 @@ class ApiKeyForm(forms.ModelForm):
     class Meta:
         model = ApiKey
         fields = ["name", "scopes", "deployment", "expiry_date", *KeyLimits.__struct_fields__]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "scopes" in self.fields:
+            self.fields["scopes"].choices = [(scope, scope) for scope in self.offered]
 
     def clean(self) -> dict[str, Any]:
         """Refuse other scopes for a key of one deployment; an empty limit is none."""
@@ -54,6 +66,12 @@ class ApiKeyAdmin(ServiceAdmin):
     form = ApiKeyForm
     list_display = ["name", "prefix", "scopes", "deployment", "weight", "created", "expiry_date", "revoked"]
     actions_row = ["revoke"]
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        """The form. Only superusers give the scope `manage`, which opens more than most permissions do."""
+        form = super().get_form(request, obj, change, **kwargs)  # a class of this request
+        form.offered = [scope for scope in SCOPES if scope != SCOPE or request.user.is_superuser]
+        return form
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Keys are created and revoked, never changed."""

@@ -16,7 +16,7 @@ from django.contrib.staticfiles import finders
 from django.test import Client
 from django.urls import reverse
 
-from management.models import AuditEvent, Deployment, Worker
+from management.models import ApiKey, AuditEvent, Deployment, Worker
 from management.services.deployments import create_deployment
 from management.services.keys import create_key
 from management.services.models import register_model
@@ -127,6 +127,25 @@ def test_nobody_makes_a_superuser_but_a_superuser(admin_user):
     )
     assert refused.status_code == 403
     assert not group.permissions.exists()
+
+
+@pytest.mark.django_db
+def test_a_key_that_manages_is_made_by_superusers_alone(admin_client):
+    """Whoever may add keys could otherwise create and delete deployments with one."""
+    address, client = reverse("admin:management_apikey_add"), staff("view_apikey", "add_apikey", "change_apikey")
+    assert 'value="manage"' not in client.get(address).content.decode()
+    wanted = {"name": "mine", "scopes": ["infer", "manage"], "expiry_date_0": "", "expiry_date_1": ""}
+    assert "manage is no scope that you may give" in client.post(address, wanted).content.decode()
+    assert not ApiKey.objects.exists()
+    client.post(address, wanted | {"scopes": ["infer", "metrics"]})
+    (key,) = ApiKey.objects.all()
+    assert key.scopes == ["infer", "metrics"]
+    assert client.post(reverse("admin:management_apikey_change", args=[key.pk]), wanted).status_code == 403
+    key.refresh_from_db()
+    assert key.scopes == ["infer", "metrics"]
+    assert 'value="manage"' in admin_client.get(address).content.decode()
+    admin_client.post(address, wanted)
+    assert ApiKey.objects.filter(scopes=["infer", "manage"]).exists()
 
 
 @pytest.mark.django_db
