@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import msgspec
@@ -12,6 +13,7 @@ from inference.dialects.mindie.disaggregation.decode import near
 from inference.dialects.mindie.disaggregation.peers import PeerError
 from inference.dialects.mindie.protocol import prefill_and_decode_pb2 as pb
 from inference.dialects.mindie.settings import MindieSettings
+from tests.live import free_port
 from tests.mindie_answers import joined
 from tests.unit.mindie_instances import Pair, node
 from tests.unit.scripts import Gate, Script, ids, says
@@ -173,11 +175,24 @@ async def test_adapters_cannot_be_loaded(pair):
 
 
 async def test_a_decode_instance_that_is_away(pair):
-    answer = await pair.ask("/infer", {"inputs": "a"}, d_target="127.0.0.1;1")
+    away = free_port()
+    await pair.prefill.become("prefill", 1, node(2, pair.decode.port), node(3, away))
+    answer = await pair.ask("/infer", {"inputs": "a"}, d_target=f"127.0.0.1;{away}")
     assert answer.status == 500
     assert answer.json()["error"].startswith("[P Node] Send D request failed:")
     worker = pair.prefill.serving.worker
     await eventually(lambda: worker.released == [worker.submits[-1].hold])
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1;{other}", "127.0.0.2;{decode}"])
+async def test_only_peers_are_called(pair, target):
+    """A client that names another address learns nothing of it."""
+    async with await asyncio.start_server(lambda *_: pytest.fail("called"), "127.0.0.1") as other:
+        named = target.format(other=other.sockets[0].getsockname()[1], decode=pair.decode.port)
+        answer = await pair.ask("/infer", {"inputs": "a"}, d_target=named)
+    error = "Parameter d-target must be the address of this instance or of one of its peers"
+    assert (answer.status, answer.json()) == (400, {"error": error, "error_type": "Bad Request"})
+    assert pair.prefill.serving.worker.submits == []
 
 
 async def test_a_request_sent_to_an_instance_that_does_not_decode(pair):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -75,6 +76,39 @@ async def test_status(pair, members):
     assert status["linkStatus"] == {"peers": [{"target": 4, "link": "failed : 14"}]}
     live = await fresh.serving.get("/v2/health/live", plane="management")
     assert (live.status, live.json()) == (500, {"message": "DMI connection is unhealthy"})
+
+
+async def test_former_peers_are_no_longer_called(pair, members):
+    """Neither for a client nor for a link: their connections end."""
+    other = await members()
+    ended = asyncio.Event()
+
+    async def relay(reader, writer):
+        there, to = await asyncio.open_connection("127.0.0.1", pair.decode.port)
+        await asyncio.gather(copy(reader, to), copy(there, writer), return_exceptions=True)
+        ended.set()
+
+    async def copy(reader, writer):
+        with contextlib.closing(writer):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+    async with await asyncio.start_server(relay, "127.0.0.1") as between:
+        port = between.sockets[0].getsockname()[1]
+        await pair.prefill.become("prefill", 1, node(2, port))
+        await eventually(lambda: pair.prefill.instance.roles.status == "RoleReady")
+        await pair.prefill.become("prefill", 1, node(3, other.port))
+        async with asyncio.timeout(30):
+            await ended.wait()
+    assert (await pair.ask("/infer", {"inputs": "a"}, d_target=f"127.0.0.1;{port}")).status == 400
+
+
+async def test_the_address_of_services_counts(pair):
+    """Controllers tell the machine's address as well; a coordinator's d-target has the other one."""
+    peer = {**node(2, pair.decode.port), "host_ip": "192.0.2.1"}
+    await pair.prefill.become("prefill", 1, peer)
+    await eventually(lambda: pair.prefill.instance.roles.links(False) == [{"target": 2, "link": "ok"}])
+    assert (await pair.ask("/infer", {"inputs": "a"})).status == 200
 
 
 async def test_flexible(members):

@@ -182,7 +182,7 @@ class Run:
         have been fetched.
         """
         address = address_of(self.arrived.prefill_address, self._instance.port)
-        if address is None or not self._instance.roles.is_peer(address[0]):
+        if address is None or not self._instance.roles.is_peer(*address):
             return
         try:
             await self._instance.peers.release(*address, self.arrived.request_id)

@@ -22,6 +22,7 @@ MISSING = "DMI request must have req-type, req-id, d-target headers"
 NOT_HEX = "Invalid req-id, the character of req-id should be hex char [0-9, a-f, A-F], but got "
 TOO_LONG = f"The length of req-id cannot exceed {MAX_ID}"
 NO_ADDRESS = "Parameter d-target must be an IPv4 address"
+STRANGER = "Parameter d-target must be the address of this instance or of one of its peers"
 NO_FLAG = "Parameter is-recompute is an optional parameter. When it is set, it must be true or false."
 
 
@@ -56,7 +57,11 @@ def read_headers(exchange: Exchange, instance: Instance) -> Handover | None:
     flag = exchange.header("is-recompute")
     if flag not in (None, "true", "false"):
         raise MindieError(400, NO_FLAG)
-    return None if roles.is_self(*found) else Handover(*found, flag == "true")
+    if roles.is_self(*found):
+        return None
+    if not roles.is_peer(*found):  # nobody else gets prompts and keys
+        raise MindieError(400, STRANGER)
+    return Handover(*found, flag == "true")
 
 
 def address_of(target: str, usual_port: int) -> tuple[str, int] | None:

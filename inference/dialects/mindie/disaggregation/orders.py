@@ -44,23 +44,18 @@ def order_of_v2(role: Role, body: dict[str, Any]) -> Order:
 
 
 def _node(node: dict[str, Any]) -> Node:
-    return Node(_host(node), node.get("id"), 0, node.get("inter_comm_port"))
+    return Node(node["server_ip"], node.get("id"), 0, node.get("inter_comm_port"))
 
 
 def _parts(node: dict[str, Any]) -> list[Node]:
     """One for each data-parallel rank of a node."""
     numbers = [item["dp_inst_id"] for item in node["dp_inst_list"]]
-    return [Node(_host(node), n // RANKS, n % RANKS, node.get("inter_comm_port")) for n in numbers]
-
-
-def _host(node: dict[str, Any]) -> str:
-    """Where a node's services listen: on its host's address, if that is told apart from its devices'."""
-    host: str = node.get("host_ip") or node["server_ip"]
-    return host
+    return [Node(node["server_ip"], n // RANKS, n % RANKS, node.get("inter_comm_port")) for n in numbers]
 
 
 def _addresses(node: dict[str, Any]) -> frozenset[str]:
-    return frozenset((_host(node), node["server_ip"]))
+    """An instance's own addresses: that of its services, and that of the machine which its container is on."""
+    return frozenset((node["server_ip"], node.get("host_ip") or node["server_ip"]))
 
 
 def _is_node(node: Any, devices_key: str) -> bool:

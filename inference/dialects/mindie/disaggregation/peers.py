@@ -13,7 +13,7 @@ from inference.dialects.mindie.protocol import prefill_and_decode_pb2 as pb
 from inference.server.rotation import ServerTls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from inference.server.tls import TlsFiles
 
@@ -22,7 +22,6 @@ DECODE = f"/{PACKAGE}.DecodeService/DecodeRequestChannel"
 RELEASE = f"/{PACKAGE}.PrefillService/ReleaseKVCacheChannel"
 CALL_TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 5.0
-MAX_CHANNELS = 1024
 logger = structlog.get_logger(__name__)
 
 
@@ -41,7 +40,7 @@ class Peers:
         """Without `files` nothing is encrypted. Raises TlsError."""
         self._tls = None if files is None else ServerTls(files)
         self._credentials = None if self._tls is None else self._tls.channel_credentials()
-        self._channels: dict[str, Any] = {}
+        self._channels: dict[tuple[str, int], Any] = {}
 
     async def decode(self, host: str, port: int, parameters: Any, metadata: Mapping[str, str]) -> None:
         """Hand a request over; raises PeerError where the instance cannot be reached or does not take it."""
@@ -73,8 +72,12 @@ class Peers:
 
     async def close(self) -> None:
         """Close all channels; running calls end first."""
-        channels, self._channels = self._channels, {}
-        await asyncio.gather(*(channel.close(CALL_TIMEOUT_S) for channel in channels.values()))
+        await self.keep(())
+
+    async def keep(self, addresses: Iterable[tuple[str, int]]) -> None:
+        """Close the channels of all other addresses; running calls end first."""
+        closing = [self._channels.pop(address) for address in self._channels.keys() - set(addresses)]
+        await asyncio.gather(*(channel.close(CALL_TIMEOUT_S) for channel in closing))
 
     async def _call(
         self,
@@ -86,7 +89,7 @@ class Peers:
         metadata: Mapping[str, str],
         timeout_s: float,
     ) -> Any:
-        call = self._channel(f"{host}:{port}").unary_unary(
+        call = self._channel(host, port).unary_unary(
             method, request_serializer=lambda m: m.SerializeToString(), response_deserializer=answer.FromString
         )
         try:
@@ -100,16 +103,14 @@ class Peers:
             logger.warning("call to another instance failed", method=method, code=error.code().name)
             raise PeerError(error.code().value[0], error.details() or error.code().name) from error
 
-    def _channel(self, address: str) -> Any:
-        channel = self._channels.get(address)
+    def _channel(self, host: str, port: int) -> Any:
+        channel = self._channels.get((host, port))
         if channel is None:
-            if len(self._channels) >= MAX_CHANNELS:
-                raise PeerError(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], "too many instances")
             options = [("grpc.max_receive_message_length", 1 << 20), ("grpc.max_send_message_length", -1),
                        ("grpc.enable_retries", 0), ("grpc.max_reconnect_backoff_ms", 2000)]  # fmt: skip
             if self._credentials is None:
-                channel = grpc.aio.insecure_channel(address, options)
+                channel = grpc.aio.insecure_channel(f"{host}:{port}", options)
             else:
-                channel = grpc.aio.secure_channel(address, self._credentials, options)
-            self._channels[address] = channel
+                channel = grpc.aio.secure_channel(f"{host}:{port}", self._credentials, options)
+            self._channels[host, port] = channel
         return channel

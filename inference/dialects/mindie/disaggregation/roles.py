@@ -38,6 +38,7 @@ class RoleStatus(StrEnum):
 class Node:
     """An instance's part: one in version 1 of the API, one for each data-parallel rank in version 2.
 
+    `host` is `server_ip`: a controller calls an instance there, and a coordinator names it in `d-target`.
     `instance` is None where version 1 leaves it out; `rank` numbers the parts of an instance.
     """
 
@@ -85,9 +86,9 @@ class Roles:
         """Where other instances reach this one; "" before it has a role."""
         return f"{self._host};{self.port}" if self._host else ""
 
-    def is_peer(self, host: str) -> bool:
+    def is_peer(self, host: str, port: int) -> bool:
         """Whether another instance that this one was told of has the address."""
-        return any(node.host == host for node in self._links)
+        return (host, port) in map(self._address_of, self._links)
 
     @property
     def prefills(self) -> bool:
@@ -149,6 +150,9 @@ class Roles:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
 
+    def _address_of(self, node: Node) -> tuple[str, int]:
+        return node.host, node.port or self.port
+
     def _known(self, node: Node) -> Node:
         """A peer with the number that was told earlier, if it has none now; raises MindieError."""
         if node.instance is not None:
@@ -161,11 +165,12 @@ class Roles:
     async def _keep_linked(self) -> None:
         while True:
             await self._peers.refresh()
-            await asyncio.gather(*(self._try(node) for node in list(self._links)))
+            nodes = list(self._links)
+            await asyncio.gather(self._peers.keep(map(self._address_of, nodes)), *map(self._try, nodes))
             await asyncio.sleep(self._look_every_s)
 
     async def _try(self, node: Node) -> None:
-        code = await self._peers.probe(node.host, node.port or self.port)
+        code = await self._peers.probe(*self._address_of(node))
         if node in self._links:
             self._links[node] = code
             self._settle()
