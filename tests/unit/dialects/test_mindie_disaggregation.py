@@ -321,6 +321,38 @@ async def test_a_request_is_taken_once(pair):
     assert len(pair.decode.serving.worker.submits) == 1
 
 
+async def test_a_request_is_taken_once_while_workers_restart(pair):
+    """The second call comes while the first one waits for a worker."""
+    serving = pair.decode.serving
+    serving.router.hold_s = 60.0
+    serving.worker.die()
+    await eventually(lambda: not any(target.responsive for target in serving.router.targets))
+    message = pb.DecodeParameters(reqId="2", tokens=[1, 5], firstToken=[7], msgType=8)
+    calls = [
+        asyncio.create_task(pair.prefill.instance.peers.decode("127.0.0.1", pair.decode.port, message, {}))
+        for _ in range(2)
+    ]
+    refused, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    with pytest.raises(PeerError, match="Runtime request has been used before"):
+        refused.pop().result()
+    await serving.worker.start()
+    await asyncio.wait(calls)
+    assert [keyword for keyword, _ in await pair.read().until_last("2")] == ["lastData"]
+    assert len(serving.worker.submits) == 1
+    await eventually(lambda: serving.services.admission.in_flight == 0)
+    assert pair.decode.instance.decoding == {}
+
+
+async def test_a_request_that_was_not_taken_may_come_again(pair):
+    serving = pair.decode.serving
+    message = pb.DecodeParameters(reqId="2", tokens=[1, 5], firstToken=[7], msgType=8, modelName="none")
+    for _ in range(2):
+        with pytest.raises(PeerError) as caught:
+            await pair.prefill.instance.peers.decode("127.0.0.1", pair.decode.port, message, {})
+        assert "used before" not in caught.value.reason
+    assert (pair.decode.instance.decoding, serving.services.admission.in_flight) == ({}, 0)
+
+
 @pytest.mark.parametrize(
     ("address", "connection", "used"),
     [

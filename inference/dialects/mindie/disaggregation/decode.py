@@ -44,6 +44,7 @@ DECODE_SERVICE = f"{PACKAGE}.DecodeService"
 PREFILL_SERVICE = f"{PACKAGE}.PrefillService"
 FAILED = "Failed forward in for infer engine."
 NOT_DECODE = "this node is not a decode node"
+USED = ENQUEUE + "Runtime request has been used before."
 UNREAD = "the results of this node are not read"
 GIVEN_BACK = (Unavailable, ShuttingDown, Overloaded)
 """Errors after which another instance can go on."""
@@ -103,12 +104,20 @@ class Decoder:
             raise invalid(UNREAD)
         arrived = unpack(message, state)
         names = {arrived.request_id, *arrived.request.names}
-        if arrived.request_id in instance.decoding or any(state.running.knows(caller.tenant, n) for n in names):
-            raise MindieError(500, ENQUEUE + "Runtime request has been used before.")
+
+        def check_unused() -> None:
+            if any(state.running.knows(caller.tenant, name) for name in names):
+                raise MindieError(500, USED)
+
+        if arrived.request_id in instance.decoding:
+            raise MindieError(500, USED)
+        check_unused()
         left_s = state.settings.e2e_timeout_s - arrived.spent_s
         if left_s <= 0:
             raise MindieError(500, "Engine callback timeout: server e2eTimeout")
         with ExitStack() as stack:
+            instance.decoding[arrived.request_id] = None
+            stack.callback(instance.decoding.pop, arrived.request_id)
             stack.enter_context(self._services.admission.permit(caller.permit_holder))
             wanted = replace(
                 generation_request(arrived.request, state),
@@ -116,17 +125,15 @@ class Decoder:
                 source=near(arrived.source, caller.connection),
             )
             generation = await self._services.generator.prepare(wanted, caller, "mindie")
+            check_unused()  # for it may have waited for a worker
             stack.enter_context(state.running.entry(caller.tenant, names, generation))
             run = Run(arrived, generation, state, instance, left_s)
-            task = asyncio.create_task(self._run(run, stack.pop_all()))
-        instance.decoding[arrived.request_id] = task
+            instance.decoding[arrived.request_id] = asyncio.create_task(_run(run, stack.pop_all()))
 
-    async def _run(self, run: Run, held: ExitStack) -> None:
-        try:
-            with held:
-                await run.to_the_end()
-        finally:
-            del self._instance.decoding[run.arrived.request_id]
+
+async def _run(run: Run, held: ExitStack) -> None:
+    with held:
+        await run.to_the_end()
 
 
 def near(source: KvSource | None, connection: str) -> KvSource | None:

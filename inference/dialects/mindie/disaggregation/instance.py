@@ -21,16 +21,15 @@ MAX_HELD = 4096
 
 @dataclass(slots=True)
 class Instance:
-    """One instance. `decoding` are the requests that other instances have handed over, by their ids; `held` release the
-    blocks of those that this one has handed over.
+    """One instance. `decoding` are the requests that other instances have handed over, by their ids, None while one is being
+    taken; `held` release the blocks of those that this one has handed over.
     """
 
     peers: Peers
     port: int
     roles: Roles = field(init=False)
     results: Results = field(default_factory=Results)
-    decoding: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-
+    decoding: dict[str, asyncio.Task[None] | None] = field(default_factory=dict)
     held: dict[str, Callable[[], None]] = field(default_factory=dict)
 
     def hold(self, request_id: str, release: Callable[[], None]) -> None:
