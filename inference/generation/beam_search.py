@@ -1,9 +1,10 @@
 """Beam search on top of the engine: each step is a request per beam that goes on with its tokens by one.
 
 As in vLLM: each beam is extended by its best 2 x width tokens, the `width` likeliest continue, and beams that end in
-an end token are set aside; the best by length-normalised likelihood are returned. Beams share their common prefix
-through the prefix cache. The result is only known after the last step, so every sequence is one delta at the end. A
-step whose worker dies is repeated at another one.
+an end token are set aside; the best are returned, by likelihood over their number of tokens, an end token included. The
+model's own sampling defaults have no part in it. Beams share their common prefix through the prefix cache. The result is
+only known after the last step, so every sequence is one delta at the end. A step whose worker dies is repeated at another
+one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.failures import FinishReason
+from engine.sampling.params import SamplingParams
 from inference.errors import GenerationFailed, InvalidRequest
 from inference.generation.deltas import Delta
 from inference.generation.ending import EndCause
@@ -28,34 +30,27 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from engine.messages import TokenLogprob
-    from engine.sampling.params import SamplingParams
     from inference.generation.placement import Placement
     from inference.generation.requests import GenerationRequest
     from inference.workers.routing.assignment import Assignment
 
 MAX_WIDTH = 64
+HISTORY = (
+    "stop", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "bad_words", "grammar",
+    "prompt_logprobs", "stop_token_ids", "logprob_token_ids",
+)  # fmt: skip
+"""Parameters that depend on the history, which cannot be applied step by step."""
+NEUTRAL = SamplingParams(max_tokens=1)
 
 
 def check_beams(request: GenerationRequest) -> None:
     """Check the parameters of a beam search; raises InvalidRequest with the field."""
     if request.n > MAX_WIDTH:
         raise InvalidRequest(f"n must be at most {MAX_WIDTH} with use_beam_search, got {request.n}.", "n")
-    given = request.sampling
-    # Parameters that depend on the history cannot be applied step by step.
-    history = {
-        "stop": request.stop,
-        "repetition_penalty": given.repetition_penalty,
-        "presence_penalty": given.presence_penalty,
-        "frequency_penalty": given.frequency_penalty,
-        "min_tokens": given.min_tokens,
-        "bad_words": given.bad_words,
-        "grammar": request.grammar,
-        "prompt_logprobs": given.prompt_logprobs,
-        "stop_token_ids": given.stop_token_ids,
-        "logprob_token_ids": given.logprob_token_ids,
-    }
-    for name, value in history.items():
-        if value:
+    given = {"stop": request.stop, "grammar": request.grammar, **request.sampling.given}
+    for name in HISTORY:
+        value = given.get(name)
+        if value and value != getattr(NEUTRAL, name, None):
             raise InvalidRequest(f"{name} cannot be used with use_beam_search.", name)
 
 
@@ -72,8 +67,7 @@ class _Beam:
         return _Beam([*self.token_ids, token.token_id], [*self.logprobs, token], self.likelihood + token.logprob, ended)
 
     def score(self, length_penalty: float) -> float:
-        length = len(self.token_ids) - (1 if self.ended else 0)
-        return self.likelihood / max(1, length) ** length_penalty
+        return self.likelihood / max(1, len(self.token_ids)) ** length_penalty
 
 
 class BeamSearch(Generation):
@@ -82,7 +76,13 @@ class BeamSearch(Generation):
     async def _merged(self) -> AsyncGenerator[Delta, None]:
         width, length_penalty = self.request.n, self.request.length_penalty
         params = msgspec.structs.replace(
-            self.params, logprobs=2 * width, logprobs_mode="processed", ignore_eos=True, temperature=0.0
+            NEUTRAL,
+            temperature=0.0,
+            logit_bias=self.params.logit_bias,
+            allowed_token_ids=self.params.allowed_token_ids,
+            ignore_eos=True,
+            logprobs=2 * width,
+            logprobs_mode="processed",
         )
         beams, placement = [_Beam()], self._placement()
         ended: list[_Beam] = []

@@ -352,3 +352,9 @@ async def test_overload_is_throttled(start):
     gate.open()
     assert (await running.end()).status == 200
     assert djl.services.admission.in_flight == 0
+
+
+@pytest.mark.parametrize(("penalty", "status"), [(1.0, 200), (1.1, 400)])
+async def test_beams_take_neutral_penalties(djl, penalty, status):
+    answer = await djl.post("/invocations", {**ASK, "parameters": {"num_beams": 2, "repetition_penalty": penalty}})
+    assert answer.status == status, answer.text

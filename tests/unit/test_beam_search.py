@@ -1,0 +1,54 @@
+"""Beam search in its arithmetic and its parameters, over a fake worker: as vLLM's."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.sampling.params import SamplingParams
+from tests.unit.scripts import Script, model_info
+
+COMPLETIONS = "/v1/completions"
+ASK = {"model": "demo", "prompt": "a", "use_beam_search": True, "max_tokens": 3}
+TOLD = [-0.1, -0.1, -1.5]
+STEPS = [Script(tokens=[300, 1, 302], logprobs=TOLD)] * 3
+"""The only beam's tokens; the second alternative of the second step is the end token."""
+
+
+@pytest.mark.parametrize(("length_penalty", "finish"), [(1.0, "stop"), (3.0, "length")])
+async def test_an_end_token_counts_as_length(serving, length_penalty, finish):
+    """-0.7 of two tokens beside -1.7 of three."""
+    serving.worker.scripts += STEPS
+    answer = await serving.post(COMPLETIONS, {**ASK, "length_penalty": length_penalty})
+    (choice,) = answer.json()["choices"]
+    assert choice["finish_reason"] == finish
+
+
+async def test_the_models_defaults_have_no_part(start):
+    """Steps are greedy ones of one token each, whatever the model's generation_config.json says."""
+    defaults = {"repetition_penalty": 1.5, "temperature": 0.7, "top_p": 0.5, "top_k": 3.0, "min_p": 0.1}
+    serving = await start(info=model_info(sampling_defaults=defaults))
+    serving.worker.scripts += STEPS
+    assert (await serving.post(COMPLETIONS, {**ASK, "logit_bias": {"7": 1}})).status == 200
+    plain = {"temperature": 0.0, "ignore_eos": True, "logprobs": 2, "logprobs_mode": "processed", "logit_bias": {7: 1}}
+    assert [s.params for s in serving.worker.submits] == [SamplingParams(max_tokens=n, **plain) for n in (1, 2, 3)]
+
+
+NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0, "frequency_penalty": 0, "stop": [], "min_tokens": 0}
+
+
+@pytest.mark.parametrize(
+    ("plane", "path", "body"),
+    [
+        ("front", COMPLETIONS, {**ASK, **NEUTRAL}),
+        ("mindie", COMPLETIONS, {**ASK, **NEUTRAL, "stop": None, "n": 2}),
+        ("front", "/v2/models/demo/generate", {"text_input": "a", "parameters": {"beam_width": 2, "repetition_penalty": 1.0}}),
+    ],
+)  # fmt: skip
+async def test_neutral_parameters_are_ignored(serving, plane, path, body):
+    answer = await serving.post(path, body, plane=plane)
+    assert answer.status == 200, answer.text
+
+
+async def test_other_ones_are_refused(serving):
+    answer = await serving.post(COMPLETIONS, {**ASK, "repetition_penalty": 0.9})
+    assert answer.json()["error"]["message"] == "repetition_penalty cannot be used with use_beam_search."
