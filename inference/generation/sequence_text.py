@@ -21,7 +21,7 @@ class SequenceText:
     def __init__(
         self, request: GenerationRequest, target: Target, prompt_token_ids: list[int], min_tokens: int, index: int
     ) -> None:
-        """Stop strings are ignored in the first `min_tokens` tokens."""
+        """A stop string counts from where a token after the first `min_tokens` completes it; it may begin before."""
         tokenizer = target.tokenizer
         self._request, self._index, self._min_tokens = request, index, min_tokens
         skip = request.skip_special_tokens and not request.token_texts
@@ -46,10 +46,7 @@ class SequenceText:
                 break  # the token that ends the text is not part of it
             text = self._decoder.step(token)
             delta.token_texts.append(text)
-            if len(self.token_ids) < self._min_tokens:
-                shown.append(text)
-                continue
-            text, found = self._stops.feed(text)
+            text, found = self._stops.feed(text, search=len(self.token_ids) > self._min_tokens)
             shown.append(text)
             if found is not None:
                 delta.finish_reason, delta.stop_reason = FinishReason.STOP, found

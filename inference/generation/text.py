@@ -46,13 +46,15 @@ class StopStrings:
         self._hold = self._lengths[0] - 1 if stop else 0
         self._pending = ""
 
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that is safe to show, and the stop string that was found."""
+    def feed(self, text: str, search: bool = True) -> tuple[str, str | None]:
+        """The text that is safe to show, and the stop string that was found. Without `search` none ends in this text, but one that
+        ends later may begin in it.
+        """
         if not self._stop:
             return text, None
         searched = len(self._pending)
         self._pending += text
-        for end in range(searched + 1, len(self._pending) + 1):
+        for end in range(searched + 1, len(self._pending) + 1) if search else ():
             for length in self._lengths:  # of those that end here the longest one counts
                 if length <= end and self._pending[end - length : end] in self._stop:
                     found = self._pending[end - length : end]

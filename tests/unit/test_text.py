@@ -12,7 +12,7 @@ from inference.errors import InvalidRequest, TemplateError
 from inference.generation.requests import ChatPrompt, TextPrompt, TokenPrompt
 from inference.generation.text import IncrementalDecoder, StopStrings
 from inference.workers.tokenizer import Beginning, ModelTokenizer
-from tests.unit.scripts import ids, model_info
+from tests.unit.scripts import ids, model_info, says
 
 TOKENIZER = ModelTokenizer.load(model_info())
 TEXTS = st.text(st.sampled_from("ab "), max_size=30)
@@ -78,6 +78,18 @@ def test_what_may_become_a_stop_string_is_held_back():
     assert stops.feed(" is Mad") == (" i", None)
     assert stops.feed("e") == ("s", None)
     assert stops.flush() == " Made"
+
+
+@pytest.mark.parametrize(("min_tokens", "shown"), [(0, 0), (1, 0), (2, 0), (3, 1), (9, 1), (10, 2)])
+@pytest.mark.parametrize("stop", [" of", "l of", "The capital of"])
+@pytest.mark.parametrize("per_step", [1, 20])
+async def test_no_stop_string_ends_in_the_first_tokens(serving, min_tokens, shown, stop, per_step):
+    """As in vLLM it may begin there; these end with the third token and the tenth one."""
+    text = "The capital of Spain is Madrid. The capital of Spain is Madrid."
+    serving.worker.default = says(text, per_step=per_step)
+    body = {"model": "demo", "prompt": "a", "stop": stop, "max_tokens": 99, "min_tokens": min_tokens}
+    answer = await serving.post("/v1/completions", body)
+    assert answer.json()["choices"][0]["text"] == stop.join(text.split(stop)[: shown + 1])
 
 
 async def test_truncation_keeps_an_end():
