@@ -8,7 +8,7 @@ import msgspec
 
 from inference.errors import InvalidRequest, NotServed
 
-RESERVED_NAMES = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
+RESERVED_NAMES = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "self"}
 
 
 def parse_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
@@ -25,7 +25,7 @@ def ends_with_assistant(messages: list[dict[str, Any]]) -> bool:
 
 
 def template_arguments(given: dict[str, Any] | None) -> dict[str, Any]:
-    """`chat_template_kwargs` without the names that have a meaning of their own."""
+    """`chat_template_kwargs` without the names that have a meaning of their own, here or in templates (`self`)."""
     return {key: value for key, value in (given or {}).items() if key not in RESERVED_NAMES}
 
 

@@ -39,8 +39,8 @@ class GuardedTemplate:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="template")
         """Where a rendering is waited for: those of one template keep no other's waiting."""
 
-    def render(self, **values: Any) -> str:
-        """The rendered text; raises jinja2.TemplateError."""
+    def render(self, values: dict[str, Any]) -> str:
+        """The text of the template with these values by their names; raises jinja2.TemplateError."""
         with self._turn:
             try:
                 process = self._process or self._started()

@@ -55,7 +55,7 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)  # SIGPROF, which is not handled, ends the process
         try:
             template = template or environment().from_string(source)
-            text, error = template.render(**values), ""
+            text, error = template.render(values), ""
             if len(text) > MAX_TEXT:
                 text, error = "", f"it produced more than {MAX_TEXT} characters"
         except WRONG as problem:

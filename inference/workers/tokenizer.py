@@ -258,13 +258,10 @@ class ModelTokenizer:
             tags, none = frozenset((reasoning.BEGIN, reasoning.END)), frozenset[str]()
             messages = [self.control.escape(m, tags if m.get("role") == "assistant" else none) for m in messages]
             arguments = self.control.escape(arguments)
+        # As in transformers, a client's arguments replace special tokens.
+        asked = {"messages": messages, "add_generation_prompt": prompt.add_generation_prompt}
         try:
-            text = self.template.render(
-                messages=messages,
-                add_generation_prompt=prompt.add_generation_prompt,
-                **self.special_texts,
-                **arguments,
-            )
+            text = self.template.render({**self.special_texts, **arguments, **asked})
         except (
             jinja2.TemplateError,
             TypeError,

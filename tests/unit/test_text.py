@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.chat.template_environment import environment
+from inference.dialects.openai.chat import parse_prompt
+from inference.dialects.openai.schema import ChatCompletionRequest
 from inference.errors import InvalidRequest, TemplateError
 from inference.generation.requests import ChatPrompt, TextPrompt, TokenPrompt
 from inference.generation.text import IncrementalDecoder, StopStrings
@@ -138,6 +142,38 @@ async def test_chat_templates():
         TOKENIZER.render(ChatPrompt([{"content": "a"}]))
     with pytest.raises(TemplateError, match="no usable chat template"):
         replace(TOKENIZER, template=None).render(ChatPrompt(hello))
+
+
+SHOWN = "{{ bos_token }}{{ eos_token }}{{ messages[0].content }}{{ add_generation_prompt }}"
+
+
+@pytest.mark.parametrize("own", ["", SHOWN])
+def test_arguments_of_a_template_replace_special_tokens(own):
+    """As in transformers, whose template it may be, or a client's own."""
+    tokenizer = ModelTokenizer.load(model_info(), chat_template=own)
+    if not own:
+        tokenizer = replace(tokenizer, template=environment().from_string(SHOWN))
+    given = {"eos_token": "</s>", "messages": [], "self": 1, "add_generation_prompt": False}
+    chat = ChatPrompt([{"role": "user", "content": "Hello"}], template_arguments=given)
+    assert tokenizer.render(chat) == f"{tokenizer.special_texts.get('bos_token', '')}</s>HelloTrue"
+
+
+async def test_arguments_with_a_meaning_of_their_own_are_left_out(serving):
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
+    given = {"bos_token": "", "self": 1, "messages": [], "tools": 1, "add_generation_prompt": False, "chat_template": "a",
+             "continue_final_message": True}  # fmt: skip
+    for fields in ({}, {"chat_template_kwargs": given}):
+        answer = await serving.post("/v1/chat/completions", {**body, **fields})
+        assert answer.status == 200, answer.text
+    first, second = (submit.prompt_token_ids for submit in serving.worker.submits)
+    assert first == second
+
+
+def test_an_effort_of_reasoning_is_that_of_the_body():
+    body = {"messages": [{"role": "user", "content": "a"}], "reasoning_effort": "low"}
+    given = {"reasoning_effort": "high", "enable_thinking": False}
+    prompt = parse_prompt(msgspec.convert({**body, "chat_template_kwargs": given}, ChatCompletionRequest))
+    assert prompt.template_arguments == {"reasoning_effort": "low", "enable_thinking": False}
 
 
 async def test_special_tokens_that_clients_write_are_text_where_that_is_set():

@@ -106,7 +106,7 @@ def parse_prompt(body: ChatCompletionRequest) -> ChatPrompt:
     if body.tools:
         arguments["tools"] = body.tools
     if body.reasoning_effort is not None:
-        arguments.setdefault("reasoning_effort", body.reasoning_effort)
+        arguments["reasoning_effort"] = body.reasoning_effort
         # Templates that know only a switch, as vLLM gives it to them.
         arguments.setdefault("enable_thinking", body.reasoning_effort != "none")
     if body.documents:
