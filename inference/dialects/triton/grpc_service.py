@@ -182,7 +182,9 @@ class GrpcInferenceService:
         return response_of(inference, prepared.version, await prepared.run())
 
     async def _stream(self, requests: AsyncIterator[Any], caller: RpcCaller) -> AsyncGenerator[Any, None]:
-        """Responses in order of arrival; a failed request is reported in the stream, which continues."""
+        """Responses in order of arrival. A failed request is reported in the stream, which continues; a message that is no request
+        ends the call, and all that runs on it. Raises ServingError.
+        """
         answers: asyncio.Queue[Any] = asyncio.Queue(maxsize=MAX_UNWRITTEN)
         reader = asyncio.ensure_future(self._read(requests, caller, answers))
         try:
@@ -202,7 +204,7 @@ class GrpcInferenceService:
             async for request in requests:
                 await slots.acquire()
                 task = asyncio.ensure_future(self._answer(request, caller, answers, running))
-                running[task] = request.id if isinstance(request, pb.ModelInferRequest) else ""
+                running[task] = request.id
                 task.add_done_callback(running.pop)
                 task.add_done_callback(lambda _: slots.release())
             if running:
@@ -224,8 +226,7 @@ class GrpcInferenceService:
                     await answers.put(pb.ModelStreamInferResponse(infer_response=response))
         except ServingError as error:
             log_refusal(error, "gRPC", "ModelStreamInfer", error_parts(error)[1], caller.request_id)
-            named = {} if isinstance(request, ServingError) else {"model_name": request.model_name, "id": request.id}
-            failed = pb.ModelInferResponse(**named)
+            failed = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
             await answers.put(pb.ModelStreamInferResponse(error_message=error_parts(error)[2], infer_response=failed))
         except Exception:  # outermost handler: the stream's other requests continue
             logger.exception("unhandled error", method="ModelStreamInfer")

@@ -130,6 +130,27 @@ async def test_errors_of_a_stream_are_messages(client):
     assert "none" in answer.error_message
 
 
+class Nonsense:
+    """A message that cannot be decoded."""
+
+    def SerializeToString(self) -> bytes:
+        return b"\xff"
+
+
+async def test_what_is_no_request_ends_a_stream(client, serving):
+    serving.worker.default = Script(gate_after=1)
+
+    async def requests():
+        yield request(stream=True)
+        await eventually(lambda: serving.worker.submits)
+        yield Nonsense()
+
+    with pytest.raises(grpc.aio.AioRpcError, match=r"the message is no inference\.ModelInferRequest") as caught:
+        await client.flow(requests())
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await eventually(lambda: serving.worker.aborted and not serving.services.admission.in_flight)
+
+
 def stop_signal(request_id: str, wanted: bool = True) -> pb.ModelInferRequest:
     """As TensorRT-LLM's clients send it."""
     message = pb.ModelInferRequest(model_name="demo", id=request_id)
