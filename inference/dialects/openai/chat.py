@@ -14,7 +14,7 @@ from inference.dialects.openai.message import Message
 from inference.dialects.openai.request_ids import name_request
 from inference.dialects.openai.schema import ChatCompletionRequest
 from inference.dialects.openai.streams import STREAM
-from inference.dialects.openai.usage import usage
+from inference.dialects.openai.usage import running_usage, usage
 from inference.errors import InvalidRequest, NotServed
 from inference.generation.answer import Job, Reply, answer, preparing
 from inference.generation.deltas import by_token, joined
@@ -134,6 +134,7 @@ class ChatReply(Reply):
         self.model = body.model or generation.target.entry.name
         self.messages = [Message(body, generation) for _ in range(generation.request.n)]
         self._deltas: list[list[Delta]] = [[] for _ in range(generation.request.n)]
+        self._completion_tokens = [0] * generation.request.n
         self._begun = False
         self._as_tgi = tgi_clients.streams(body)
 
@@ -150,6 +151,7 @@ class ChatReply(Reply):
 
     def _content(self, delta: Delta) -> Iterable[bytes]:
         message, ended = self.messages[delta.index], delta.finish_reason is not None
+        self._completion_tokens[delta.index] += len(delta.token_ids)
         keys = message.delta(delta.text, ended)
         if not keys and not ended and not self.body.logprobs and not self.body.return_token_ids:
             return
@@ -165,7 +167,7 @@ class ChatReply(Reply):
             choice["stop_reason"] = delta.stop_reason
         if self.body.return_token_ids:
             choice["token_ids"] = delta.token_ids
-        yield event(self._chunk([choice]))
+        yield event(self._chunk([choice], **self._running(delta.index)))
 
     def last_chunks(self) -> Iterable[bytes]:
         """Usage, if requested."""
@@ -218,9 +220,13 @@ class ChatReply(Reply):
                  "choices": choices, **extra}  # fmt: skip
         if self._as_tgi:
             chunk["system_fingerprint"] = self.fingerprint
-        if self.body.continuous_usage:
-            chunk.setdefault("usage", self._usage())
         return chunk
+
+    def _running(self, index: int) -> dict[str, Any]:
+        """The usage of one choice so far, if every chunk has one."""
+        if not self.body.continuous_usage:
+            return {}
+        return {"usage": running_usage(self.generation.usage.prompt_tokens, self._completion_tokens[index])}
 
     def _role_chunk(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": self._echoed()}
@@ -228,10 +234,7 @@ class ChatReply(Reply):
         extra: dict[str, Any] = {}
         if self.body.return_token_ids:
             extra["prompt_token_ids"] = self.generation.prompt_token_ids
-        if self.body.continuous_usage:
-            counts = self.generation.usage
-            extra["usage"] = usage(counts.prompt_tokens, 0, counts.cached_tokens if self._shows_cached else None)
-        return self._chunk([choice], **extra)
+        return self._chunk([choice], **extra, **self._running(index))
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if not self.body.logprobs or delta.logprobs is None:

@@ -13,7 +13,7 @@ from inference.dialects.openai.prompts import is_empty, parse_forms
 from inference.dialects.openai.request_ids import name_request
 from inference.dialects.openai.schema import CompletionRequest
 from inference.dialects.openai.streams import STREAM
-from inference.dialects.openai.usage import usage
+from inference.dialects.openai.usage import running_usage, usage
 from inference.errors import InvalidRequest
 from inference.generation.answer import Job, Reply, answer, preparing
 from inference.generation.deltas import by_token, joined
@@ -109,6 +109,7 @@ class Choice:
     def __init__(self, completion: CompletionReply, generation: Generation, index: int) -> None:
         self.completion, self.generation, self.index = completion, generation, index
         self.offset = 0
+        self.completion_tokens = 0
         self.started = False
 
     def part(self, delta: Delta) -> dict[str, Any]:
@@ -117,6 +118,8 @@ class Choice:
         text, entries = delta.text, self._entries(delta)
         if body.max_tokens == 0:
             text, entries = "", []
+        else:
+            self.completion_tokens += len(delta.token_ids)
         if body.echo and not self.started:
             text = self.completion.prompt_text(generation) + text
             entries = self._prompt_entries() + entries
@@ -185,13 +188,14 @@ class CompletionReply(Reply):
             return
         ready, self._held = self._held, []
         for each in ready:
-            chunk = {**self.head, "choices": [self._choices[each.prompt * self.n + each.index].part(each)]}
+            choice = self._choices[each.prompt * self.n + each.index]
+            chunk = {**self.head, "choices": [choice.part(each)]}
             if self._as_tgi:
                 chunk["system_fingerprint"] = self.fingerprint
                 if each.finish_reason is not None:
                     chunk["usage"] = self._usage([self.generations[each.prompt]])
             if self.body.continuous_usage:
-                chunk["usage"] = self._usage(self.generations)
+                chunk["usage"] = running_usage(choice.generation.usage.prompt_tokens, choice.completion_tokens)
             yield event(chunk)
 
     def last_chunks(self) -> Iterable[bytes]:

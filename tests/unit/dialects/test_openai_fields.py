@@ -9,7 +9,7 @@ from engine.messages import TokenLogprob
 from inference.services import Shown
 from inference.vendors.openai_logprobs import LogprobTexts
 from management.snapshot import AdapterEntry
-from tests.unit.scripts import EMBEDDING, Script, says
+from tests.unit.scripts import EMBEDDING, Script, ids, says
 from tests.waiting import eventually
 
 CHAT, TEXT, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
@@ -29,6 +29,25 @@ async def test_cached_tokens_are_counted_where_the_operator_shows_them(start, pa
         assert whole.json()["usage"]["prompt_tokens_details"] == details
         assert stream.events[-2]["usage"]["prompt_tokens_details"] == details
         await serving.stop()
+
+
+@pytest.mark.parametrize(("path", "body", "prompts"), [
+    (CHAT, {**HELLO, "temperature": 1, "n": 2}, [12, 12]),
+    (TEXT, {**PROMPT, "prompt": ["The capital", "The capital of"]}, [2, 3]),
+])  # fmt: skip
+async def test_running_usage_is_that_of_the_chunks_choice(serving, path, body, prompts):
+    """As in vLLM; the last chunk has the sum."""
+    serving.worker.scripts += [says(" is Rome."), says(" Paris.")]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer = await serving.post(path, {**body, "stream": True, "stream_options": options})
+    *chunks, last, _ = answer.events
+    found = {chunk["choices"][0]["index"]: chunk["usage"] for chunk in chunks}
+    counts = [len(ids(" is Rome.")) + 1, len(ids(" Paris.")) + 1]
+    keys = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [[found[i][key] for key in keys] for i in (0, 1)] == [
+        [prompt, count, prompt + count] for prompt, count in zip(prompts, counts, strict=True)
+    ]
+    assert last["usage"]["completion_tokens"] == sum(counts)
 
 
 async def test_cached_tokens_of_several_prompts(start):
