@@ -35,14 +35,14 @@ class IncrementalDecoder:
 class StopStrings:
     """Searches for stop strings in text that arrives in pieces, and holds back a possible beginning of one.
 
-    A character costs one look-up for each length that a stop string has, however many there are of it: some dialects allow
-    tens of thousands.
+    The one that is complete first counts; of those that end at the same character the first of the list, as in vLLM. A character
+    costs one look-up for each length that a stop string has, however many there are of it: some dialects allow tens of thousands.
     """
 
     def __init__(self, stop: list[str], include_stop: bool) -> None:
         self._include = include_stop
         self._lengths = sorted({len(s) for s in stop}, reverse=True)
-        self._stop = frozenset(stop)
+        self._places = {text: place for place, text in reversed(list(enumerate(stop)))}
         self._hold = self._lengths[0] - 1 if stop else 0
         self._pending = ""
 
@@ -50,20 +50,25 @@ class StopStrings:
         """The text that is safe to show, and the stop string that was found. Without `search` none ends in this text, but one that
         ends later may begin in it.
         """
-        if not self._stop:
+        if not self._places:
             return text, None
         searched = len(self._pending)
         self._pending += text
         for end in range(searched + 1, len(self._pending) + 1) if search else ():
-            for length in self._lengths:  # of those that end here the longest one counts
-                if length <= end and self._pending[end - length : end] in self._stop:
-                    found = self._pending[end - length : end]
-                    return self._pending[: end if self._include else end - length], found
+            for length in self._lengths:
+                if length <= end and self._pending[end - length : end] in self._places:
+                    found = self._first_ending(end)
+                    return self._pending[: end if self._include else end - len(found)], found
         cut = len(self._pending) - self._hold
         if cut <= 0:
             return "", None
         shown, self._pending = self._pending[:cut], self._pending[cut:]
         return shown, None
+
+    def _first_ending(self, end: int) -> str:
+        """The first stop string of the list that ends at this character; one does."""
+        ending = (self._pending[end - length : end] for length in self._lengths if length <= end)
+        return min((text for text in ending if text in self._places), key=self._places.__getitem__)
 
     def flush(self) -> str:
         """Flush the held-back text at the end."""

@@ -52,7 +52,7 @@ def test_special_tokens_are_shown_where_that_is_asked_for():
     st.booleans(),
 )
 def test_stop_strings_are_found_however_the_text_is_cut(parts, stop, include):
-    """The one that is complete first ends the text; nothing of it was shown before."""
+    """The one that is complete first ends the text, of several the first of the list; nothing of it was shown before."""
     stops, shown, found = StopStrings(stop, include), "", None
     for part in parts:
         text, found = stops.feed(part)
@@ -60,13 +60,13 @@ def test_stop_strings_are_found_however_the_text_is_cut(parts, stop, include):
         if found is not None:
             break
     whole = "".join(parts)
-    ends = [(at + len(s), at, s) for s in stop if (at := whole.find(s)) >= 0]
+    ends = [(at + len(s), place, at) for place, s in enumerate(stop) if (at := whole.find(s)) >= 0]
     if not ends:
         assert found is None
         assert shown + stops.flush() == whole
         return
-    end, at, _ = min(ends)
-    assert found is not None
+    end, place, at = min(ends)
+    assert found == stop[place]
     assert shown == whole[: end if include else at]
 
 
