@@ -50,7 +50,7 @@ def check_beams(request: GenerationRequest) -> None:
     given = {"stop": request.stop, "grammar": request.grammar, **request.sampling.given}
     for name in HISTORY:
         value = given.get(name)
-        if value and value != getattr(NEUTRAL, name, None):
+        if value not in (None, [], getattr(NEUTRAL, name, None)):
             raise InvalidRequest(f"{name} cannot be used with use_beam_search.", name)
 
 

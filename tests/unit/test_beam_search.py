@@ -49,6 +49,14 @@ async def test_neutral_parameters_are_ignored(serving, plane, path, body):
     assert answer.status == 200, answer.text
 
 
-async def test_other_ones_are_refused(serving):
-    answer = await serving.post(COMPLETIONS, {**ASK, "repetition_penalty": 0.9})
-    assert answer.json()["error"]["message"] == "repetition_penalty cannot be used with use_beam_search."
+@pytest.mark.parametrize("fields", [{"repetition_penalty": 0.9}, {"prompt_logprobs": 0}, {"min_tokens": 1}])
+async def test_other_ones_are_refused(serving, fields):
+    answer = await serving.post(COMPLETIONS, {**ASK, **fields})
+    assert answer.json()["error"]["message"] == f"{next(iter(fields))} cannot be used with use_beam_search."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompts_are_not_echoed_with_log_probabilities(serving, stream):
+    """Which a search does not compute: vLLM's refusal."""
+    answer = await serving.post(COMPLETIONS, {**ASK, "echo": True, "logprobs": 0, "stream": stream})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "echo")

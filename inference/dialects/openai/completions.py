@@ -85,6 +85,11 @@ def check(body: CompletionRequest, limits: Limits) -> GrammarRequest | None:
     grammar = schema.check(body, limits)
     check_range("max_tokens", body.max_tokens, 0 if body.echo else 1, 1 << 31)
     check_range("logprobs", body.logprobs, 0, limits.max_logprobs)
+    if body.use_beam_search and body.echo and body.logprobs is not None:
+        raise InvalidRequest(
+            "`echo` with `logprobs` is not supported with beam search because beam search does not compute prompt logprobs.",
+            "echo",
+        )
     check_range("best_of", body.best_of, 1, limits.max_sequences)
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise InvalidRequest("best_of must be at least n.", "best_of")
