@@ -125,10 +125,11 @@ class Choice:
             text, entries = "", []
         else:
             self.completion_tokens += len(delta.token_ids)
-        if body.echo and not self.started:
-            text = self.completion.prompt_text(generation) + text
-            entries = self._prompt_entries() + entries
         first, self.started = not self.started, True
+        if body.echo and first:
+            # Whoever gets the prompt's ids does not get its text as well, as in vLLM.
+            text = text if body.return_token_ids else self.completion.prompt_text(generation) + text
+            entries = self._prompt_entries() + entries
         logprobs = None
         if body.shows_logprobs:
             logprobs = self.completion.texts.completion(entries, self.offset)
@@ -142,8 +143,8 @@ class Choice:
         }
         if body.return_token_ids:
             part["token_ids"] = delta.token_ids
-            if first:
-                part["prompt_token_ids"] = generation.prompt_token_ids
+        if first and (body.return_token_ids or (body.echo and body.stream)):
+            part["prompt_token_ids"] = generation.prompt_token_ids
         return part
 
     def _entries(self, delta: Delta) -> list[tuple[int, TokenLogprob | None]]:
@@ -221,7 +222,8 @@ class CompletionReply(Reply):
         return json_response(value, headers=load_headers(self._exchange, self.generations[0].target))
 
     def _choice(self, index: int, sequence: Delta) -> dict[str, Any]:
-        generation, asked = self.generations[index // self.n], self.body.prompt_logprobs is not None
+        generation, body = self.generations[index // self.n], self.body
+        asked = body.prompt_logprobs is not None or (body.echo and body.logprobs is not None)
         choice = Choice(self, generation, index).part(sequence)
         choice.setdefault("token_ids", None)
         choice.setdefault("prompt_token_ids", None)

@@ -50,6 +50,18 @@ async def test_running_usage_is_that_of_the_chunks_choice(serving, path, body, p
     assert last["usage"]["completion_tokens"] == sum(counts)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echo_has_the_prompts_text_or_its_ids(serving, stream):
+    """As in vLLM: not both."""
+    serving.worker.default = says("Rome.")
+    answer = await serving.post(TEXT, {**PROMPT, "echo": True, "return_token_ids": True, "stream": stream})
+    parts = [event["choices"][0] for event in answer.events[:-1]] if stream else answer.json()["choices"]
+    assert "".join(part["text"] for part in parts) == "Rome."
+    assert [token for part in parts for token in part["token_ids"]] == [*ids("Rome."), 2]
+    assert parts[0]["prompt_token_ids"] == ids(PROMPT["prompt"])
+    assert not any("prompt_token_ids" in part for part in parts[1:])
+
+
 async def test_cached_tokens_of_several_prompts(start):
     serving = await start(shown=Shown(cached_tokens=True))
     serving.worker.scripts += [says("Rome.", cached_tokens=16), says("Rome.")]
