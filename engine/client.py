@@ -263,7 +263,7 @@ class EngineClient:
             self._send(message)
 
     def release(self, transfer_id: str) -> None:
-        """Let the worker give up the blocks that it holds for this transfer; it may have ended."""
+        """Let the worker give up the blocks that it holds for this transfer, or has fetched ahead; it may have ended."""
         if self._failure is None:
             self._send(Release([transfer_id]))
 

@@ -20,7 +20,9 @@ class Fetch(msgspec.Struct, array_like=True, tag=True):
 
 
 class Release(msgspec.Struct, array_like=True, tag=True):
-    """Give these transfers' blocks up: nobody will fetch them. Unknown ids are ignored."""
+    """Give these transfers' blocks up, at the worker that holds them or at one that was told to `Fetch` them: nobody will go on from them.
+    Unknown ids are ignored.
+    """
 
     transfer_ids: list[str]
 

@@ -83,9 +83,13 @@ class Transfers:
         self._early[source.transfer_id] = self._begin(source, identity, hashes), time.monotonic() + HOLD_S
 
     def release(self, transfer_ids: list[str]) -> None:
-        """End these transfers' holds."""
+        """End these transfers' holds, and drop what has been fetched of them ahead of a request."""
         self.holds.release(transfer_ids)
         self.holds.poll()
+        for transfer_id in transfer_ids:
+            early, _ = self._early.pop(transfer_id, (None, 0.0))
+            if early is not None:
+                early.cancel()
 
     def poll(self, stats: Stats) -> None:
         """Give back the blocks of holds that are over, and report."""

@@ -27,7 +27,7 @@ from inference.generation.deltas import Delta, Timings, Usage
 from inference.generation.ending import EndCause, Ending
 from inference.generation.failures import failure_of, log_failure
 from inference.generation.merging import merge
-from inference.generation.placement import Interrupted, Placement, Prefilled, ReplayCause, handover, interruption
+from inference.generation.placement import Interrupted, Placement, Prefilled, ReplayCause, give_up, onward
 from inference.generation.sequence_text import SequenceText
 from inference.generation.stall import StallWatch
 from inference.telemetry import trace_context
@@ -262,8 +262,7 @@ class Generation:
                 break
             if index == 0 and not text.token_ids:
                 self.prompt_logprobs = []
-            source, prefilled = None if prefilled is None else prefilled.source, None
-            hold, later = "", None
+            awaited, prefilled, hold, later = prefilled, None, "", None
             if assignment.splits and params.max_tokens - len(text.token_ids) > 1:
                 hold, begun_with = new_transfer_id(), [*prompt, *text.token_ids]
                 if params.prompt_logprobs is None:  # else the prefix cache is not read
@@ -271,10 +270,13 @@ class Generation:
             elif self.request.hold and self.request.n == params.max_tokens - len(text.token_ids) == 1:
                 hold = new_transfer_id()
             try:
+                source = None if awaited is None else awaited.source
                 running = self._outputs(assignment, prompt, params, text.token_ids, source, hold)
                 async with aclosing(running) as outputs:
                     async for output in outputs:
                         self.note(index, output)
+                        if output.token_ids:
+                            awaited = None
                         delta = text.render(output, self._cancelled)
                         if delta.token_ids or delta.finish_reason is not None:
                             yield delta
@@ -285,10 +287,12 @@ class Generation:
                 ended = error
             except Prefilled as error:
                 ended, prefilled = None, error
-                prefilled.later, later = later, None
+                prefilled.later = later
             finally:
-                if later is not None:
-                    later.leave()
+                if awaited is not None:
+                    awaited.release()
+                if hold and prefilled is None and self.held is None:
+                    give_up(hold, assignment.client, later)
         yield text.render(RequestOutput(0, finish_reason=FinishReason.ABORT), self._cancelled)
 
     def _placement(self) -> Placement:
@@ -334,9 +338,9 @@ class Generation:
         try:
             async with aclosing(AssignedOutputs(assignment, outputs)) as assigned:
                 async for output in assigned:
-                    end = handover(client, output) or interruption(client, output)
-                    self.held = output.source if self.request.hold else None
+                    end = onward(client, output)
                     if end is None:
+                        self.held = output.source if self.request.hold else None
                         yield output
                         continue
                     if output.token_ids:  # a reader that lags gets its last tokens and the end in one output

@@ -70,14 +70,29 @@ class Prefilled(Exception):
 
     def release(self) -> None:
         """Nobody will fetch the blocks."""
-        self.client.release(self.source.transfer_id)
+        give_up(self.source.transfer_id, self.client, self.later)
 
 
-def handover(client: EngineClient, output: RequestOutput) -> Prefilled | None:
-    """The end of a sequence, with this output, that should go on at another worker; or None."""
-    if output.finish_reason is not FinishReason.MOVED or output.source is None:
-        return None
-    return Prefilled(client, output.source)
+def give_up(transfer_id: str, holder: EngineClient, later: Assignment | None) -> None:
+    """Nobody will go on with a sequence: the worker that holds its blocks gives them up, and that of `later` (`choose_next`) what it has
+    fetched of them.
+    """
+    holder.release(transfer_id)
+    if later is not None:
+        _pass_over(later, transfer_id)
+
+
+def _pass_over(later: Assignment, transfer_id: str) -> None:
+    later.leave()
+    # `choose_next` tells it to fetch them by `call_soon`, which may be still to come.
+    asyncio.get_running_loop().call_soon(later.client.release, transfer_id)
+
+
+def onward(client: EngineClient, output: RequestOutput) -> Prefilled | Interrupted | None:
+    """What ends a sequence at this worker, with this output, and lets it go on at another one; or None."""
+    if output.finish_reason is FinishReason.MOVED and output.source is not None:
+        return Prefilled(client, output.source)
+    return interruption(client, output)
 
 
 def interruption(client: EngineClient, output: RequestOutput) -> Interrupted | None:
@@ -125,11 +140,12 @@ class Placement:
         """
         if prefilled is None:
             return await self._next(after, demand, begun)
-        assignment, later = None, prefilled.later
-        if later is not None and later.client.usable and not later.client.suspect and not self._cancelled():
-            return later
+        assignment = None
+        later, prefilled.later = prefilled.later, None
         if later is not None:
-            later.leave()
+            if later.client.usable and not later.client.suspect and not self._cancelled():
+                return later
+            _pass_over(later, prefilled.source.transfer_id)
         try:
             assignment = await self._next(after, demand.after_prefill(), begun)
         finally:

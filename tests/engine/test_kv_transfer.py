@@ -279,6 +279,10 @@ def test_early_blocks_of_no_use(pair, monkeypatch):
     rest, *_ = decode.alone(PROMPT, generated=first, source=end.source, salt="useless", **SAMPLED)
     assert first + rest == tokens
     assert useless.cancelled
+    decode.fetch(end.source, PROMPT, "released")
+    ((released, _),) = decode.engine.transfers._early.values()
+    decode.engine.transfers.release([end.source.transfer_id])
+    assert (released.cancelled, decode.engine.transfers._early) == (True, {})
     monkeypatch.setattr("engine.kv_transfer.transfers.HOLD_S", 0.0)
     decode.fetch(end.source, PROMPT, "forgotten")
     assert decode.engine.transfers._early

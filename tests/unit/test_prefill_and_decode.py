@@ -7,6 +7,7 @@ import pytest
 from engine.kv_transfer.handle import KvSource
 from inference.workers.routing.stages import Stage
 from management.snapshot import WorkerRole
+from tests.unit.fake_worker import settle
 from tests.unit.scripts import Gate, Script, says
 from tests.unit.test_replay import ASK, LAST, PATH, STREAM, TEXT, TOKENS, give, text_of, undisturbed
 from tests.waiting import eventually
@@ -149,6 +150,81 @@ async def test_a_client_that_leaves_between_the_two(start):
     await eventually(lambda: serving.workers[1].submits)
     call.hang_up()
     await eventually(lambda: serving.workers[1].aborted)
+
+
+async def given_up(serving) -> None:
+    """Until both workers were told that nobody goes on from the blocks of each request."""
+    prefill, decode = serving.workers
+    holds = sorted(submit.hold for submit in prefill.submits)
+    assert all(holds)
+    await eventually(lambda: sorted(prefill.released) == sorted(decode.released) == holds)
+    assert sorted(fetch.source.transfer_id for fetch in decode.fetches) == holds
+    assert not any(target.balancer.record(worker).inflight for target in serving.router.targets for worker in target.clients)  # fmt: skip
+
+
+@pytest.mark.parametrize("body", [ASK, STREAM])
+async def test_blocks_are_given_up_where_the_first_token_ends_the_text(start, body):
+    serving = await with_roles(start, PREFILL, DECODE)
+    answer = await serving.post(PATH, {**body, "stop": [" of"]})
+    assert answer.status == 200
+    await given_up(serving)
+    assert not serving.workers[1].submits
+
+
+async def test_blocks_are_given_up_where_the_client_leaves_at_the_first_token(start):
+    serving = await with_roles(start, PREFILL, DECODE)
+    call = serving.begin(PATH, STREAM)
+    call.read_no_more()
+    await eventually(lambda: serving.workers[0].submits)
+    await settle()
+    call.hang_up()
+    await given_up(serving)
+    assert not serving.workers[1].submits
+
+
+async def test_blocks_are_given_up_where_the_client_leaves_during_the_prompt(start):
+    serving = await with_roles(start, PREFILL, DECODE)
+    serving.workers[0].default = says(TEXT, gate_after=0)
+    call = serving.begin(PATH, STREAM)
+    await eventually(lambda: serving.workers[0].submits)
+    call.hang_up()
+    await given_up(serving)
+    assert serving.workers[0].aborted
+
+
+async def test_blocks_are_given_up_where_another_sequence_fails(start):
+    serving = await with_roles(start, PREFILL, DECODE)
+    serving.workers[0].by_seed = {4: says(TEXT, gate_after=0), 5: says(TEXT, fail_after=0)}
+    answer = await serving.post(PATH, {**ASK, "n": 2, "temperature": 1.0, "seed": 4})
+    assert answer.status == 500
+    await given_up(serving)
+
+
+async def test_blocks_are_given_up_where_the_client_leaves_before_they_are_fetched(start):
+    serving = await with_roles(start, PREFILL, DECODE)
+    prefill, decode = serving.workers
+    decode.default = says(TEXT, gate_after=1)
+    call = serving.begin(PATH, STREAM)
+    await eventually(lambda: decode.submits)
+    call.hang_up()
+    await eventually(lambda: prefill.released == [prefill.submits[0].hold])
+    assert decode.aborted
+
+
+async def test_the_decode_worker_that_was_chosen_ahead_is_gone(start):
+    """Another one goes on; the first one needs its blocks no more."""
+    serving = await with_roles(start, PREFILL, DECODE, DECODE)
+    prefill, first, second = serving.workers
+    prefill.default = says(TEXT, gate_after=0, gate=(gate := Gate()))
+    call = serving.begin(PATH, ASK)
+    await eventually(lambda: first.fetches or second.fetches)
+    chosen, other = (first, second) if first.fetches else (second, first)
+    chosen.drain()
+    await settle()
+    gate.open()
+    assert (await call.end()).json()["choices"][0]["text"] == TEXT
+    await eventually(lambda: chosen.released == [prefill.submits[0].hold])
+    assert (len(chosen.submits), len(other.submits), prefill.released) == (0, 1, [])
 
 
 async def test_beams_are_not_handed_over(start):
