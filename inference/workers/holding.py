@@ -13,7 +13,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from inference.errors import Overloaded, OverShare, Unavailable
+from inference.errors import Overloaded, OverShare, ShuttingDown, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ class HoldQueue:
 
     async def wait(self, deployment: str, tenant: str, timeout_s: float) -> None:
         """Wait until `release` lets this request go on. Raises Overloaded if there is no room, Unavailable after
-        `timeout_s` seconds or if the deployment fails meanwhile.
+        `timeout_s` seconds or if the deployment fails meanwhile, ShuttingDown on `close`.
         """
         self._make_room(deployment, tenant)
         held = HeldRequest(deployment, tenant, time.monotonic())
@@ -77,6 +77,12 @@ class HoldQueue:
         for held in self._of(deployment):
             if not held.released.done():
                 held.released.set_exception(unavailable(reason))
+
+    def close(self) -> None:
+        """Refuse every request: the server shuts down."""
+        for held in self._held:
+            if not held.released.done():
+                held.released.set_exception(ShuttingDown("The server is shutting down."))
 
     def count(self, deployment: str) -> int:
         """How many requests wait for the deployment."""

@@ -15,7 +15,7 @@ import structlog
 from engine.casualties import Casualties
 from engine.client import EngineClient, EngineDead
 from engine.messages import ModelInfo
-from inference.errors import ModelNotFound, Starting, Unavailable
+from inference.errors import ModelNotFound, ShuttingDown, Starting, Unavailable
 from inference.workers.adapter_sync import AdapterSync
 from inference.workers.holding import HoldQueue, unavailable
 from inference.workers.routing.backoff import Backoff
@@ -96,9 +96,10 @@ class EngineRouter:
         self._task = loop.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Close all connections; requests in flight fail with ShuttingDown."""
+        """Close all connections; requests in flight, and those that wait for a worker, fail with ShuttingDown."""
         self.stopping = True
         self._announce()
+        self.holding.close()
         tasks = [
             *self._connecting.values(),
             *self._preparing.values(),
@@ -171,7 +172,9 @@ class EngineRouter:
 
     async def _wait_for(self, name: str, tenant: str, timeout_s: float) -> None:
         entry = next((each for each in self._holder.current.deployments if each.name == name), None)
-        if entry is None or self.stopping or not self.hold_s:
+        if self.stopping:
+            raise ShuttingDown("The server is shutting down.")
+        if entry is None or not self.hold_s:
             raise Unavailable(NO_WORKER)
         if self._is_hopeless(entry):
             raise unavailable(FAILED)

@@ -8,7 +8,7 @@ import pytest
 
 from inference.errors import Overloaded, Unavailable
 from inference.workers.holding import HoldQueue
-from management.snapshot import Snapshot
+from management.snapshot import Availability, Snapshot
 from tests.unit.serving import Serving, eventually, fake_workers
 
 
@@ -126,3 +126,30 @@ async def test_who_waits_for_a_deployment_that_is_removed_is_told_so(sockets):
     answer = await call.end()
     await serving.stop()
     assert (answer.status, answer.json()["error"]["message"]) == (503, "The model has been removed.")
+
+
+@pytest.mark.parametrize("availability", [Availability.COMING, Availability.ASLEEP])
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [("/v1/completions", {"model": "demo", "prompt": "a"}, 503), ("/generate", {"inputs": "a"}, 429)],
+)
+async def test_who_waits_while_the_server_shuts_down_is_told_so(sockets, availability, path, body, status):
+    """Before the deployment's first start, and while it sleeps."""
+    serving = Serving(fake_workers(sockets, 1))
+    serving.router.hold_s, serving.availability = 60.0, availability
+    if availability is Availability.ASLEEP:
+        await serving.start()
+        serving.publish([])
+        await eventually(lambda: not serving.router.targets[0].clients)
+    else:
+        serving.publish([])
+        serving.router.start()
+    call = serving.begin(path, body)
+    await eventually(lambda: serving.router.holding.deployments)
+    await serving.router.stop()
+    answer = await call.end()
+    late = await serving.post(path, body)
+    await serving.stop()
+    assert (answer.status, late.status) == (status, status)
+    assert "shutting down" in answer.text
+    assert answer.header("retry-after")
