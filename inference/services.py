@@ -13,6 +13,7 @@ from inference.telemetry.base import Telemetry
 
 if TYPE_CHECKING:
     from inference.admission.permits import Admission
+    from inference.admission.standing import Standing
     from inference.generation.embeddings import Embedder
     from inference.generation.prepare import Generator
     from inference.http.auth import Authenticator
@@ -74,6 +75,10 @@ class Services:
     idempotency: IdempotencyStore = field(default_factory=IdempotencyStore)
     delegation: Delegation = field(default_factory=Delegation)
     """Lets a dialect's own plane serve the front plane's routes; opened with the front plane."""
+
+    def time_left_s(self, standing: Standing) -> float:
+        """The seconds from now in which a request that has just arrived must begin."""
+        return standing.within(self.generator.request_timeout_s)
 
     @property
     def fingerprint(self) -> str:

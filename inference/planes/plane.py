@@ -143,7 +143,8 @@ class Plane:
 
     async def _handle(self, exchange: Exchange, route: Route) -> None:
         # A handler that finds a deployment before its first start has sent nothing: it is run again later.
-        await self.services.router.when_known(exchange.permit_holder, lambda: route.handler(exchange, self.services))
+        services, time_left_s = self.services, self.services.time_left_s(exchange.standing)
+        await services.router.when_known(exchange.permit_holder, lambda: route.handler(exchange, services), time_left_s)
 
     def _follow(self, exchange: Exchange, route: Route) -> None:
         """Begin to follow an inference; its response says as which part of which trace."""

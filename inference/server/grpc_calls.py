@@ -196,7 +196,8 @@ class Calls(grpc.GenericRpcHandler):
             if not method.infers:
                 await self._write(context, await unary(request, caller))
                 return
-            answer = await self._services.router.when_known(caller.tenant, lambda: unary(request, caller))
+            time_left_s = self._services.time_left_s(caller.standing)
+            answer = await self._services.router.when_known(caller.tenant, lambda: unary(request, caller), time_left_s)
             await self._write(context, answer)
 
     async def _flow(self, method: Method, caller: RpcCaller, context: Context) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ import structlog
 from engine.casualties import Casualties
 from engine.client import EngineClient, EngineDead
 from engine.messages import ModelInfo
-from inference.errors import ModelNotFound, ShuttingDown, Starting, Unavailable
+from inference.errors import ModelNotFound, ShuttingDown, Starting, TooLate, Unavailable
 from inference.workers.adapter_sync import AdapterSync
 from inference.workers.holding import HoldQueue, unavailable
 from inference.workers.routing.backoff import Backoff
@@ -151,7 +152,7 @@ class EngineRouter:
 
     async def hold(self, target: Target, tenant: str, timeout_s: float) -> bool:
         """Wait until the target's deployment has a worker, and wake the one that it serves for; returns whether that took
-        any time. Raises Overloaded or Unavailable.
+        any time. Raises TooLate after `timeout_s` seconds, Overloaded or Unavailable.
         """
         name = target.entry.name
         if target.wakes:
@@ -162,13 +163,16 @@ class EngineRouter:
         await self._wait_for(name, tenant, timeout_s)
         return True
 
-    async def when_known(self, tenant: str, run: Callable[[], Awaitable[T]]) -> T:
-        """The result of `run`; if it finds a deployment that has never been ready, wait for that and run it again."""
+    async def when_known(self, tenant: str, run: Callable[[], Awaitable[T]], timeout_s: float = math.inf) -> T:
+        """The result of `run`; if it finds a deployment that has never been ready, wait for that and run it again. All
+        waits must be over `timeout_s` seconds from now. Raises TooLate, Overloaded or Unavailable.
+        """
+        give_up = time.monotonic() + timeout_s
         while True:
             try:
                 return await run()
             except Starting as error:
-                await self._wait_for(error.deployment, tenant, self.hold_s)
+                await self._wait_for(error.deployment, tenant, give_up - time.monotonic())
 
     async def _wait_for(self, name: str, tenant: str, timeout_s: float) -> None:
         entry = next((each for each in self._holder.current.deployments if each.name == name), None)
@@ -178,7 +182,11 @@ class EngineRouter:
             raise Unavailable(NO_WORKER)
         if self._is_hopeless(entry):
             raise unavailable(FAILED)
-        await self.holding.wait(entry.public_id, tenant, min(timeout_s, self.hold_s, entry.start_timeout_s))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.holding.wait(entry.public_id, tenant, min(self.hold_s, entry.start_timeout_s))
+        except TimeoutError as error:
+            raise TooLate("The request cannot begin before its deadline.") from error
 
     def expects(self, target: Target) -> bool:
         """Whether the target's deployment has workers that are coming, or will have once a request wakes it."""

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from inference.errors import Overloaded, Unavailable
+from inference.errors import Overloaded, Starting, TooLate, Unavailable
 from inference.workers.holding import HoldQueue
 from management.snapshot import Availability, Snapshot
 from tests.unit.serving import Serving, eventually, fake_workers
@@ -128,14 +128,9 @@ async def test_who_waits_for_a_deployment_that_is_removed_is_told_so(sockets):
     assert (answer.status, answer.json()["error"]["message"]) == (503, "The model has been removed.")
 
 
-@pytest.mark.parametrize("availability", [Availability.COMING, Availability.ASLEEP])
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [("/v1/completions", {"model": "demo", "prompt": "a"}, 503), ("/generate", {"inputs": "a"}, 429)],
-)
-async def test_who_waits_while_the_server_shuts_down_is_told_so(sockets, availability, path, body, status):
-    """Before the deployment's first start, and while it sleeps."""
-    serving = Serving(fake_workers(sockets, 1))
+async def without_workers(sockets, availability: Availability, **settings) -> Serving:
+    """A server whose only deployment has never been ready, or sleeps."""
+    serving = Serving(fake_workers(sockets, 1), **settings)
     serving.router.hold_s, serving.availability = 60.0, availability
     if availability is Availability.ASLEEP:
         await serving.start()
@@ -144,6 +139,17 @@ async def test_who_waits_while_the_server_shuts_down_is_told_so(sockets, availab
     else:
         serving.publish([])
         serving.router.start()
+    return serving
+
+
+@pytest.mark.parametrize("availability", [Availability.COMING, Availability.ASLEEP])
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [("/v1/completions", {"model": "demo", "prompt": "a"}, 503), ("/generate", {"inputs": "a"}, 429)],
+)
+async def test_who_waits_while_the_server_shuts_down_is_told_so(sockets, availability, path, body, status):
+    """Before the deployment's first start, and while it sleeps."""
+    serving = await without_workers(sockets, availability)
     call = serving.begin(path, body)
     await eventually(lambda: serving.router.holding.deployments)
     await serving.router.stop()
@@ -153,3 +159,39 @@ async def test_who_waits_while_the_server_shuts_down_is_told_so(sockets, availab
     assert (answer.status, late.status) == (status, status)
     assert "shutting down" in answer.text
     assert answer.header("retry-after")
+
+
+@pytest.mark.parametrize("availability", [Availability.COMING, Availability.ASLEEP])
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [("/v1/completions", {"model": "demo", "prompt": "a"}, 503), ("/generate", {"inputs": "a"}, 429)],
+)
+@pytest.mark.parametrize(
+    ("settings", "headers"), [({}, {"x_request_timeout": "0.05"}), ({"request_timeout_s": 0.05}, {})]
+)
+async def test_a_request_waits_until_its_own_deadline(sockets, availability, path, body, status, settings, headers):
+    """Before the deployment's first start, and while it sleeps."""
+    serving = await without_workers(sockets, availability, **settings)
+    answer = await serving.post(path, body, **headers)
+    await serving.stop()
+    assert answer.status == status
+    assert "deadline" in answer.text
+    assert answer.header("retry-after")
+
+
+async def test_the_deadline_is_counted_once_over_all_waits(sockets):
+    serving = await without_workers(sockets, Availability.COMING)
+    router, rounds = serving.router, []
+
+    async def never() -> None:
+        rounds.append(1)
+        raise Starting("demo")
+
+    waits = asyncio.ensure_future(router.when_known("", never, 0.2))
+    while not waits.done():
+        router.holding.release(next(iter(router.holding.deployments), ""))
+        await asyncio.sleep(0.001)
+    await serving.stop()
+    with pytest.raises(TooLate):
+        await waits
+    assert len(rounds) > 1

@@ -52,7 +52,8 @@ async def infer(exchange: Exchange, services: Services, state: DjlState) -> None
     services.admission.check(exchange.tenant)
 
     async def run(recorded: Exchange) -> None:
-        await services.router.when_known(exchange.tenant, lambda: _answer(recorded, services, entry, body))
+        time_left_s = services.time_left_s(recorded.standing)
+        await services.router.when_known(exchange.tenant, lambda: _answer(recorded, services, entry, body), time_left_s)
 
     await state.results.begin(exchange, body, run)
 

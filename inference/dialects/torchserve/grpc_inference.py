@@ -68,7 +68,10 @@ class InferenceService:
         async def answer(request: Any) -> bytes:
             state.services.rates.admit_again(caller.tenant)
             with state.services.admission.permit(caller.permit_holder):
-                return await state.services.router.when_known(caller.tenant, lambda: whole(state, request, caller))
+                time_left_s = state.services.time_left_s(caller.standing)
+                return await state.services.router.when_known(
+                    caller.tenant, lambda: whole(state, request, caller), time_left_s
+                )
 
         async with aclosing(Sequences(answer, state.settings.torchserve_strict_statuses).answers(requests)) as answers:
             async for response in answers:
@@ -89,6 +92,7 @@ async def pieces(state: State, request: Any, caller: RpcCaller) -> AsyncGenerato
     """The pieces of the prediction for a request. Raises ServingErrors."""
     given, router = await read_input(request.input), state.services.router
     name, version = request.model_name, request.model_version
+    time_left_s = state.services.time_left_s(caller.standing)
 
     async def known() -> Served:
         served = await chosen(state, given, name, version)
@@ -100,10 +104,10 @@ async def pieces(state: State, request: Any, caller: RpcCaller) -> AsyncGenerato
         return await predict(state, given, name, version, caller)
 
     if given.path:
-        served = await router.when_known(caller.tenant, known)
+        served = await router.when_known(caller.tenant, known, time_left_s)
         found = openai(state, given, served, caller, streams=True)
     else:
-        found = (await router.when_known(caller.tenant, prepared)).pieces()
+        found = (await router.when_known(caller.tenant, prepared, time_left_s)).pieces()
     async with aclosing(found):
         async for piece in found:
             yield piece
