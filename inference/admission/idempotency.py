@@ -2,7 +2,7 @@
 
 A key belongs to an API key and a route, for KEPT_S. The first request under it leaves a fingerprint. While it runs, the same request is
 told to come again; then it gets the stored response. Another request under the key is refused, and so is the repetition of a
-stream, of which nothing is kept. Responses are kept in this process, the oldest give way; a request that failed leaves nothing.
+stream that ended well, of which nothing else is kept. Responses are kept in this process, the oldest give way; a request that failed leaves nothing.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ class Recording:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     body: bytes | None = None
     is_stream: bool = False
+    ended: bool = False
+    failed: bool = False
+    """Whether the stream told of an error."""
 
     def note(self, message: dict[str, Any]) -> None:
         """A message is sent."""
@@ -69,8 +72,10 @@ class Recording:
             self.status, self.headers = message["status"], list(message.get("headers", []))
         elif message.get("more_body"):
             self.is_stream = True
-        elif not self.is_stream:
-            self.body = message.get("body", b"")
+        else:
+            self.ended = True
+            if not self.is_stream:
+                self.body = message.get("body", b"")
 
 
 class IdempotencyStore:
@@ -114,7 +119,7 @@ class IdempotencyStore:
     def _close(self, name: Name, record: _Record, recording: Recording) -> None:
         record.running = False
         passing = recording.status >= 500 or recording.status in PASSING
-        if not recording.is_stream and (recording.body is None or passing):
+        if not recording.ended or recording.failed or passing:
             self._drop(name)
             return
         if recording.body is not None and RECORD_BYTES + len(recording.body) <= self.max_bytes // 8:

@@ -168,6 +168,8 @@ class Exchange:
         self.answer_headers: Headers = []
         """Sent with every response, including errors and streams."""
         self.status = 0
+        self.failed = False
+        """Whether its stream has ended with an error."""
         self.call: Call = UNFOLLOWED
         self._json: dict[str, Any] | None = None
         self._body: bytes | None = None
@@ -353,7 +355,7 @@ class Exchange:
                     raise
                 await self._start_stream(headers)
                 await self._chunk(render_error(error))
-                end = last[1]
+                end, self.failed = last[1], True
             await self._start_stream(headers)
             self._ended = True
             await self._send({"type": "http.response.body", "body": end})

@@ -54,4 +54,4 @@ class Delegation:
             with within(public_id):
                 await self._handle(inner, permitted)
         finally:
-            exchange.status = inner.status
+            exchange.status, exchange.failed = inner.status, inner.failed

@@ -140,6 +140,7 @@ class Plane:
         with store.recording(name, fingerprint) as recording:
             exchange.tap(recording.note)
             await self._handle(exchange, route)
+            recording.failed = exchange.failed
 
     async def _handle(self, exchange: Exchange, route: Route) -> None:
         # A handler that finds a deployment before its first start has sent nothing: it is run again later.

@@ -12,6 +12,11 @@ from tests.unit.test_failures import DIALECTS
 
 ASK = {"model": "demo", "prompt": "The capital"}
 PATH = "/v1/completions"
+STREAMS = {
+    "openai": ("front", PATH, {**ASK, "stream": True}),
+    "tgi": ("front", "/generate_stream", {"inputs": "The capital"}),
+    "mindie": ("mindie", "/infer", {"inputs": "The capital", "stream": True}),
+}
 KEY = {"idempotency_key": "one"}
 NAME, PRINT = ("k1", "front /a", "one"), fingerprint_of(b"a")
 
@@ -25,7 +30,9 @@ class Clock:
 
 def send(recording, status=200, body=b"{}", more=False):
     recording.note({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"a/b")]})
-    recording.note({"type": "http.response.body", "body": body, "more_body": more})
+    if more:
+        recording.note({"type": "http.response.body", "body": body, "more_body": True})
+    recording.note({"type": "http.response.body", "body": b"" if more else body})
 
 
 def keep(store, name=NAME, fingerprint=PRINT, **sent):
@@ -145,6 +152,24 @@ async def test_who_failed_or_left_may_try_again(serving):
     await left.task
     serving.worker.scripts.append(says(" of Spain"))
     assert (await serving.post(PATH, ASK, **KEY)).json()["choices"][0]["text"] == " of Spain"
+
+
+@pytest.mark.parametrize("dialect", STREAMS)
+async def test_whose_stream_failed_or_was_left_may_try_again(serving, dialect):
+    plane, path, body = STREAMS[dialect]
+    serving.worker.scripts.append(Script(tokens=ids(" of Spain"), fail_after=1))
+    failed = await serving.post(path, body, plane=plane, **KEY)
+    assert failed.status == 200
+    gate = Gate()
+    serving.worker.scripts.append(Script(tokens=ids(" of Spain"), gate_after=1, gate=gate))
+    left = serving.begin(path, body, plane=plane, **KEY)
+    await left.chunks(1)
+    left.hang_up()
+    await left.task
+    serving.worker.scripts.append(says(" of Spain is Madrid"))
+    whole = await serving.post(path, body, plane=plane, **KEY)
+    assert (whole.status, b"Madrid" in whole.body) == (200, True)
+    assert (await serving.post(path, body, plane=plane, **KEY)).status == 409
 
 
 async def test_keys_of_others_and_other_routes_are_other_keys(start):
