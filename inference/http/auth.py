@@ -19,7 +19,7 @@ OWN_SCOPES = frozenset({"infer", "metrics"})
 
 class Authenticator:
     """Checks `Authorization: Bearer <key>`. If keys are not required, any header is accepted and
-    ignored.
+    ignored, except below the link of a deployment that has a key of its own.
     """
 
     def __init__(self, required: bool, own_keys: Iterable[str] = ()) -> None:
@@ -33,7 +33,7 @@ class Authenticator:
         """The API key of the request; raises Unauthorized or Forbidden.
 
         A deployment's own key opens its inference and nothing else: the caller limits the request to `deployment` of the
-        entry. A deployment that has one is never open without a key.
+        entry. In the scope of a deployment that has one (its link), a key is needed even if keys are not required elsewhere.
         """
         deployment = scope_id()
         locked = bool(deployment) and any(key.deployment == deployment for key in snapshot.keys.values())

@@ -1,7 +1,7 @@
 """Each deployment's own address on the front port: `/deployments/{id}/inference/...`, with every inference route of the front.
 
-Below it there is no other deployment, and a key of the deployment opens it. A deployment that has a key of its own is never
-open without one.
+Below it there is no other deployment, and a key of the deployment opens it. The link of a deployment that has a key of its own
+is never open without one, whatever the other routes ask for.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ async def test_metrics_of_all_deployments_are_not_below_one(start):
     assert await status(serving, f"{LINK}/metrics", None, method="GET") == 404
 
 
-async def test_a_deployment_with_a_key_is_never_open_without_it(start):
+async def test_the_link_of_a_deployment_with_a_key_is_never_open_without_it(start):
     serving = await start()
     key = "prefix12.secret"
     publish(serving, endpoint_key(key, "abc1"))
@@ -70,6 +70,9 @@ async def test_a_deployment_with_a_key_is_never_open_without_it(start):
     assert await status(serving, path) == 401
     assert await status(serving, path, authorization="Bearer nonsense") == 401
     assert await status(serving, path, authorization=f"Bearer {key}") == 200
+    assert (
+        await status(serving, "/v1/completions", plane="front") == 200
+    )  # as every deployment where no keys are required
 
 
 async def test_its_key_opens_nothing_of_others(start):
