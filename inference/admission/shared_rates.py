@@ -86,8 +86,10 @@ class SharedRates:
             while True:
                 await self.exchange()
                 await asyncio.sleep(EVERY_S if self.reachable else LOOK_EVERY_S)
+                # Not wait_for, which in Python 3.11 loses a cancellation that arrives together with the event.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), LOOK_EVERY_S)
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._news.wait()
         finally:
             await self._ledger.close()
 

@@ -354,7 +354,9 @@ class PlaneServer(daphne_server.Server):
         if writable is None or writable.is_set():
             return
         try:
-            await asyncio.wait_for(writable.wait(), self.slow_client_timeout_s)
+            # Not wait_for, which in Python 3.11 loses a cancellation that arrives together with the event: of a client that leaves.
+            async with asyncio.timeout(self.slow_client_timeout_s):
+                await writable.wait()
         except TimeoutError:
             logger.warning("client stopped reading; connection closed")
             protocol.abort()
