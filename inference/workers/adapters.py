@@ -158,7 +158,7 @@ class AdapterControl:
             await asyncio.gather(*(_command(client, "unload", ref) for client in clients))
 
     async def _have_read(self, target: Target, adapter: AdapterEntry, pin: bool) -> None:
-        """Load the adapter on every worker that should have it, and pin it there; an error leaves none of it."""
+        """Load the adapter on every worker that should have it, and pin it there; an error or a cancellation leaves none of it."""
         if target.asleep:
             await self._router.hold(target, "", LOAD_TIMEOUT_S)
             target = self._router.resolve(target.entry.name)
@@ -173,7 +173,7 @@ class AdapterControl:
                 refusal = await self._all(clients, "pin", ref)
             if refusal is not None:
                 raise AdapterRefused(refusal.words, refusal)
-        except ServingError:
+        except (ServingError, asyncio.CancelledError):  # or the request that asked for it ends
             await self._forget(target, adapter, pin)
             raise
 

@@ -234,6 +234,19 @@ async def test_no_model_waits_for_anothers_adapters(known, monkeypatch):
     assert (await call).status == 503
 
 
+async def test_nothing_stays_on_a_worker_of_a_load_that_is_cancelled(known):
+    """Its client has left, or the server shuts down: no registry knows of the pin."""
+    known.worker.silent = True
+    load = known.services.adapters.load("pirate", "/adapters/pirate", None, False, "", pinned=True)
+    call = asyncio.ensure_future(load)
+    await eventually(lambda: known.worker.commands)
+    known.worker.silent = False
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert call.cancelled()
+    assert told(known) == [("load", "d1"), ("unpin", "d1"), ("unload", "d1")]
+
+
 SAME = AdapterEntry("other", "d1", "/adapters/pirate", 1)
 
 
