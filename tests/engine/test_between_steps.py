@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.messages import PROTOCOL_VERSION, Hello, Submit, frame
 from engine.sampling.params import SamplingParams
 from engine.server import EngineServer
-from tests.engine.test_network import Endless
+from tests.engine.network import Endless
 from tests.waiting import wait_until
 
 CLIENTS = 12
