@@ -110,18 +110,26 @@ class Door:
 
     def _run(self) -> None:
         while not self._closed:
-            for key, _ in self._selector.select(CHECK_EVERY_S):
-                if key.data is None:
-                    self._accept()
-                else:
-                    self._go_on(key.data)
-            now = time.monotonic()
-            for stream in [stream for stream, deadline in self._deadlines.items() if now > deadline]:
-                self._refuse(stream, "the handshake takes too long")
+            try:
+                self._attend()
+            except Exception:  # an outer boundary: without this thread nobody else is let in
+                logger.exception("a connection could not be taken")
+                time.sleep(CHECK_EVERY_S)
         for stream in list(self._deadlines):
             self._forget(stream).close()
         self._listener.close()
         self._selector.close()
+
+    def _attend(self) -> None:
+        """Do what is due, or wait for it for a short time."""
+        now = time.monotonic()
+        for stream in [stream for stream, deadline in self._deadlines.items() if now > deadline]:
+            self._refuse(stream, "the handshake takes too long")
+        for key, _ in self._selector.select(CHECK_EVERY_S):
+            if key.data is None:
+                self._accept()
+            elif key.data in self._deadlines:  # it may have lost its place to one that came at the same time
+                self._go_on(key.data)
 
     def _accept(self) -> None:
         try:
@@ -131,13 +139,14 @@ class Door:
             return
         if len(self._deadlines) >= MAX_HANDSHAKES:
             self._refuse(next(iter(self._deadlines)), "too many handshakes at once")
-        try:
-            connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            stream = self._context.current().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-        except OSError as error:  # it has gone again
-            connection.close()
-            return self._complain(type(error).__name__)
+        with connection:  # once it is wrapped, it has no descriptor to close
+            try:
+                connection.setblocking(False)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                context = self._context.current()
+                stream = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            except OSError as error:  # it has gone again
+                return self._complain(type(error).__name__)
         assert isinstance(stream, SecureSocket)
         self._deadlines[stream] = time.monotonic() + HANDSHAKE_S
         self._selector.register(stream, selectors.EVENT_READ, stream)

@@ -20,7 +20,7 @@ from engine.address import Channel, parse
 from engine.client import EngineClient, EngineDead
 from engine.messages import PROTOCOL_VERSION, Hello, Submit, frame
 from engine.network import door as door_module
-from engine.network.credentials import Credentials, CredentialsError
+from engine.network.credentials import Credentials, CredentialsError, ServerContext
 from engine.sampling.params import SamplingParams
 from tests.certificates import Authority, credentials, replace
 from tests.engine.network import Endless, Swallower, connected, serving
@@ -188,6 +188,63 @@ async def test_those_who_only_hold_a_place_keep_nobody_out(files, monkeypatch):
             for each in silent[:8]:  # the first ones have lost their place
                 each.settimeout(60)
                 assert each.recv(1) == b""
+
+
+async def test_one_that_speaks_as_it_loses_its_place_does_not_end_the_door(files, monkeypatch):
+    """The door finds both at once: another connection, whose place is the oldest one's, and what the oldest one says."""
+    monkeypatch.setattr(door_module, "HANDSHAKE_S", 60.0)
+    monkeypatch.setattr(door_module, "MAX_HANDSHAKES", 2)
+    busy, goes_on = threading.Event(), threading.Event()
+    goes_on.set()
+    current = ServerContext.current
+
+    def slowly(self: ServerContext) -> ssl.SSLContext:
+        busy.set()
+        assert goes_on.wait(60)
+        return current(self)
+
+    monkeypatch.setattr(ServerContext, "current", slowly)
+    async with serving(files) as address:
+        place = parse(address)
+        with contextlib.ExitStack() as held:
+
+            def knock() -> socket.socket:
+                return held.enter_context(socket.create_connection((place.host, place.port), timeout=60))
+
+            def accepted() -> socket.socket:
+                busy.clear()
+                made = knock()
+                assert busy.wait(60)
+                return made
+
+            held.callback(goes_on.set)
+            await asyncio.to_thread(accepted)
+            oldest = await asyncio.to_thread(accepted)
+            goes_on.clear()
+            await asyncio.to_thread(accepted)  # in place of the first one; the door looks at nothing else meanwhile
+            knock()
+            oldest.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            goes_on.set()
+            async with connected(address, files) as client:
+                assert client.usable
+
+
+async def test_a_connection_that_cannot_be_taken_keeps_no_other_out(files, monkeypatch, caplog):
+    current, failures = ServerContext.current, iter([MemoryError()])
+
+    def failing(self: ServerContext) -> ssl.SSLContext:
+        for failure in failures:
+            raise failure
+        return current(self)
+
+    monkeypatch.setattr(ServerContext, "current", failing)
+    async with serving(files) as address:
+        place = parse(address)
+        with socket.create_connection((place.host, place.port), timeout=60) as refused:
+            assert await asyncio.to_thread(refused.recv, 1) == b""
+        async with connected(address, files) as client:
+            assert client.usable
+    assert "MemoryError" in caplog.text
 
 
 def test_a_stream_that_is_full_goes_on_where_it_was(files):
