@@ -4,9 +4,9 @@ time, is refused, because it may cause them; at MAX_DEATHS it is refused in any 
 Suspect are the requests that had brought nothing on the worker that died, or all if each had brought something: who had run there for
 a while, and is in flight again when a poisonous request kills the next worker at its first step, is not refused with it.
 A request that makes a worker die does so at the same token again, as its replay computes the same. One that was in flight by
-chance has got further by then. Requests are identified by their content without seed, deadline, order of service and generated tokens, so a
-client's retry and a replay count as the same request. A request that ends normally is forgotten. The cause of a death is not
-examined.
+chance has got further by then. Requests are identified by their content without seed, deadline, order of service, salt, generated tokens
+and where their KV blocks are, so a client's retry, a replay, and the prefill and the decode of a request that is split count as the same
+request. A request that ends normally is forgotten; one that moves to another worker is not. The cause of a death is not examined.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from engine.messages import Embed, Submit, Tenant
+from engine.messages import Embed, Submit
 
 MAX_DEATHS = 4
 FORGET_AFTER_S = 600.0
@@ -67,8 +67,10 @@ class Casualties:
 
 
 def _fingerprint(message: Submit | Embed) -> bytes:
-    same = msgspec.structs.replace(message, request_id=0, timeout_s=None)
-    if isinstance(same, Submit):
-        params = msgspec.structs.replace(same.params, seed=0)
-        same = msgspec.structs.replace(same, params=params, generated=[], tenant=Tenant(), band=0)
+    same: Submit | Embed
+    if isinstance(message, Submit):
+        params = msgspec.structs.replace(message.params, seed=0)
+        same = Submit(0, message.prompt_token_ids, params, adapter=message.adapter)
+    else:
+        same = msgspec.structs.replace(message, request_id=0, timeout_s=None)
     return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=16).digest()

@@ -307,7 +307,7 @@ class EngineClient:
             while not finished:
                 output = await collector.get()
                 finished = output.finish_reason is not None
-                if finished and not _goes_on(output):
+                if finished and output.finish_reason is not FinishReason.MOVED and not _goes_on(output):
                     self._casualties.survived(message)
                 yield output
         except EngineDead:

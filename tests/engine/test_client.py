@@ -13,6 +13,7 @@ from engine import messages
 from engine.casualties import MAX_DEATHS, Casualties
 from engine.client import EngineClient, EngineDead
 from engine.failures import Failure, FailureCode, FinishReason
+from engine.kv_transfer.handle import KvSource
 from engine.messages import PROTOCOL_VERSION, Hello, ModelInfo, Outputs, Ready, RequestOutput, Stats, Submit, frame
 from engine.sampling.params import SamplingParams
 from tests.waiting import eventually
@@ -225,8 +226,8 @@ def move(message, writer):
     writer.write(frame(Outputs([moved], Stats())))
 
 
-async def replay(client, generated):
-    outputs = client.generate([1, 2], SamplingParams(max_tokens=9), generated=generated)
+async def replay(client, generated, **how):
+    outputs = client.generate([1, 2], SamplingParams(max_tokens=9), generated=generated, **how)
     return [output async for output in outputs]
 
 
@@ -243,6 +244,47 @@ async def test_a_replay_counts_as_the_request_that_it_continues(tmp_path):
                     await replay(client, [5])
     async with connected(tmp_path, move, casualties, epoch=4) as client:
         (refused,) = await replay(client, [5])
+        assert refused.error == Failure(FailureCode.POISONOUS)
+
+
+def held(epoch):
+    return {"hold": f"t{epoch}"}
+
+
+def fetched(epoch):
+    return {"source": KvSource("unix:/prefill.sock", "prefill", epoch, f"t{epoch}", 2, 16)}
+
+
+@pytest.mark.parametrize(
+    "varied", [held, fetched, lambda epoch: {"priority": epoch}], ids=["prefill", "decode", "priority"]
+)
+async def test_neither_priority_nor_where_its_blocks_are_makes_another_request(tmp_path, varied):
+    casualties = Casualties()
+    for epoch in (1, 2):
+        async with connected(tmp_path, die, casualties, epoch=epoch) as client:
+            with pytest.raises(EngineDead):
+                await replay(client, [5], **varied(epoch))
+    async with connected(tmp_path, answer, casualties, epoch=3) as client:
+        (refused,) = await replay(client, [5], **varied(3))
+        assert refused.error == Failure(FailureCode.POISONOUS)
+
+
+async def test_a_prefill_that_ends_well_does_not_absolve_its_decode(tmp_path):
+    casualties = Casualties()
+
+    def prefill(message, writer):
+        moved = RequestOutput(message.request_id, finish_reason=FinishReason.MOVED, **fetched(1))
+        writer.write(frame(Outputs([moved], Stats())))
+
+    for epoch, does in enumerate([prefill, die, prefill, die], 1):
+        async with connected(tmp_path, does, casualties, epoch=epoch) as client:
+            if does is prefill:
+                assert (await replay(client, [5], **held(epoch)))[-1].finish_reason is FinishReason.MOVED
+            else:
+                with pytest.raises(EngineDead):
+                    await replay(client, [5], **fetched(epoch))
+    async with connected(tmp_path, answer, casualties, epoch=9) as client:
+        (refused,) = await replay(client, [5], **held(9))
         assert refused.error == Failure(FailureCode.POISONOUS)
 
 
