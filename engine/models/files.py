@@ -4,7 +4,9 @@ code of the model.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -143,7 +145,9 @@ def max_model_len(hf_config: Any, wanted: int) -> int:
 
 
 def tokenizer_file(directory: Path, cache_dir: str) -> Path:
-    """The path of tokenizer.json, or of one that transformers converts from older files."""
+    """The path of tokenizer.json, or of one that transformers converts from older files. A converted one is named after its content:
+    workers of other models and versions share `cache_dir`, and who reads the files tells them apart by their paths.
+    """
     if (directory / "tokenizer.json").is_file():
         try:
             FastTokenizer.from_file(str(directory / "tokenizer.json"))
@@ -155,11 +159,18 @@ def tokenizer_file(directory: Path, cache_dir: str) -> Path:
         backend = tokenizer.backend_tokenizer
     except (ValueError, KeyError, TypeError, OSError, AttributeError, ImportError) as error:
         raise ModelError(f"there is no tokenizer that can be used: {error}") from error
-    target = Path(cache_dir or tempfile.mkdtemp(prefix="dragoman-")) / f"{directory.name}-tokenizer.json"
     content = backend.to_str().encode()
+    name = f"tokenizer-{hashlib.sha256(content).hexdigest()}.json"
+    target = Path(cache_dir or tempfile.mkdtemp(prefix="dragoman-")) / name
     # A restarted worker finds the converted file, and needs no space on a disk that may be full by then.
     if not target.is_file() or target.read_bytes() != content:
-        target.write_bytes(content)
+        unfinished = target.with_suffix(f".{os.urandom(8).hex()}")
+        try:
+            unfinished.write_bytes(content)
+            unfinished.rename(target)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
     return target
 
 

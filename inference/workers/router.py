@@ -331,6 +331,7 @@ class EngineRouter:
         same = (
             target is not None
             and target.info.tokenizer_file == info.tokenizer_file
+            and target.info.directory == info.directory
             and target.entry.chat_template == deployment.chat_template
         )
         if target is not None and same:

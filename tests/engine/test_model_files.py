@@ -15,22 +15,37 @@ from engine.models.loader import from_pretrained
 from tests.live import DEMO
 
 
+def unconverted(folder, *merged):
+    """A model whose tokenizer is in older files; its last tokens are pairs of letters."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    (folder / "vocab.json").write_text(
+        json.dumps({text: token for token, text in enumerate(["<|endoftext|>", "a", "b", *merged])})
+    )
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in merged)]) + "\n")
+    return folder
+
+
 def test_a_converted_tokenizer_is_written_once(tmp_path):
     """So that a worker that replaces another starts on a disk that is full by then."""
-    model, cache = tmp_path / "model", tmp_path / "cache"
-    model.mkdir()
+    model, cache = unconverted(tmp_path / "model", "ab"), tmp_path / "cache"
     cache.mkdir()
-    (model / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    (model / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
-    (model / "vocab.json").write_text(json.dumps({"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}))
-    (model / "merges.txt").write_text("#version: 0.2\na b\n")
     made = tokenizer_file(model, str(cache))
     assert Tokenizer.from_file(str(made)).encode("ab").ids == [3]
     written = made.stat()
     assert tokenizer_file(model, str(cache)) == made
     assert (made.stat().st_mtime_ns, made.stat().st_ino) == (written.st_mtime_ns, written.st_ino)
-    made.write_bytes(b"\xff half of what another model")
+    made.write_bytes(b"\xff half of a file")
     assert Tokenizer.from_file(str(tokenizer_file(model, str(cache)))).encode("ab").ids == [3]
+    assert list(cache.iterdir()) == [made]
+
+
+def test_models_whose_directories_have_the_same_name_keep_their_own_tokenizers(tmp_path):
+    """Two deployments, or two versions of one model: they share the folder of derived files."""
+    models = [unconverted(tmp_path / "one" / "model", "ab"), unconverted(tmp_path / "other" / "model", "ba", "ab")]
+    made = [tokenizer_file(model, str(tmp_path)) for model in models]
+    assert [Tokenizer.from_file(str(path)).encode("ab").ids for path in made] == [[3], [4]]
 
 
 def quantized(folder, config):

@@ -4,6 +4,8 @@ that takes it.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from engine.messages import EmbeddingInfo
@@ -64,6 +66,20 @@ async def test_a_sequence_that_has_begun_waits_for_its_own_version(start, socket
     serving.publish([worker, same])
     assert said(await call.end()) == TEXT
     assert not worker.submits
+
+
+async def test_a_version_with_an_equal_tokenizer_has_its_own_chat_template(start, sockets):
+    """Converted tokenizers of equal content are one file."""
+    second = sockets / "second"
+    second.mkdir()
+    (second / "tokenizer_config.json").write_text(json.dumps({"chat_template": "The capital"}))
+    serving = await start(1)
+    worker = FakeWorker(sockets / "other.sock", "demo/9", info=model_info(directory=str(second)))
+    worker.model_version, worker.default = 2, says(TEXT)
+    await replace_by(serving, worker)
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Where?"}]}
+    assert (await serving.post("/v1/chat/completions", body)).status == 200
+    assert worker.submits[0].prompt_token_ids == ids("The capital")
 
 
 @pytest.mark.parametrize("change", ["numerics", "model_version"])
