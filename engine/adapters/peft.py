@@ -30,8 +30,6 @@ REFUSED = (
 REFUSED_INITS = ("pissa", "olora", "corda", "loftq")
 """Ways to initialise an adapter that rewrite the base model's weights."""
 
-
-"""Of any engine; see `engine.config`."""
 TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
