@@ -47,23 +47,12 @@ class ScheduledBatch:
         return sum(self.num_new_tokens)
 
     @property
-    def num_prompts(self) -> int:
-        """The requests that compute more than one token, not counting draft tokens."""
-        return sum(map(self._is_chunk, self.requests, self.num_new_tokens))
-
-    @property
     def chunks(self) -> list[tuple[int, int]]:
-        """For each request that computes more than one token: its tokens in this step, and the number of tokens before them."""
+        """For each request that computes more than one token, not counting draft tokens: its tokens in this step, and the number
+        of tokens before them.
+        """
         parts = zip(self.requests, self.num_new_tokens, self.ends, strict=True)
-        return [(count, end - count) for request, count, end in parts if self._is_chunk(request, count)]
-
-    def _is_chunk(self, request: Request, count: int) -> bool:
-        return count != 1 + len(self.drafts.get(request, ()))
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether every request computes exactly one token, not counting draft tokens."""
-        return self.num_prompts == 0
+        return [(count, end - count) for r, count, end in parts if count != 1 + len(self.drafts.get(r, ()))]
 
 
 class Scheduler:

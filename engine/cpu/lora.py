@@ -228,11 +228,6 @@ class LoraLayer:
             factors.append(0 if weights.factors is None else weights.factors.data_ptr())
         self._table, self._factor_addresses = np.array(table), np.array(factors)
 
-    @property
-    def active(self) -> bool:
-        """Whether the current step has rows with adapters."""
-        return bool(_segments)
-
     def segments(self, rows: int) -> ops.LoraSegments | None:
         """The current step's adapters in this layer, for a product of [rows, in]; None if there are none."""
         self.other_rows |= rows != _rows
