@@ -101,12 +101,10 @@ def build_batch(scheduled: ScheduledBatch, block_size: int, chosen: Chosen | Non
         if end == len(request.token_ids) + len(drafts):
             sampled += [(request, number) for number in range(1 + len(drafts))]
             sampled_rows += range(row + count - 1 - len(drafts), row + count)
-        if request.params.prompt_logprobs is not None:
-            # The logits at position p predict the prompt token at p + 1; after a preemption some are known already.
-            first, last = max(start, request.num_prompt_logprobs), min(end, request.num_prompt_tokens - 1)
-            if first < last:
-                prompt_rows.append((request, first, last - first))
-                prompt_row_numbers += range(row + first - start, row + last - start)
+        wanted = request.prompt_rows(end)
+        if wanted:
+            prompt_rows.append((request, wanted.start, len(wanted)))
+            prompt_row_numbers += range(row + wanted.start - start, row + wanted.stop - start)
     for _ in range(MIN_ROWS - len(ids)):
         ids.append(0)
         positions.append(0)

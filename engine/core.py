@@ -38,6 +38,7 @@ from engine.offload.offload import offload_for
 from engine.policies.base import policy
 from engine.process.cpus import usable_cpus
 from engine.process.progress import Pace, progress
+from engine.prompt_logits import max_prompt_rows
 from engine.request import Request, RequestStatus
 from engine.scheduler import ScheduledBatch, Scheduler
 from engine.step_record import Step, recorded
@@ -88,7 +89,8 @@ class EngineCore:
         if self.offload is not None:
             gates.append(OffloadGate(self.offload, pool, self._step_time, config.max_num_batched_tokens))
         scheduling = policy(config.scheduling_policy)
-        self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, scheduling, gates, self._step_time)
+        rows = max_prompt_rows(loaded.vocab_size)
+        self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, scheduling, gates, self._step_time, rows)
         self.runner = ModelRunner(backend, loaded, prepared.cache)
         self.requests: dict[tuple[int, int], Request] = {}
         self.stats = Stats(blocks_total=pool.num_usable)

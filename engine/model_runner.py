@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from engine.sampling.sampler import ChosenTokens
     from engine.scheduler import ScheduledBatch
 
+LOGPROB_ROWS = 32
+"""Rows of logits that are made into log-probabilities at a time: that takes several times their memory."""
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -78,8 +81,11 @@ class ModelRunner:
         row = len(batch.sampled)
         for request, first, count in batch.prompt_rows:
             following = request.token_ids[first + 1 : first + count + 1]
-            top = request.params.prompt_logprobs or 0
-            result.prompt_logprobs[request] = token_logprobs(logits[row : row + count].cpu(), following, top)
+            found = result.prompt_logprobs[request] = []
+            for begin in range(0, count, LOGPROB_ROWS):
+                tokens = following[begin : begin + LOGPROB_ROWS]
+                some = logits[row + begin : row + begin + len(tokens)].cpu()
+                found += token_logprobs(some, tokens, request.params.prompt_logprobs or 0)
             request.num_prompt_logprobs = first + count
             row += count
         return result

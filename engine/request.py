@@ -121,6 +121,14 @@ class Request:
         """Whether all tokens but the last have been computed, so that the next step gives the next token."""
         return self.num_computed_tokens >= len(self.token_ids) - 1 and bool(self.num_output_tokens)
 
+    def prompt_rows(self, end: int) -> range:
+        """The positions below `end`, not computed yet, whose logits are wanted for log-probabilities of the prompt. The logits at
+        position p predict the prompt token at p + 1; after a preemption some are known already.
+        """
+        if self.params.prompt_logprobs is None:
+            return range(0)
+        return range(max(self.num_computed_tokens, self.num_prompt_logprobs), min(end, self.num_prompt_tokens - 1))
+
     @property
     def waits_for_grammar(self) -> bool:
         """Whether sampling must wait for the grammar's next mask."""

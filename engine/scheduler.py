@@ -9,12 +9,14 @@ when blocks run out, the policy's victim is preempted: it gives its blocks back 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.failures import Failure, FailureCode, FinishReason
+from engine.prompt_logits import PromptLogits
 from engine.queue_limits import QueueLimits
 from engine.request import PENDING, Request, RequestStatus
 from engine.speculation.prompt_lookup import PromptLookup, allowance
@@ -67,13 +69,14 @@ class Scheduler:
         policy: Policy,
         gates: Sequence[Gate] = (),
         step_time: StepTime | None = None,
+        max_prompt_rows: int = sys.maxsize,
     ) -> None:
         """`gates` are asked in this order whether a request may start, may go on, or has failed. `step_time` is what
-        past steps took.
+        past steps took. `max_prompt_rows`: the most logits that a step computes for log-probabilities of prompts.
         """
         self.config, self.pool, self.max_model_len = config, pool, max_model_len
         self._step_time = step_time or StepTime()
-        self._policy, self._gates = policy, gates
+        self._policy, self._gates, self._max_prompt_rows = policy, gates, max_prompt_rows
         self._limits = QueueLimits(config, self._step_time)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.waiting: list[Request] = []  # both lists are in the policy's order
@@ -148,10 +151,10 @@ class Scheduler:
 
     def schedule(self, awaited: bool = False) -> ScheduledBatch:
         """The next step's batch; empty when nothing can run. `awaited`: somebody outside waits for the step's end."""
-        batch, limit = ScheduledBatch(), self._prefill_limit(awaited)
-        budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens, limit)
+        batch, limit, logits = ScheduledBatch(), self._prefill_limit(awaited), PromptLogits(self._max_prompt_rows)
+        budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens, limit, logits)
         if not preempted and not limit.exhausted:
-            self._admit_waiting(batch, budget, limit)
+            self._admit_waiting(batch, budget, limit, logits)
         for request, count in zip(batch.requests, batch.num_new_tokens, strict=True):
             batch.ends.append(request.num_computed_tokens + count - len(batch.drafts.get(request, ())))
         return batch
@@ -235,7 +238,9 @@ class Scheduler:
         if request.matcher is not None:
             request.matcher.advance(token)
 
-    def _schedule_running(self, batch: ScheduledBatch, budget: int, limit: PrefillLimit) -> tuple[int, bool]:
+    def _schedule_running(
+        self, batch: ScheduledBatch, budget: int, limit: PrefillLimit, logits: PromptLogits
+    ) -> tuple[int, bool]:
         """Schedule the next tokens of the running requests, in order. When blocks run out, the policy's victims are
         preempted. Returns the remaining budget, and whether a request was preempted.
         """
@@ -250,12 +255,12 @@ class Scheduler:
             if not all(gate.may_step(request) for gate in self._gates):
                 i += 1
                 continue
-            count = min(len(request.token_ids) - request.num_computed_tokens, budget)
-            if not request.decodes:
+            count = logits.grant(request, min(len(request.token_ids) - request.num_computed_tokens, budget))
+            if count and not request.decodes:
                 count = limit.grant(count, request.num_computed_tokens)
-                if not count:
-                    i += 1
-                    continue
+            if not count:
+                i += 1
+                continue
             while not self.pool.allocate(request, request.num_computed_tokens + count):
                 victim = self._policy.victim(self.running[i:])  # never one that is in the batch already
                 preempted = True
@@ -291,7 +296,7 @@ class Scheduler:
             return []
         return drafts if self.pool.allocate(request, position + 1 + len(drafts)) else []
 
-    def _admit_waiting(self, batch: ScheduledBatch, budget: int, limit: PrefillLimit) -> None:
+    def _admit_waiting(self, batch: ScheduledBatch, budget: int, limit: PrefillLimit, logits: PromptLogits) -> None:
         """Admit waiting requests in order while token budget, time, sequences and blocks last.
 
         A request whose next uncached block is being computed by a running request waits for that block, so that
@@ -306,7 +311,7 @@ class Scheduler:
         for request in self._policy.startable([*self.waiting], self.running):
             if budget <= 0 or limit.exhausted or len(self.running) >= self.config.max_num_seqs:
                 break
-            if request.incoming is not None and not request.incoming.settled:
+            if (request.incoming is not None and not request.incoming.settled) or logits.keeps_out(request):
                 continue
             for gate in self._gates:
                 gate.consider(request)
@@ -322,7 +327,7 @@ class Scheduler:
                 break
             self.waiting.remove(request)
             self._start(request, hit)
-            count = min(len(request.token_ids) - request.num_computed_tokens, budget)
+            count = logits.grant(request, min(len(request.token_ids) - request.num_computed_tokens, budget))
             count = limit.grant(count, request.num_computed_tokens)
             if not self.pool.allocate(request, request.num_computed_tokens + count):
                 raise RuntimeError("the block pool refused blocks that it had counted as free")
