@@ -208,19 +208,24 @@ class EngineServer:
     def _receive(self, connection: Connection) -> None:
         try:
             data = connection.socket.recv(READ_BYTES)
-            if not data:
-                return self._drop(connection, None)
-            connection.silent_beats = 0
-            for body in connection.received.feed(data):
-                if connection.client not in self.connections:  # dropped while an earlier frame was handled
-                    break
+            bodies = connection.received.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, *MALFORMED) as error:
+            return self._drop(connection, f"{type(error).__name__}: {error}")
+        if not data:
+            return self._drop(connection, None)
+        connection.silent_beats = 0
+        for body in bodies:
+            if connection.client not in self.connections:  # dropped while an earlier frame was handled
+                break
+            try:
                 if not connection.greeted and (version := version_of(body)) != PROTOCOL_VERSION:
                     return self._refuse(connection, f"it speaks version {version} of the protocol")
-                self._handle(connection, messages.to_worker.decode(body))
-        except BlockingIOError:
-            pass
-        except (OSError, *MALFORMED) as error:
-            self._drop(connection, f"{type(error).__name__}: {error}")
+                message = messages.to_worker.decode(body)
+            except MALFORMED as error:
+                return self._drop(connection, f"{type(error).__name__}: {error}")
+            self._handle(connection, message)
 
     def _handle(self, connection: Connection, message: messages.ToWorker) -> None:
         if isinstance(message, Hello):
@@ -228,7 +233,7 @@ class EngineServer:
         elif isinstance(message, Pull) and not connection.greeted:
             self._pass_on(connection, message)
         elif not connection.greeted:
-            raise ProtocolError("the first frame must be Hello")
+            self._drop(connection, "the first frame must be Hello")
         elif isinstance(message, Submit | Embed):
             ended = (
                 refused(message, Failure(FailureCode.DRAINING))

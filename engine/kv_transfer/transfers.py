@@ -17,6 +17,7 @@ from engine.kv_transfer.holds import HOLD_S, Hold, Holds
 from engine.kv_transfer.messages import KvStats
 from engine.kv_transfer.transport import Wanted
 from engine.kv_transfer.transports import transport_for
+from engine.models.files import ModelError
 from engine.models.identity import model_digest
 
 if TYPE_CHECKING:
@@ -37,11 +38,12 @@ MAX_SENDS = 16
 
 
 class Transfers:
-    """Holds and arrivals of one engine. Nothing is made or read before the first of them."""
+    """Holds and arrivals of one engine."""
 
     def __init__(self, config: EngineConfig, directory: Path, cache: Any, pool: BlockPool) -> None:
-        """`cache` is the backend's KV cache; `directory` has the model's files. Raises ModelError."""
-        self._config, self._directory, self._cache, self._pool = config, directory, cache, pool
+        """`cache` is the backend's KV cache; `directory` has the files of the model that has just been loaded. Raises ModelError."""
+        self._config, self._cache, self._pool = config, cache, pool
+        self._model = _digest(config, directory)
         self._transport = transport_for(config)
         self.holds = Holds(pool)
         self._arrivals = Arrivals(self._transport)
@@ -55,7 +57,7 @@ class Transfers:
 
     def attach(self, request: Request, message: Submit) -> None:
         """Give an accepted request what its message asks for: a hold, and the arrival of its blocks."""
-        if self._config.tensor_parallel_size > 1:  # each rank has a part of every block
+        if self._model is None:
             return
         self._used = True
         if message.hold:
@@ -70,7 +72,7 @@ class Transfers:
         """Fetch blocks ahead of the request that will need them; nothing for what cannot be of use here, or is on its way."""
         source, tokens, size = message.source, message.token_ids, self._config.block_size
         if (
-            self._config.tensor_parallel_size > 1
+            self._model is None
             or source.transfer_id in self._early
             or not 0 < source.num_tokens == len(tokens) <= self._pool.num_usable * size
         ):
@@ -168,12 +170,22 @@ class Transfers:
     def _identity(self, adapter: str, cache_salt: str, token_ids: Sequence[int]) -> Identity:
         blocks = self._blocks
         salt, tokens = salt_digest(cache_salt), token_digest(token_ids)
+        assert self._model is not None  # else nothing is held or fetched
         return Identity(self._model, blocks.dtype, blocks.layout, adapter, salt, tokens)
 
     @cached_property
     def _blocks(self) -> CacheBlocks:
         return CacheBlocks(self._cache)
 
-    @cached_property
-    def _model(self) -> str:
-        return model_digest(self._directory, self._config.quantization)
+
+def _digest(config: EngineConfig, directory: Path) -> str | None:
+    """The model's digest, taken while the files are those that were loaded: they may be replaced under a worker that serves. None:
+    the engine exchanges no blocks.
+    """
+    if config.tensor_parallel_size > 1:  # each rank has a part of every block
+        return None
+    try:
+        return model_digest(directory, config.quantization)
+    except (OSError, ValueError, ModelError) as error:
+        logger.error("no KV blocks are exchanged, because the model's files cannot be read again: %s", error)
+        return None

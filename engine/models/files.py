@@ -96,21 +96,27 @@ def read_config(directory: Path) -> Any:
         raise ModelError(f"config.json cannot be used: {error}") from error
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """The files of weights that are loaded: those of the index, or all *.safetensors without one. They may be missing. Raises
+    ModelError.
+    """
+    index = directory / "model.safetensors.index.json"
+    if not index.is_file():
+        return sorted(directory.glob("*.safetensors"))
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ModelError("model.safetensors.index.json is not a valid index") from error
+    if any("/" in name or not name.endswith(".safetensors") for name in names):
+        raise ModelError("model.safetensors.index.json names files outside of the model's directory")
+    return [directory / name for name in names]
+
+
 def check_weights(directory: Path) -> None:
     """Raise ModelError unless the weights are safetensors, every shard exists, and each header fits its
     file's length.
     """
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ModelError("model.safetensors.index.json is not a valid index") from error
-        if any("/" in name or not name.endswith(".safetensors") for name in names):
-            raise ModelError("model.safetensors.index.json names files outside of the model's directory")
-        shards = [directory / name for name in names]
-    else:
-        shards = sorted(directory.glob("*.safetensors"))
+    shards = weight_files(directory)
     if not shards:
         pickled = sorted(p.name for p in directory.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
         if pickled:

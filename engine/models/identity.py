@@ -6,6 +6,8 @@ import json
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from engine.models.files import weight_files
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -16,11 +18,11 @@ SAMPLE_BYTES = 256
 
 def model_digest(directory: Path, quantization: str) -> str:
     """The digest of a loaded model: its configuration, the names and shapes of its tensors, samples of their numbers, and how
-    they are stored. Raises OSError or ValueError if the files are no longer those that were loaded.
+    they are stored. Raises OSError, ValueError or ModelError if the files are no longer those that were loaded.
     """
     digest = sha256(quantization.encode() + b"\0")
     digest.update((directory / "config.json").read_bytes())
-    for shard in sorted(directory.glob("*.safetensors")):
+    for shard in weight_files(directory):
         with shard.open("rb") as file:
             header = file.read(int.from_bytes(file.read(8), "little"))
             digest.update(header)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import msgspec
 import pytest
 
@@ -9,6 +11,7 @@ from engine.adapters.files import content_digest
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.failures import FinishReason
+from engine.kv_transfer import transfers
 from engine.kv_transfer.handle import KvSource, TransferCode, new_transfer_id
 from engine.messages import AdapterRef
 from tests.conftest import DEMO
@@ -21,11 +24,11 @@ PROMPT = prompts(1700, (41,), seed=3)[0]
 BLOCK = 16
 
 
-def make(folder, name: str, **options: object):
+def make(folder, name: str, model=DEMO, **options: object):
     """An engine and its door."""
     path = folder / f"{name}.sock"
     options = {"max_model_len": 512, "dtype": "float32", "max_step_ms": 0, **options}
-    engine = EngineCore(EngineConfig(model=str(DEMO), address=f"unix:{path}", worker_id=name, epoch=1, **options))
+    engine = EngineCore(EngineConfig(model=str(model), address=f"unix:{path}", worker_id=name, epoch=1, **options))
     return Held(engine), Door(engine, path)
 
 
@@ -289,3 +292,33 @@ def test_early_blocks_of_no_use(pair, monkeypatch):
     decode.engine.refresh_stats()
     assert not decode.engine.transfers._early
     idle(prefill.engine)
+
+
+def test_files_that_go_from_under_a_worker_change_nothing(tmp_path):
+    """What is held and fetched is of the model that was loaded, whatever is in its place by then."""
+    model = shutil.copytree(DEMO, tmp_path / "model")
+    prefill, door = make(tmp_path, "p", model)
+    decode, other = make(tmp_path, "d", model)
+    try:
+        shutil.rmtree(model)
+        tokens, *_ = decode.alone(PROMPT, **{**ON, "salt": "alone"})
+        got, _, _, fetched = joined(prefill, decode, PROMPT, **ON)
+        assert (got, fetched) == (tokens, 3)
+    finally:
+        for driver, listening in ((prefill, door), (decode, other)):
+            driver.engine.close()
+            listening.close()
+
+
+def test_a_worker_whose_files_cannot_be_read_again_computes_everything_itself(tmp_path, monkeypatch, caplog):
+    def gone(*_: object) -> str:
+        raise FileNotFoundError("config.json")
+
+    monkeypatch.setattr(transfers, "model_digest", gone)
+    driver, door = make(tmp_path, "p")
+    source = KvSource("unix:/nowhere", "other", 1, "t", len(PROMPT), BLOCK)
+    tokens, *_ = driver.alone(PROMPT, **ON)
+    assert driver.alone(PROMPT, hold=new_transfer_id(), source=source, **ON)[0] == tokens
+    assert "no KV blocks are exchanged" in caplog.text
+    driver.engine.close()
+    door.close()
