@@ -83,8 +83,6 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
         forward, lora_layers = _forward(backend, model, proof, dtype, tolerance)
     except ProbeError as error:
         raise ModelError(f"{type(model).__name__} cannot be served: {error}") from error
-    generation = model.generation_config or GenerationConfig()
-    eos = generation.eos_token_id if generation.eos_token_id is not None else text_config.eos_token_id
     return LoadedModel(
         forward=forward,
         architecture=type(model).__name__,
@@ -95,10 +93,23 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
         lora_layers=lora_layers,
         max_model_len=limit,
         vocab_size=vocab_size,
-        eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
+        eos_token_ids=_eos_token_ids(model, text_config.eos_token_id, vocab_size),
         sampling_defaults=sampling_defaults(directory),
         rounding=backend.rounding(forward),
     )
+
+
+def _eos_token_ids(model: PreTrainedModel, configured: int | list[int] | None, vocab_size: int) -> list[int]:
+    """The tokens that end a text: those of generation_config.json, or else those `configured` in config.json. An id outside of the
+    vocabulary, such as the -1 or the default of its family that some models have, is never sampled.
+    """
+    generation = model.generation_config or GenerationConfig()
+    eos = generation.eos_token_id if generation.eos_token_id is not None else configured
+    named = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    known = [token for token in named if 0 <= token < vocab_size]
+    if known != named:
+        logger.warning("of the end-of-sequence tokens %s, the vocabulary of %d has only %s", named, vocab_size, known)
+    return known
 
 
 def _forward(

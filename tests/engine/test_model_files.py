@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from engine.models.files import ModelError, read_config, tokenizer_file
 from engine.models.loader import from_pretrained
+from scripts.random_models import make_model
+from tests.engine.engines import Driver, core
 from tests.live import DEMO
 
 
@@ -66,3 +68,18 @@ def test_a_quantization_whose_package_is_missing_is_refused(tmp_path, method):
 def test_a_quantization_that_is_no_object_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"config\.json cannot be used"):
         read_config(quantized(tmp_path / "model", "awq"))
+
+
+@pytest.mark.parametrize(("named", "known"), [(50256, []), (-1, []), ([2, 400, -1, 17], [2, 17])])
+def test_an_end_of_sequence_token_outside_of_the_vocabulary_is_never_sampled(tmp_path, named, known, caplog):
+    """transformers runs such models; they end at their other tokens, or at `max_tokens`."""
+    model = make_model(tmp_path, "llama")
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps({**content, "eos_token_id": named}))
+    driver = Driver(core(model))
+    assert driver.engine.info.eos_token_ids == known
+    assert "end-of-sequence" in caplog.text
+    driver.submit(1, [5, 6, 7], max_tokens=3, min_tokens=3, logit_bias=dict.fromkeys(range(399), -100.0))
+    driver.run()
+    assert driver.tokens(1) == [399] * 3  # the last one, for which -1 would stand
