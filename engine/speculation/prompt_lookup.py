@@ -2,7 +2,8 @@
 final two tokens.
 
 Verifying a draft is cheap in small batches, because such a step is bound by reading the weights. A draft token is kept
-only if the model chooses the same token, so drafts never change the output.
+only if the model chooses the same token, so drafts never change the output where a forward pass is batch-invariant (`Backend.rounding`).
+Elsewhere they are rows of the step like those of other sequences, and may as these do change how logits round.
 """
 
 from __future__ import annotations
