@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from engine.models.files import ModelError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -20,6 +22,15 @@ Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """ids [1, T], positions [1, T], rows [L] -> logits [L, V], with attention in the current context."""
 Candidate = Callable[[], "tuple[Forward, list[AdapterLayer]]"]
 """Builds a forward function of the model, and returns it with the layers that take adapters."""
+
+
+def blocks_within(cache_bytes: int, bytes_per_block: int) -> int:
+    """The blocks of a KV cache of the configured size. Raises ModelError if they hold no sequence: one of them is for padding."""
+    if cache_bytes < 2 * bytes_per_block:
+        raise ModelError(
+            f"kv_cache_bytes must be at least {2 * bytes_per_block} for this model, two blocks of its cache, got {cache_bytes}"
+        )
+    return cache_bytes // bytes_per_block
 
 
 class Backend(Protocol):
@@ -50,7 +61,7 @@ class Backend(Protocol):
         ...
 
     def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, limit: int) -> int:
-        """The number of KV cache blocks that fit into memory, at most `limit`."""
+        """The number of KV cache blocks that fit into memory, one of them for padding, at most `limit` besides. Raises ModelError."""
         ...
 
     def new_cache(self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype) -> Any:

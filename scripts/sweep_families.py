@@ -203,7 +203,7 @@ def answer(directory: Path, asked: list[list[int]], limit: int) -> list[list[int
     """Greedy tokens by the engine: staggered, in chunks of a small budget."""
     config = EngineConfig(
         model=str(directory), dtype="float32", threads=1, max_num_batched_tokens=17, max_num_seqs=4,
-        max_model_len=limit, kv_cache_bytes=1,
+        max_model_len=limit, kv_cache_bytes=64 << 20,
     )  # fmt: skip
     core = EngineCore(config)
     tokens: dict[int, list[int]] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.attention import attend_with
+from engine.backend import blocks_within
 from engine.batch import fill_in
 from engine.cpu.attention import PagedAttention
 from engine.cpu.fused import FusedDecoder
@@ -82,8 +83,9 @@ class CpuBackend:
 
     def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, limit: int) -> int:
         """The blocks that fit into the configured bytes, or by default into a part of the free memory."""
-        per_block = block_bytes(specs, self._config.block_size, dtype)
-        return default_num_blocks(per_block, self._config.kv_cache_bytes, limit)
+        per_block, configured = block_bytes(specs, self._config.block_size, dtype), self._config.kv_cache_bytes
+        count = blocks_within(configured, per_block) if configured else default_num_blocks(per_block)
+        return min(count, limit + 1)
 
     def new_cache(self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
         return KVCache(specs, num_blocks, block_size, dtype)

@@ -16,7 +16,7 @@ from engine.shapes import AttentionSpec, spec_of
 if TYPE_CHECKING:
     from engine.cpu.kernels.threads import Program
 
-MIN_BYTES = 64 << 20
+MIN_DEFAULT_BYTES = 64 << 20
 MAX_DEFAULT_BYTES = 4 << 30
 
 
@@ -33,14 +33,10 @@ def block_bytes(specs: list[AttentionSpec], block_size: int, dtype: torch.dtype)
     )
 
 
-def default_num_blocks(bytes_per_block: int, requested_bytes: int, max_blocks: int) -> int:
-    """The number of blocks that fit into `requested_bytes`, or by default (0) into 30 % of the free memory, at most 4
-    GiB.
-
-    Never more than `max_blocks`, which the largest batch of the longest sequences can fill.
-    """
-    budget = requested_bytes or min(int(psutil.virtual_memory().available * 0.3), MAX_DEFAULT_BYTES)
-    return max(2, min(max(budget, MIN_BYTES) // bytes_per_block, max_blocks + 1))
+def default_num_blocks(bytes_per_block: int) -> int:
+    """The number of blocks that fit into 30 % of the free memory, between 64 MiB and 4 GiB."""
+    budget = min(int(psutil.virtual_memory().available * 0.3), MAX_DEFAULT_BYTES)
+    return max(2, max(budget, MIN_DEFAULT_BYTES) // bytes_per_block)
 
 
 class KVCache:

@@ -10,6 +10,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from engine.attention import attend_with
+from engine.backend import blocks_within
 from engine.batch import fill_in
 from engine.gpu.attention import DeviceAttention, DeviceKVCache, block_bytes, to_device
 from engine.gpu.graphs import DecodeGraphs
@@ -89,11 +90,13 @@ class DeviceBackend:
 
     def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, limit: int) -> int:
         """The blocks that fit into the configured bytes, or into the memory that the model left free."""
-        budget = self._config.kv_cache_bytes
-        if not budget:
+        per_block, configured = block_bytes(specs, self._config.block_size, dtype), self._config.kv_cache_bytes
+        if configured:
+            count = blocks_within(configured, per_block)
+        else:
             free, total = torch.cuda.mem_get_info(self.device)
-            budget = max(0, int(free - total * (1 - MEMORY_SHARE)) - self._later_bytes(dtype))
-        count = max(2, min(budget // block_bytes(specs, self._config.block_size, dtype), limit + 1))
+            count = max(2, (int(free - total * (1 - MEMORY_SHARE)) - self._later_bytes(dtype)) // per_block)
+        count = min(count, limit + 1)
         return count if self._ranks is None else self._ranks.minimum(count)
 
     def _later_bytes(self, dtype: torch.dtype) -> int:

@@ -66,7 +66,7 @@ def test_demo_model_all_at_once(demo_reference):
 
 def test_preempted_requests_are_recomputed_exactly(demo_reference):
     # 24 blocks of 16 tokens for six requests that need 28 in the end.
-    driver = Driver(core(DEMO, kv_cache_bytes=1, max_model_len=256, block_size=16, max_num_seqs=6))
+    driver = Driver(core(DEMO, kv_cache_bytes=64 << 20, max_model_len=256, block_size=16, max_num_seqs=6))
     pool = driver.engine.scheduler.pool
     spare = pool.num_free - 24
     held = [pool._free.popitem()[0] for _ in range(spare)]

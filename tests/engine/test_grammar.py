@@ -47,7 +47,7 @@ def tokenizer():
 
 def test_all_kinds_in_one_batch_beside_free_text(tokenizer):
     """Greedy and sampled, in chunks and with preemption; what is free stays as it is alone."""
-    driver = Driver(core(DEMO, max_num_batched_tokens=16, max_num_seqs=16, kv_cache_bytes=1, max_model_len=256))
+    driver = Driver(core(DEMO, max_num_batched_tokens=16, max_num_seqs=16, kv_cache_bytes=64 << 20, max_model_len=256))
     names = [*GRAMMARS] * 2 + ["free"]
     asked = prompts(1700, (40,) * len(names))
     for i, name in enumerate(names):

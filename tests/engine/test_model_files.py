@@ -70,6 +70,23 @@ def test_a_quantization_that_is_no_object_is_refused(tmp_path):
         read_config(quantized(tmp_path / "model", "awq"))
 
 
+def test_a_cache_has_the_bytes_that_were_asked_for():
+    """Also few; too few for any sequence are refused."""
+    asked = {"kv_cache_bytes": 1 << 20, "max_model_len": 512}
+    engine = core(DEMO, **asked)
+    used = sum(
+        tensor.nbytes for tensors in (engine.runner.cache.keys, engine.runner.cache.values) for tensor in tensors
+    )
+    assert used <= 1 << 20
+    driver = Driver(engine)
+    driver.submit(1, [5, 6, 7], max_tokens=3, ignore_eos=True)
+    driver.run()
+    assert len(driver.tokens(1)) == 3
+    engine.close()
+    with pytest.raises(ModelError, match=r"kv_cache_bytes must be at least \d+ .* got 1000"):
+        core(DEMO, kv_cache_bytes=1000)
+
+
 @pytest.mark.parametrize(("named", "known"), [(50256, []), (-1, []), ([2, 400, -1, 17], [2, 17])])
 def test_an_end_of_sequence_token_outside_of_the_vocabulary_is_never_sampled(tmp_path, named, known, caplog):
     """transformers runs such models; they end at their other tokens, or at `max_tokens`."""

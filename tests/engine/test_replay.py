@@ -103,7 +103,9 @@ def test_many_replayed_together_beside_new_ones(dtype):
     alone = Driver(EngineCore(EngineConfig(**options)))
     asked = prompts(1700, tuple(range(20, 28)), seed=4)
     whole = [run(alone, prompt, **SAMPLED)[0] for prompt in asked]
-    crowd = Driver(EngineCore(EngineConfig(**options, kv_cache_bytes=1, max_num_seqs=16, max_num_batched_tokens=32)))
+    crowd = Driver(
+        EngineCore(EngineConfig(**options, kv_cache_bytes=64 << 20, max_num_seqs=16, max_num_batched_tokens=32))
+    )
     for i, prompt in enumerate(asked):
         crowd.submit(i, prompt, generated=whole[i][: 5 * i], **SAMPLED)
     crowd.run()
