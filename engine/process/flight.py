@@ -189,9 +189,13 @@ def _places(stack: traceback.StackSummary) -> list[str]:
 
 
 def _keep_newest(folder: Path) -> None:
-    files = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
-    for path in files[:-FILES]:
-        with suppress(FileNotFoundError):  # another worker of the folder was faster
+    """Remove the oldest recordings, as far as other workers of the folder have not been faster."""
+    found: list[tuple[int, Path]] = []
+    for path in folder.glob("*.jsonl"):
+        with suppress(OSError):
+            found.append((path.stat().st_mtime_ns, path))
+    for _, path in sorted(found)[:-FILES]:
+        with suppress(OSError):
             path.unlink()
 
 

@@ -93,6 +93,16 @@ def test_a_folder_keeps_the_newest_recordings(tmp_path):
     assert {path for path in written if path.exists()} == set(written[3:])
 
 
+def test_a_recording_that_another_worker_removes_meanwhile_costs_no_other_one(tmp_path):
+    """A link to nothing stands for it: it is in the list, and gone when it is looked at."""
+    recorder = FlightRecorder()
+    recorder.open(str(tmp_path), "demo/0", 1)
+    (tmp_path / "other-1-removed.jsonl").symlink_to(tmp_path / "nothing")
+    path = recorder.write(Cause.ASKED)
+    assert path is not None
+    assert lines(path)[0]["cause"] == "asked"
+
+
 def test_a_folder_that_cannot_be_written_costs_the_recording_alone(tmp_path, caplog):
     (tmp_path / "file").touch()
     recorder = FlightRecorder()
