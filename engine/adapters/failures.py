@@ -111,7 +111,7 @@ TEMPLATES = {
     AdapterCode.RANK: "{tensor}: the rank must be between 1 and {limit}, got {rank}",
     AdapterCode.HALF: "{layer}: lora_A or lora_B is missing",
     AdapterCode.DORA: "{layer}: use_dora and the magnitude vectors do not fit together",
-    AdapterCode.NOT_FINITE: "{layer}: a weight is not a finite number",
+    AdapterCode.NOT_FINITE: "{layer}: a weight is not a finite number, or the magnitude of a row of zeros",
     AdapterCode.RANK_MISMATCH: "{layer}: the rank is {rank}, {file} says {declared}",
     AdapterCode.NOT_A_TARGET: "{layer}: it has weights, but target_modules of {file} does not name it",
     AdapterCode.TARGET_WITHOUT_WEIGHTS: "{file}: target_modules names {target}, a layer of the model without weights here",

@@ -61,6 +61,16 @@ class Adapter:
     modules: dict[str, LoraWeights]
 
 
+def dora_factors(path: str, magnitude: torch.Tensor, combined: torch.Tensor) -> torch.Tensor:
+    """DoRA's factor of each output of the layer at `path`: magnitude [out] / norm of each row of `combined`, W + B A [out, in]. Raises
+    AdapterError if one is not finite, such as that of a row of zeros.
+    """
+    factors = magnitude / combined.norm(dim=1)
+    if not bool(torch.isfinite(factors).all()):
+        raise AdapterError(AdapterCode.NOT_FINITE, layer=path)
+    return factors
+
+
 def max_header_bytes(shapes: dict[str, tuple[int, int]]) -> int:
     """Header bytes that suffice for every module's tensors and some metadata."""
     return (1 << 20) + 512 * TENSORS * len(shapes)

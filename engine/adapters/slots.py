@@ -42,7 +42,9 @@ class AdapterLayer(Protocol):
     """Whether the layer was called with other rows than the step's, so that their adapters are unknown."""
 
     def make(self, adapter: Adapter) -> Any:
-        """Pack the adapter's weights for this layer; None if it does not adapt the layer. Any thread may call this."""
+        """Pack the adapter's weights for this layer; None if it does not adapt the layer. Any thread may call this. Raises
+        AdapterError.
+        """
         ...
 
     def put(self, digest: str, weights: Any) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from engine.adapters.peft import dora_factors
 from engine.cpu.kernels import ops
 from engine.cpu.kernels.emit import LANES
 from engine.cpu.kernels.lora import FIELDS, RANKS
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
     from engine.adapters.peft import Adapter, LoraWeights
     from engine.batch import Segments
+
+LEAST_FACTOR = 1e-30
+"""Of a column with a bias. A smaller one, as of a magnitude of 0, counts as this: bias / factor stays finite, and of the products nothing is left
+beside the bias.
+"""
 
 _segments: Segments = ()
 _rows = 0
@@ -129,7 +135,7 @@ class LoraLayer:
 
     def make(self, adapter: Adapter) -> PackedLora | None:
         """Pack the adapter for this layer; None if it does not adapt the layer. Changes no state, so any thread may
-        call it.
+        call it. Raises AdapterError.
         """
         found = [adapter.modules.get(path) for path, _ in self.parts]
         if all(weights is None for weights in found):
@@ -138,6 +144,7 @@ class LoraLayer:
         factors = self._factors(found)
         start = None
         if factors is not None and self.bias is not None:
+            factors = torch.where(factors.abs() < LEAST_FACTOR, LEAST_FACTOR, factors)
             start = self.bias / factors
         a, b, halves = packed
         packed_a = ops.pack_ranks(a.to(self.dtype))
@@ -192,11 +199,12 @@ class LoraLayer:
         if not any(w is not None and w.magnitude is not None for w in found):
             return None
         dense, row, columns = self.dense().float(), 0, []
-        for weights, (_, out) in zip(found, self.parts, strict=True):
+        for weights, (path, out) in zip(found, self.parts, strict=True):
             if weights is None or weights.magnitude is None:
                 columns.append(torch.ones(out))
             else:
-                columns.append(weights.magnitude / (dense[row : row + out] + weights.b @ weights.a).norm(dim=1))
+                combined = dense[row : row + out] + weights.b @ weights.a
+                columns.append(dora_factors(path, weights.magnitude, combined))
             row += out
         # As a weight of one input, in float32, so that the columns come into the order of the packed weight.
         return self.pack(torch.cat(columns)[:, None]).flatten()

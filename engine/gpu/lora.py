@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from engine.adapters.peft import dora_factors
 from engine.gpu.attention import to_device
 
 if TYPE_CHECKING:
@@ -85,14 +86,14 @@ class SlotLinear(nn.Module):
         return weight
 
     def make(self, adapter: Adapter) -> SlotWeights | None:
-        """The adapter's weights for this layer, on the host (in pinned memory if there is a device)."""
+        """The adapter's weights for this layer, on the host (in pinned memory if there is a device). Raises AdapterError."""
         found = adapter.modules.get(self.parts[0][0])
         if found is None:
             return None
         factors = None
         if found.magnitude is not None:
             weight = self._weight().detach().float().cpu()
-            factors = found.magnitude / (weight + found.b @ found.a).norm(dim=1)
+            factors = dora_factors(self.parts[0][0], found.magnitude, weight + found.b @ found.a)
         dtype = self._weight().dtype
         a, b = found.a.to(dtype), found.b.t().contiguous().to(dtype)
         if self.slots.device.type == "cuda":

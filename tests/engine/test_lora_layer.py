@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from engine.adapters.failures import AdapterError
 from engine.adapters.peft import Adapter, LoraWeights
 from engine.cpu.kernels.threads import set_num_threads
 from engine.cpu.layers import PanelGate, PanelLinear
@@ -111,3 +113,62 @@ def test_rows_without_an_adapter_are_segments_too():
     layer.lora.drop("a")
     with adapters_of(((1, 2, "a"), (4, 1, "b")), 6):
         assert layer.lora.segments(6) is None
+
+
+class OnTheCpu:
+    """A layer named "p" of the CPU's backend."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.layer = PanelLinear(weight, bias, [("p", len(weight))])
+        self.make = self.layer.lora.make
+
+    def applied(self, one: Adapter, x: torch.Tensor) -> torch.Tensor:
+        """The output with the adapter for all rows."""
+        self.layer.lora.put("a", self.make(one))
+        with adapters_of(((0, len(x), "a"),), len(x)):
+            return self.layer.rows(x)
+
+
+class OnAGpu:
+    """The same of the GPU's backend, with its tensors on the host."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        lora = pytest.importorskip("engine.gpu.lora", reason="triton is not installed")
+        base = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=weight.dtype)
+        base.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
+        self.layer = lora.SlotLinear(base, "p", lora.Slots(1, 4, torch.device("cpu")))
+        self.make = self.layer.make
+
+    @torch.inference_mode()
+    def applied(self, one: Adapter, x: torch.Tensor) -> torch.Tensor:
+        self.layer.put("a", self.make(one))
+        self.layer.slots.begin_step(((0, len(x), "a"),), len(x), x.dtype)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("device", [OnTheCpu, OnAGpu])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_magnitude_of_zero_leaves_the_bias(device, dtype):
+    """As in PEFT."""
+    generator = torch.Generator().manual_seed(3)
+    weight, bias = torch.randn(48, 64, generator=generator).to(dtype), torch.randn(48, generator=generator).to(dtype)
+    a, b = torch.randn(4, 64, generator=generator) * 0.3, torch.randn(48, 4, generator=generator) * 0.3
+    magnitude = torch.randn(48, generator=generator).abs() + 5
+    magnitude[::3], magnitude[1::3] = 0.0, 1e-38
+    x = torch.randn(5, 64, generator=generator).to(dtype)
+    found = device(weight, bias).applied(Adapter({"p": LoraWeights(a, b, magnitude)}), x).float()
+    combined = weight.float() + b @ a
+    expected = F.linear(x.float(), combined) * (magnitude / combined.norm(dim=1)) + bias.float()
+    assert_near(found, expected, dtype)
+    assert_near(found[:, ::3], bias[::3].float().expand(5, -1), dtype)
+
+
+@pytest.mark.parametrize("device", [OnTheCpu, OnAGpu])
+@pytest.mark.parametrize("magnitude", [0.0, 1.0])
+def test_a_magnitude_of_a_row_of_zeros_is_refused(device, magnitude):
+    """PEFT computes no number of it."""
+    weight = torch.ones(48, 64)
+    weight[7] = 0
+    scaled = LoraWeights(torch.ones(2, 64), torch.zeros(48, 2), torch.full((48,), magnitude))
+    with pytest.raises(AdapterError, match=r"p: .* a row of zeros"):
+        device(weight).make(Adapter({"p": scaled}))
