@@ -94,7 +94,7 @@ class EmbeddedControl:
             raise RegistryLed("a reconciler runs on this registry; use `web` instead of `serve`, or stop it")
         self._reconciler.load = load
         self._reconciler.ledger.standing = leadership
-        self._reconciler.forget_earlier_workers()
+        self._reconciler.ledger.forget_earlier_workers()
         self._reconciler.reconcile_once()  # the worker loads its model while the rest starts
         self._threads = _started(self._stop, self._reconciler.run, LoadReporter(self.process, load).run)
 
@@ -116,7 +116,7 @@ class EmbeddedControl:
             return
         close_old_connections()
         try:
-            self._reconciler.forget_earlier_workers()
+            self._reconciler.ledger.forget_earlier_workers()
             standing.resign()
         except DatabaseError as error:
             logger.warning("database not reachable", error=one_line(error))

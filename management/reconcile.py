@@ -90,10 +90,6 @@ class Reconciler:
         """How workers are launched and adopted."""
         return Placement(self.launcher, self.ledger, self.cache_dir, self.lease_s, self.log_format)
 
-    def forget_earlier_workers(self) -> None:
-        """Mark workers of an earlier server process as exited. Raises `django.db.Error`."""
-        self.ledger.forget_earlier_workers()
-
     def reconcile_once(self) -> None:
         """Read the registries, run one pass, write the observed state. Raises `django.db.Error`."""
         self.ledger.read()

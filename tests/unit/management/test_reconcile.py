@@ -286,7 +286,7 @@ def test_workers_of_an_earlier_process_are_gone(reconciler, launcher, deployment
     Worker.objects.create(
         deployment=deployment, version=deployment.version, index=0, epoch=7, state="ready", address="x"
     )
-    reconciler.forget_earlier_workers()
+    reconciler.ledger.forget_earlier_workers()
     start_deployment(deployment, "tester")
     reconciler.reconcile_once()
     assert launcher.workers[0].config.epoch == 8
