@@ -253,7 +253,7 @@ class GrpcInferenceService:
             async def known() -> Target | None:
                 return embeds(inference, services)
 
-            target = await services.router.when_known(caller.tenant, known)
+            target = await services.router.when_known(caller.tenant, known, services.time_left_s(caller.standing))
             if target is not None:
                 tensors = await embed(inference, services, caller)
                 yield response_of(inference, str(target.entry.version), tensors, final=True)
