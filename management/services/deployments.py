@@ -56,7 +56,7 @@ def create_deployment(
     """
     if name in RESERVED_NAMES:
         raise RegistryError(f"name: {name} always means the default deployment", fields={"name": ["is reserved"]})
-    _one_after_the_other()
+    one_after_the_other()
     first = not Deployment.objects.filter(is_default=True).exists()
     others = versions_of(str(fields.get("served_name") or name))
     fields.setdefault("is_default_version", not any(other.is_default_version for other in others))
@@ -139,7 +139,7 @@ def delete_deployment(deployment: Deployment, actor: str, force: bool = False) -
     """Delete: workers finish their requests, unless `force`; the row stays as a record until it is purged. False if it is
     being deleted already, and `force` says nothing new.
     """
-    _one_after_the_other()
+    one_after_the_other()
     current = Deployment.objects.select_for_update().get(pk=deployment.pk)
     if current.deleted and (current.force or not force):
         return False
@@ -180,7 +180,7 @@ def versions_of(served_name: str) -> list[Deployment]:
     """The deployments that are versions of a served name, oldest first; within a transaction they are locked."""
     rows = Deployment.objects.all()
     if connection.in_atomic_block:
-        _one_after_the_other()
+        one_after_the_other()
         rows = rows.select_for_update()
     own = Q(served_name=served_name) | Q(served_name="", name=served_name)
     return list(rows.filter(own, deleted=False).order_by("created_at", "pk"))
@@ -189,7 +189,7 @@ def versions_of(served_name: str) -> list[Deployment]:
 @transaction.atomic
 def make_default_version(deployment: Deployment, actor: str) -> None:
     """Let this deployment answer the requests for its served name that give no version."""
-    _one_after_the_other()
+    one_after_the_other()
     current = _locked(deployment)
     others = [other.pk for other in versions_of(current.served_as)]
     Deployment.objects.filter(pk__in=others).update(is_default_version=False)
@@ -200,7 +200,7 @@ def make_default_version(deployment: Deployment, actor: str) -> None:
 @transaction.atomic
 def make_default(deployment: Deployment, actor: str) -> None:
     """Make this deployment the one that answers requests without a model name."""
-    _one_after_the_other()
+    one_after_the_other()
     _locked(deployment)
     Deployment.objects.filter(is_default=True).update(is_default=False)
     Deployment.objects.filter(pk=deployment.pk).update(is_default=True)
@@ -234,9 +234,10 @@ def change_deployment(
     audit.record(actor, "deployment.change", deployment.name, **changed)
 
 
-def _one_after_the_other() -> None:
-    """Wait for other changes that concern several deployments, before any of their rows is locked: two that locked the same rows
-    in different orders would wait for each other, and rows that are not there yet cannot be locked. SQLite has one writer anyway.
+def one_after_the_other() -> None:
+    """Wait for other changes that concern several deployments, before any of their rows or of their models' is locked: two that locked
+    the same rows in different orders would wait for each other, and rows that are not there yet cannot be locked. SQLite has one
+    writer anyway.
     """
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:

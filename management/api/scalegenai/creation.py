@@ -17,7 +17,13 @@ from management.api.scalegenai.sources import FoundAdapter, find_adapter, find_m
 from management.model_files import longest_sequence
 from management.models import Deployment
 from management.models.deployment import new_public_id
-from management.services.deployments import RESERVED_NAMES, create_deployment, start_deployment, versions_of
+from management.services.deployments import (
+    RESERVED_NAMES,
+    create_deployment,
+    one_after_the_other,
+    start_deployment,
+    versions_of,
+)
 from management.services.discovery import register_beside
 from management.services.errors import RegistryError
 from management.services.keys import create_key
@@ -111,6 +117,7 @@ def _plan(wanted: Wanted) -> Plan:
 @transaction.atomic
 def _write(plan: Plan, actor: str) -> Deployment:
     """Register what is new, and create and start the deployment with its secrets and its key. Raises InvalidFields."""
+    one_after_the_other()  # before the model's row is locked
     wanted, public_id = plan.wanted, new_public_id()
     try:
         version = plan.model.registered(wanted.columns["inference_kind"], actor)

@@ -15,7 +15,7 @@ from management.management.deployment_command import ACTOR, DeploymentCommand, i
 from management.management.deployment_fields import add_fields, fields_of, option, pair
 from management.models import Deployment, Model, ModelVersion
 from management.services.adapters import read_adapter, register_adapter
-from management.services.deployments import create_deployment, start_deployment
+from management.services.deployments import create_deployment, one_after_the_other, start_deployment
 from management.services.discovery import register_beside
 from management.services.errors import RegistryConflict, RegistryError
 from management.services.models import register_model
@@ -72,6 +72,7 @@ class Command(DeploymentCommand):
         engine_options |= dict(option(text) for text in options["option"])
 
         def write() -> Deployment:
+            one_after_the_other()  # before the model's row is locked
             version = _version(source, kind)
             registered = [
                 register_adapter(name, version.model, directory, ACTOR, stored[name]) for name, directory in adapters
