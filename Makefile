@@ -63,15 +63,15 @@ faults: $(VENV)/.dev  ## Every fault and attack, the slow ones too: most of an h
 # its tests import comes from .gpu-wheels, which `make gpu-wheels GPU_PYTHON_VERSION=3.12` fills elsewhere.
 GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,python3)
 GPU_PYTHON_VERSION ?= 3.12
-GPU_PACKAGES := msgspec llguidance psutil pytest
+GPU_PACKAGES := msgspec llguidance psutil pytest hypothesis sortedcontainers pluggy iniconfig pygments packaging
 GPU_RUN = PYTHONPATH=.gpu-site:. $(GPU_PYTHON)
 
 gpu-wheels: $(VENV)/.dev  ## Wheels for a GPU machine without network
-	$(VENV)/bin/pip download --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) -d .gpu-wheels $(GPU_PACKAGES) pluggy iniconfig
+	$(VENV)/bin/pip download --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) -d .gpu-wheels $(GPU_PACKAGES)
 
 .gpu-site:
-	$(GPU_PYTHON) -c "import msgspec, llguidance, psutil, pytest" || \
-	  $(GPU_PYTHON) -m pip install --no-index --no-deps --find-links .gpu-wheels --target .gpu-site $(GPU_PACKAGES) pluggy iniconfig
+	$(GPU_PYTHON) -c "import msgspec, llguidance, psutil, pytest, hypothesis" || \
+	  $(GPU_PYTHON) -m pip install --no-index --no-deps --find-links .gpu-wheels --target .gpu-site $(GPU_PACKAGES)
 
 test-gpu: .gpu-site  ## The engine's tests on a CUDA device
 	$(GPU_RUN) -m pytest -c /dev/null --rootdir . -p no:cacheprovider tests/gpu

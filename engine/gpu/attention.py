@@ -80,6 +80,22 @@ class DeviceAttention:
         made.cache, made.slots, made._plans = cache, slots, plans
         return made
 
+    @classmethod
+    def of_padding(
+        cls, cache: DeviceKVCache, groups: set[int], rows: int, splits: int, device: torch.device
+    ) -> DeviceAttention:
+        """Attention of `rows` padding rows, as if they were a chunk over a context of so many pieces: it computes nothing, but compiles
+        the kernel for such steps.
+        """
+        none = torch.full((1,), -1, dtype=torch.int32, device=device)
+        starts, tables = torch.zeros(2, dtype=torch.int32, device=device), none[None]
+        room = shared_memory(device)
+        plans = {
+            group: Plan(none, none, tile_rows(group, rows, cache.dtype, room), starts, none, tables, splits)
+            for group in groups
+        }
+        return cls.captured(cache, torch.zeros(rows, dtype=torch.int64, device=device), plans)
+
     def attend(
         self,
         layer: int,

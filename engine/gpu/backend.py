@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from engine.attention import attend_with
 from engine.backend import blocks_within
 from engine.batch import fill_in
-from engine.gpu.attention import DeviceAttention, DeviceKVCache, block_bytes, to_device
+from engine.gpu.attention import DeviceAttention, DeviceKVCache, block_bytes, num_splits, to_device
 from engine.gpu.graphs import DecodeGraphs
 from engine.gpu.lora import SlotLinear, Slots, add_slots
 from engine.gpu.ranks import Leader, Ranks
@@ -142,8 +143,9 @@ class DeviceBackend:
             self._slots.end_step()
 
     def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: DeviceKVCache, max_model_len: int) -> None:
-        """Capture the decode graphs."""
+        """Compile the kernels of steps that no graph runs, and capture the decode graphs."""
         if self.device.type == "cuda":
+            self._compile(forward, specs, cache, num_splits(max_model_len))
             graphs = DecodeGraphs(forward, specs, cache, self._config.max_num_seqs, max_model_len, self.device)
             captured = True
             try:
@@ -159,6 +161,14 @@ class DeviceBackend:
                 captured = bool(self._ranks.minimum(int(captured)))
             if captured:
                 self._graphs = graphs
+
+    def _compile(self, forward: Forward, specs: list[AttentionSpec], cache: DeviceKVCache, max_splits: int) -> None:
+        """Run padding through the model as every kind of step: else the first requests of each kind would wait for the compiler."""
+        groups = {spec.num_heads // spec.num_kv_heads for spec in specs}
+        for rows, splits in product((1, 2), {1, min(2, max_splits)}):
+            zeros = torch.zeros(1, rows, dtype=torch.int64, device=self.device)
+            with attend_with(DeviceAttention.of_padding(cache, groups, rows, splits, self.device)):
+                forward(zeros, zeros, zeros[0])
 
     def serve(self) -> None:
         """From now on, rank 0 sends the steps to the other ranks."""

@@ -6,6 +6,7 @@ A step of many small kernels is bound by the host's launch rate; a graph is a si
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from engine.gpu.attention import DeviceAttention, DeviceKVCache, num_splits, pin
 from engine.gpu.paged_attention import Plan, shared_memory, tile_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from engine.backend import Forward
     from engine.batch import ForwardBatch
@@ -61,19 +62,25 @@ class DecodeGraphs:
         self._groups = {spec.num_heads // spec.num_kv_heads for spec in specs}
         self._sizes = capture_sizes(max_num_seqs)
         self._graphs: dict[tuple[int, int], tuple[Callable[[], None], torch.Tensor]] = {}
+        self._logits: torch.Tensor | None = None
 
     def capture(self) -> None:
-        """Capture all graphs, the largest first, so that smaller ones reuse its memory pool."""
+        """Capture all graphs, the largest first, so that smaller ones reuse its memory pool. Raises RuntimeError if the model reads
+        from the device during a step.
+        """
         pool = None
         for size, splits in product(reversed(self._sizes), reversed(self._splits)):
             self._set(size, [], [], [], [], [])
-            self._step(size, splits)  # compiles the kernels, outside of the capture
+            with _no_waits():  # before the capture: one that fails leaves torch's stream and allocator in its midst
+                logits = self._step(size, splits)
+            if self._logits is None:  # one for all graphs, whose own results would stay in the pool
+                self._logits = torch.empty_like(logits)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                logits = self._step(size, splits)
+                self._logits[:size].copy_(self._step(size, splits))
             pool = pool or graph.pool()
-            self._graphs[size, splits] = (graph.replay, logits)
+            self._graphs[size, splits] = (graph.replay, self._logits[:size])
 
     def fits(self, batch: ForwardBatch) -> bool:
         """Whether a graph can run the batch: one token per sequence, not more sequences than captured, and
@@ -134,3 +141,14 @@ class DecodeGraphs:
         }  # fmt: skip
         with attend_with(DeviceAttention.captured(self._cache, self._slots[:size], plans)):
             return self._forward(self._ids[:, :size], self._positions[:, :size], self._rows[:size])
+
+
+@contextmanager
+def _no_waits() -> Iterator[None]:
+    """Let operations that make the host wait for the device raise RuntimeError. It also compiles the step's kernels."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

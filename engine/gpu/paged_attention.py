@@ -26,7 +26,7 @@ SPLIT_KEYS = 1024
 """Decode over longer contexts is split into pieces of this many keys."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row", "logsum_token", "logsum_head"])  # they change with the contexts
 def _attention(
     query, keys, values, out, logsums, tile_sequence, tile_start, query_starts, lengths, tables, sinks,
     scale, softcap, window,
@@ -34,7 +34,7 @@ def _attention(
     out_token, out_head, logsum_token, logsum_head, table_row,
     GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr,
     VALUE_PADDED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr, SPLIT: tl.constexpr,
-    SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    SPLIT_UP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows (query * GROUP + head of the group), one KV head, one piece of the context."""
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -64,7 +64,7 @@ def _attention(
     if HAS_WINDOW:
         low = tl.maximum(low, tl.maximum(length - count + start - window + 1, 0) // TURN * TURN)
     high = last + 1
-    if SPLITS > 1:
+    if SPLIT_UP:
         high = tl.minimum(high, (split + 1) * SPLIT)
     for begin in range(low, high, TURN):
         n = begin + tl.arange(0, TURN)
@@ -90,7 +90,7 @@ def _attention(
         highest = highest_now
     out_ok = row_ok[:, None] & (dv < VALUE_DIM)[None, :]
     out_at = out + (first + index)[:, None] * out_token + head[:, None] * out_head + dv[None, :]
-    if SPLITS == 1:
+    if not SPLIT_UP:
         if HAS_SINKS:  # a sink acts as one more key with a weight and no value
             sink = tl.load(sinks + head, mask=row_ok, other=0.0).to(tl.float32)
             with_sink = tl.maximum(highest, sink)
@@ -199,7 +199,7 @@ def attend(
         out.stride(0), out.stride(1), logsums.stride(0), logsums.stride(1), plan.tables.stride(0),
         GROUP=heads // kv_heads, DIM=dim, DIM_PADDED=dim_padded, VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
         BLOCK=block_size, ROWS=plan.rows, TURN=turn,
-        SPLIT=SPLIT_KEYS, SPLITS=plan.splits, HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
+        SPLIT=SPLIT_KEYS, SPLIT_UP=split, HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None, num_stages=stages,
     )  # fmt: skip
     if not split:

@@ -50,7 +50,7 @@ class BlockCopier:
     @torch.inference_mode()
     def read(self, blocks: Sequence[int]) -> torch.Tensor:
         """A copy of these blocks as rows, on the cache's device."""
-        index = torch.tensor(blocks, dtype=torch.int64).to(self.device)
+        index = self._on_device(blocks)
         return torch.cat([part.index_select(0, index).view(torch.uint8) for part in self._parts], dim=1)
 
     @torch.inference_mode()
@@ -68,13 +68,20 @@ class BlockCopier:
     def write(self, blocks: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
         """Fill these blocks with rows in host memory."""
         for numbers in batched(range(len(blocks)), self.blocks_at_once):
-            index = torch.tensor([blocks[n] for n in numbers], dtype=torch.int64).to(self.device)
+            index = self._on_device([blocks[n] for n in numbers])
             together = torch.empty((len(numbers), self.block_bytes), dtype=torch.uint8, device=self.device)
             for place, number in enumerate(numbers):
                 together[place].copy_(rows[number], non_blocking=True)
             for part, content in zip(self._parts, together.split(self._sizes, dim=1), strict=True):
                 aligned = content.clone(memory_format=torch.contiguous_format)
                 part.index_copy_(0, index, aligned.view(part.dtype))
+
+    def _on_device(self, numbers: Sequence[int]) -> torch.Tensor:
+        """The numbers on the cache's device; the host does not wait for the steps that the device still has to do."""
+        index = torch.tensor(numbers, dtype=torch.int64)
+        if self.device.type == "cuda":
+            index = index.pin_memory()
+        return index.to(self.device, non_blocking=True)
 
 
 def batched(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:

@@ -6,7 +6,9 @@ Copies to and from it run on the device's stream, in order: a row that is overwr
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def _unregister(rows: torch.Tensor) -> None:
+    """End the registration of pinned memory, before it is freed."""
+    torch.cuda.cudart().cudaHostUnregister(rows.data_ptr())
+
+
 class MemoryTier:
     """The blocks that fit into `limit_bytes`, the least recently used of which goes first."""
 
@@ -25,9 +32,13 @@ class MemoryTier:
         self._rows = torch.empty((limit_bytes // block_bytes, block_bytes), dtype=torch.uint8)
         if device.type == "cuda" and len(self._rows):
             # Not `pin_memory`, which rounds up to a power of two.
-            error = torch.cuda.cudart().cudaHostRegister(self._rows.data_ptr(), self._rows.numel(), 0)
-            if int(error):
+            error = int(torch.cuda.cudart().cudaHostRegister(self._rows.data_ptr(), self._rows.numel(), 0))
+            if error:
                 logger.warning("the memory of kv_offload_memory_bytes is not pinned (error %d): copies are slow", error)
+                with suppress(RuntimeError):  # CUDA keeps the error until the next kernel, which raises it
+                    torch.zeros(1, device=device)
+            else:
+                weakref.finalize(self, _unregister, self._rows)
         self._row_of: OrderedDict[bytes, int] = OrderedDict()
         self._free = list(range(len(self._rows)))
         self.hits = self.stored = self.evictions = 0
