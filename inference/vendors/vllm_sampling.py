@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -119,12 +120,14 @@ def sampling_overrides(body: SamplingFields, tokenizer: ModelTokenizer) -> Sampl
 
 
 def logit_bias(body: SamplingFields) -> dict[int, float]:
-    """Keys as ids, values clamped to -100..100 as in vLLM."""
+    """Keys as ids, values clamped to -100..100 as in vLLM; raises InvalidRequest."""
     bias = body.logit_bias or {}
     if len(bias) > 300:
         raise InvalidRequest(f"logit_bias must have at most 300 entries, got {len(bias)}.", "logit_bias")
     if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in bias):
         raise InvalidRequest("logit_bias: keys must be token ids.", "logit_bias")
+    if any(map(math.isnan, bias.values())):  # texts may write it
+        raise InvalidRequest("logit_bias: values must be numbers.", "logit_bias")
     return {int(key): max(-100.0, min(100.0, value)) for key, value in bias.items()}
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 DEFAULT_MAX_TOKENS = 20
 MICROSECONDS = 1e-6
+MAX_TIMEOUT_US = (1 << 64) - 1
+"""Triton keeps a timeout in 64 bits."""
 ALIASES = {
     "max_new_tokens": "max_tokens", "request_output_len": "max_tokens", "stop_words": "stop", "random_seed": "seed",
     "num_return_sequences": "n", "min_length": "min_tokens", "runtime_top_k": "top_k", "streaming": "stream",
@@ -231,9 +233,9 @@ def flag_of(name: str, value: Any) -> bool:
 
 
 def _timeout_s(value: Any) -> float | None:
-    """The timeout in seconds, from Triton's microseconds."""
+    """The timeout in seconds, from Triton's microseconds; None for 0. Raises InvalidRequest."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise InvalidRequest("timeout must be a non-negative number of microseconds", "timeout")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIMEOUT_US:  # nor NaN
+        raise InvalidRequest(f"timeout must be a number of microseconds from 0 to {MAX_TIMEOUT_US}", "timeout")
     return value * MICROSECONDS if value else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import asynccontextmanager
 
 import grpc
@@ -55,13 +56,13 @@ async def client(serving, sockets):
         yield client
 
 
-def request(text: str = "The capital", model: str = "demo", stream: bool = False, **parameters: object):
+def request(text: str = "The capital", model: str = "demo", stream: bool = False, **parameters: int | float):
     message = pb.ModelInferRequest(model_name=model, id="a")
     message.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(text.encode())
     if stream:
         message.inputs.add(name="stream", datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
     for name, value in {"temperature": 0, **parameters}.items():
-        message.parameters[name].int64_param = value
+        setattr(message.parameters[name], "double_param" if isinstance(value, float) else "int64_param", value)
     return message
 
 
@@ -117,6 +118,8 @@ async def test_failures(client, serving, script, code):
 @pytest.mark.parametrize(("message", "code"), [
     (request(model="none"), "NOT_FOUND"),
     (request(temperature=-1), "INVALID_ARGUMENT"),
+    *((request(timeout=value), "INVALID_ARGUMENT") for value in (-1, math.nan, math.inf, 2.0**65)),
+    *((request(**{name: math.nan}), "INVALID_ARGUMENT") for name in ("temperature", "top_p", "repetition_penalty", "len_penalty")),
     (pb.ModelInferRequest(model_name="demo"), "INVALID_ARGUMENT"),
 ])  # fmt: skip
 async def test_refused(client, message, code):
