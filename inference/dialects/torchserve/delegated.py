@@ -1,4 +1,4 @@
-"""OpenAI's answers for inputs with `url_path`: the front plane's own, over gRPC in the chunks in which HTTP would have them."""
+"""Answers of the front plane: OpenAI's for inputs with `url_path`, in the chunks in which HTTP would have them, and `infer`'s."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from inference.http.exchange import Exchange
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from inference.generation.caller import RpcCaller
+    from inference.generation.caller import Caller
     from inference.services import Services
 
 
 async def chunks_of(
-    services: Services, caller: RpcCaller, path: str, body: dict[str, Any], public_id: str
+    services: Services, caller: Caller, path: str, body: dict[str, Any] | None, public_id: str
 ) -> AsyncGenerator[bytes, None]:
     """The chunks of the front plane's answer at `path`, to a GET without a `body`, else to a POST of it, for the deployment
     with this public id. The caller holds a permit. Raises the handler's errors; closing the iterator ends the request.
@@ -30,12 +30,12 @@ async def chunks_of(
             await told.put(message["body"])
 
     headers = [(b"x-request-id", caller.request_id.encode())]
-    exchange = Exchange({"method": "POST" if body else "GET", "path": path, "headers": headers}, receive, send)
+    exchange = Exchange({"method": "GET" if body is None else "POST", "path": path, "headers": headers}, receive, send)
     exchange.tenant, exchange.standing = caller.tenant, caller.standing
 
     async def run() -> None:
         try:
-            await services.delegation.run(exchange, path, body, public_id, permitted=True)
+            await services.delegation.run(exchange, path, body or {}, public_id, permitted=True)
         finally:
             await told.put(None)
 

@@ -6,13 +6,12 @@ by TorchServe and not implemented; so here.
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.dialects.torchserve.delegated import chunks_of
 from inference.dialects.torchserve.errors import TorchServeError, grpc_renderer, missing_name, translated
+from inference.dialects.torchserve.open_inference import answer_of, without_binary
 from inference.dialects.torchserve.protocol import open_inference_pb2 as pb
 from inference.dialects.torchserve.tokens import key_of
 from inference.dialects.torchserve.versions import find_served
@@ -100,9 +99,7 @@ class OpenInferenceService:
         services = self._state.services
         served = await find_served(services, request.model_name, request.model_version)
         body = await in_thread_if(request.ByteSize() > INLINE_BYTES, _body, request)
-        path = f"/v2/models/{served.model}/infer"
-        async with aclosing(chunks_of(services, caller, path, body, served.entry.public_id)) as chunks:
-            answer = b"".join([chunk async for chunk in chunks])
+        answer = await answer_of(services, caller, served, body)
         return await in_thread_if(len(answer) > INLINE_BYTES, _response, request, served.entry.label, answer)
 
 
@@ -116,7 +113,7 @@ def _body(request: Any) -> dict[str, Any]:
         body["outputs"] = [
             {"name": output.name, "parameters": _parameters(output.parameters)} for output in request.outputs
         ]
-    return body
+    return without_binary(body)
 
 
 def _input(given: Any) -> dict[str, Any]:

@@ -126,7 +126,7 @@ async def openai(
     path = given.path
     if not path.startswith(OPENAI):
         raise unknown(path)
-    body: dict[str, Any] = {}
+    body: dict[str, Any] | None = None
     if given.raw or "prompt" in given.fields or "messages" in given.fields:
         body = openai_body(given, served, streams)
     try:

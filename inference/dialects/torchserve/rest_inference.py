@@ -9,6 +9,7 @@ import msgspec
 
 from inference.dialects.torchserve.errors import missing_name, render
 from inference.dialects.torchserve.inputs import parse_input
+from inference.dialects.torchserve.open_inference import answer_of, without_binary
 from inference.dialects.torchserve.predictions import OPENAI, Prediction, predict, read_input, unknown
 from inference.dialects.torchserve.rest_inputs import query_of, values_of
 from inference.dialects.torchserve.versions import find_served
@@ -72,10 +73,12 @@ async def kserve_predict(exchange: Exchange, services: Services, state: State) -
 
 
 async def kserve_infer(exchange: Exchange, services: Services, state: State) -> None:
-    """/v2/models/{model}/infer: KServe's tensors, as on the front plane."""
-    served = await find_served(services, exchange.parameters["model"], "")
-    path, body = f"/v2/models/{served.model}/infer", await exchange.json()
-    await services.delegation.run(exchange, path, body, served.entry.public_id)
+    """/v2/models/{model}/infer: KServe's tensors, as on the front plane, always as JSON."""
+    with services.admission.permit(exchange.permit_holder):
+        served = await find_served(services, exchange.parameters["model"], "")
+        body = await exchange.work(without_binary, await exchange.json())
+        answer = await exchange.unless_gone(answer_of(services, exchange, served, body))
+        await exchange.respond(Response(200, answer))
 
 
 async def explanations(exchange: Exchange, services: Services, state: State) -> None:

@@ -64,6 +64,16 @@ async def test_tokens_and_named_outputs(server):
     assert (output.name, list(output.contents.uint_contents)) == ("output0", [1540, 16, 2])
 
 
+async def test_nothing_is_binary(server):
+    server.worker.scripts.append(says(" Rome."))
+    request = asks()
+    request.parameters["binary_data_output"].bool_param = True
+    request.inputs[0].parameters["binary_data_size"].int64_param = 5
+    request.outputs.add(name="text_output").parameters["binary_data"].bool_param = True
+    (output,) = (await ask(server, "ModelInfer", request)).outputs
+    assert output.contents.bytes_contents == [b" Rome."]
+
+
 @pytest.mark.parametrize(("method", "request_", "code", "words"), [
     ("ModelReady", pb.ModelReadyRequest(), "INTERNAL", "Parameter name is required.\nBadRequestException.()"),
     ("ModelReady", pb.ModelReadyRequest(name="none"), "NOT_FOUND", "Model not found: none\n"),

@@ -158,6 +158,22 @@ class TestKServe:
         status, answer = await ask(server, "POST", "/v2/models/demo/infer", {"inputs": [tensor]}, INFER)
         assert (status, answer["outputs"][0]["data"]) == (200, [" of Spain"])
 
+    async def test_nothing_is_binary(self, server):
+        server.worker.scripts.append(says(" of Spain"))
+        tensor = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["The capital"]}
+        body = {
+            "inputs": [{**tensor, "parameters": {"binary_data_size": 5}}],
+            "outputs": [{"name": "text_output", "parameters": {"binary_data": True}}],
+            "parameters": {"binary_data_output": True},
+        }
+        headers = {"inference_header_content_length": "5"}
+        status, answer = await ask(server, "POST", "/v2/models/demo/infer", body, INFER, **headers)
+        assert (status, answer["outputs"][0]["data"]) == (200, [" of Spain"])
+
+    @pytest.mark.parametrize("body", [{}, {"inputs": 5}, {"inputs": [5]}, {"parameters": 5}, {"outputs": [{}]}])
+    async def test_refused_requests(self, server, body):
+        assert (await ask(server, "POST", "/v2/models/demo/infer", body, INFER))[0] == 400
+
     async def test_ready(self, server):
         assert await ask(server, "GET", "/v1/models/demo") == (200, {"name": "demo", "ready": True})
         assert (await ask(server, "GET", "/v1/models/X"))[0] == 404
