@@ -24,6 +24,7 @@ from inference.workers.versions import find_version
 if TYPE_CHECKING:
     import grpc
 
+    from inference.dialects.torchserve.open_inference import Answer
     from inference.dialects.torchserve.state import State
     from inference.generation.caller import RpcCaller
     from inference.server.grpc_calls import Timeouts
@@ -99,8 +100,8 @@ class OpenInferenceService:
         services = self._state.services
         served = await find_served(services, request.model_name, request.model_version)
         body = await in_thread_if(request.ByteSize() > INLINE_BYTES, _body, request)
-        answer = await answer_of(services, caller, served, body)
-        return await in_thread_if(len(answer) > INLINE_BYTES, _response, request, served.entry.label, answer)
+        answer = await answer_of(services, caller, served, request.model_name, body)
+        return await in_thread_if(len(answer.outputs) > INLINE_BYTES, _response, answer)
 
 
 def _body(request: Any) -> dict[str, Any]:
@@ -140,9 +141,9 @@ def _parameters(parameters: Any) -> dict[str, Any]:
     return {name: getattr(value, choice) for name, (value, choice) in chosen.items() if choice is not None}
 
 
-def _response(request: Any, label: str, answer: bytes) -> Any:
-    response = pb.ModelInferResponse(model_name=request.model_name, model_version=label, id=request.id)
-    for output in msgspec.json.decode(answer)["outputs"]:
+def _response(answer: Answer) -> Any:
+    response = pb.ModelInferResponse(model_name=answer.model_name, model_version=answer.model_version, id=answer.id)
+    for output in msgspec.json.decode(answer.outputs):
         tensor = response.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
         data = output["data"]
         if output["datatype"] == "BYTES":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from inference.dialects.torchserve.delegated import chunks_of
 
 if TYPE_CHECKING:
@@ -16,13 +18,25 @@ BINARY = frozenset({"binary_data_output", "binary_data", "binary_data_size"})
 """Parameters of Triton's extension for binary data. TorchServe does not have it, and ignores parameters that it does not know."""
 
 
-async def answer_of(services: Services, caller: Caller, served: Served, body: dict[str, Any]) -> bytes:
-    """The JSON of the answer, with the front plane's names of model and version. The caller holds a permit, and the body has no
-    `BINARY` parameters. Raises the handler's errors.
+class Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """An answer; `outputs` is a list of tensors as JSON."""
+
+    model_name: str
+    model_version: str
+    id: str = ""
+    outputs: msgspec.Raw
+
+
+async def answer_of(services: Services, caller: Caller, served: Served, model: str, body: dict[str, Any]) -> Answer:
+    """The answer, under the client's name of the `model` and TorchServe's label of the version. The caller holds a permit, and the
+    body has no `BINARY` parameters. Raises the handler's errors.
     """
     path = f"/v2/models/{served.model}/infer"
     async with aclosing(chunks_of(services, caller, path, body, served.entry.public_id)) as chunks:
-        return b"".join([chunk async for chunk in chunks])
+        told = b"".join([chunk async for chunk in chunks])
+    answer = msgspec.json.decode(told, type=Answer)
+    answer.model_name, answer.model_version = model, served.entry.label
+    return answer
 
 
 def without_binary(body: dict[str, Any]) -> dict[str, Any]:

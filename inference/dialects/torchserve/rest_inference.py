@@ -75,10 +75,11 @@ async def kserve_predict(exchange: Exchange, services: Services, state: State) -
 async def kserve_infer(exchange: Exchange, services: Services, state: State) -> None:
     """/v2/models/{model}/infer: KServe's tensors, as on the front plane, always as JSON."""
     with services.admission.permit(exchange.permit_holder):
-        served = await find_served(services, exchange.parameters["model"], "")
+        model = exchange.parameters["model"]
+        served = await find_served(services, model, "")
         body = await exchange.work(without_binary, await exchange.json())
-        answer = await exchange.unless_gone(answer_of(services, exchange, served, body))
-        await exchange.respond(Response(200, answer))
+        answer = await exchange.unless_gone(answer_of(services, exchange, served, model, body))
+        await exchange.respond(json_response(answer))
 
 
 async def explanations(exchange: Exchange, services: Services, state: State) -> None:

@@ -155,8 +155,11 @@ class TestKServe:
     async def test_infer(self, server):
         server.worker.scripts.append(says(" of Spain"))
         tensor = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["The capital"]}
-        status, answer = await ask(server, "POST", "/v2/models/demo/infer", {"inputs": [tensor]}, INFER)
+        body = {"id": "a", "inputs": [tensor]}
+        status, answer = await ask(server, "POST", "/v2/models/demo/infer", body, INFER)
         assert (status, answer["outputs"][0]["data"]) == (200, [" of Spain"])
+        assert (answer["model_name"], answer["model_version"], answer["id"]) == ("demo", "1.0", "a")
+        assert "id" not in (await ask(server, "POST", "/v2/models/demo/infer", {"inputs": [tensor]}, INFER))[1]
 
     async def test_nothing_is_binary(self, server):
         server.worker.scripts.append(says(" of Spain"))
