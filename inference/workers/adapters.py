@@ -125,16 +125,29 @@ class AdapterControl:
 
     async def unload(self, name: str, actor: str, base: str | None = None) -> None:
         """Unload an adapter of the deployment `base` (None: of every one that serves it): new requests no longer find it;
-        running ones finish, then workers free it. Other models' adapters of this name stay. Raises AdapterNotFound or
-        ModelNotFound.
+        running ones finish, then workers free it. Other models' adapters of this name stay. Raises ModelNotFound, or
+        AdapterNotFound if there is none, or another call has removed or replaced it meanwhile.
         """
-        entries = self._holder.current.deployments if base is None else (self._router.resolve(base).entry,)
-        serving = [entry for entry in entries if entry.adapter(name) is not None]
-        if not serving:
-            raise AdapterNotFound(name)
-        for model, entry in {entry.model: entry for entry in serving}.items():  # an adapter belongs to a model
+        known = self._holder.current.deployments
+        if base is not None:
+            chosen = self._router.resolve(base).entry.name
+            known = tuple(entry for entry in known if entry.name == chosen)
+        seen = {entry.model: (entry.name, found) for entry in known if (found := entry.adapter(name)) is not None}
+        removed = False
+        for model, (deployment, adapter) in seen.items():  # an adapter belongs to a model
             async with self._changing[model]:
-                await self._registry.remove_adapter(name, actor, entry.name)
+                current = self._registered(name, deployment)
+                # What was registered under the name while this call waited is not what it was asked to remove.
+                if current is not None and (current.digest, current.created) == (adapter.digest, adapter.created):
+                    await self._registry.remove_adapter(name, actor, deployment)
+                    removed = True
+        if not removed:
+            raise AdapterNotFound(name)
+
+    def _registered(self, name: str, deployment: str) -> AdapterEntry | None:
+        """The adapter of this name that the deployment serves now."""
+        entries = self._holder.current.deployments
+        return next((entry.adapter(name) for entry in entries if entry.name == deployment), None)
 
     def failures(self, base: str | None) -> dict[str, AdapterFailure]:
         """Why workers of the deployment `base` could not load adapters when they were last needed, by digest. Raises

@@ -9,7 +9,7 @@ import pytest
 
 from engine.adapters.failures import AdapterCode, AdapterFailure
 from inference.dialects.mindie.settings import MindieSettings
-from inference.errors import AdapterRefused
+from inference.errors import AdapterNotFound, AdapterRefused
 from management.snapshot import AdapterEntry, Availability, Snapshot
 from tests.unit.fake_worker import settle
 from tests.unit.scripts import EMBEDDING
@@ -68,6 +68,49 @@ async def test_only_what_is_served_is_unloaded(known, monkeypatch):
     monkeypatch.setattr(known.registry, "remove_adapter", remove)
     assert (await known.post(UNLOAD, {"lora_name": "pirate"})).status == 200
     assert removed == [("pirate", "demo")]
+
+
+class SlowRemovals:
+    """The registry's removals, each of which waits until it may go on."""
+
+    def __init__(self, registry, monkeypatch):
+        self._remove, self.begun, self.go_on = registry.remove_adapter, 0, asyncio.Event()
+        monkeypatch.setattr(registry, "remove_adapter", self._slowly)
+
+    async def _slowly(self, *asked):
+        self.begun += 1
+        await self.go_on.wait()
+        await self._remove(*asked)
+
+
+async def test_one_of_two_unloads_at_once_finds_nothing(known, monkeypatch):
+    await known.post(LOAD, NAMED)
+    removals = SlowRemovals(known.registry, monkeypatch)
+    calls = [asyncio.ensure_future(known.post(UNLOAD, {"lora_name": "pirate"})) for _ in range(2)]
+    await eventually(lambda: removals.begun)
+    await settle()
+    removals.go_on.set()
+    assert [(await call).status for call in calls] == [200, 404]
+
+
+async def test_an_unload_spares_what_was_registered_after_it_was_asked_for(known, monkeypatch):
+    """Its adapter is removed by an earlier call, and the name given to other content, before its turn comes."""
+    await known.post(LOAD, NAMED)
+    known.registry.files["/adapters/pirate"] = msgspec.structs.replace(PIRATE, digest="d2")
+    removals = SlowRemovals(known.registry, monkeypatch)
+    control = known.services.adapters
+    first = asyncio.ensure_future(control.unload("pirate", "tester"))
+    await eventually(lambda: removals.begun)
+    load = asyncio.ensure_future(control.load("pirate", "/adapters/pirate", None, True, "tester"))
+    await settle()
+    second = asyncio.ensure_future(control.unload("pirate", "tester"))
+    await settle()
+    removals.go_on.set()
+    await first
+    await load
+    with pytest.raises(AdapterNotFound):
+        await second
+    assert [adapter.digest for adapter in known.adapters] == ["d2"]
 
 
 async def test_the_same_name_again(known):
