@@ -219,6 +219,7 @@ class DjangoRegistry:
             wanted_workers=row.wanted_workers,
             vendor_fields=row.vendor_fields,
             workers=tuple(map(_worker, row.workers.all())),
+            public_id=row.public_id,
         )
 
     def _create(self, wanted: NewDeployment, actor: str) -> DeploymentState:

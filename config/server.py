@@ -248,6 +248,7 @@ class Server:
 
     def _drain(self) -> None:
         self.services.admission.draining = True
+        self.services.lasting.end()
         logger.info("draining", running=self.services.admission.in_flight)
 
     def _terminate(self, force_after_s: float | None) -> None:

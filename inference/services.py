@@ -10,6 +10,7 @@ from inference.admission.rates import RateMeter
 from inference.admission.standing import Standings
 from inference.planes.delegation import Delegation
 from inference.telemetry.base import Telemetry
+from inference.workers.lasting import LastingTasks
 
 if TYPE_CHECKING:
     from inference.admission.permits import Admission
@@ -73,6 +74,7 @@ class Services:
     rates: RateMeter = field(default_factory=RateMeter)
     standings: Standings = field(default_factory=Standings)
     idempotency: IdempotencyStore = field(default_factory=IdempotencyStore)
+    lasting: LastingTasks = field(default_factory=LastingTasks)
     delegation: Delegation = field(default_factory=Delegation)
     """Lets a dialect's own plane serve the front plane's routes; opened with the front plane."""
 

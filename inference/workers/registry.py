@@ -48,6 +48,8 @@ class DeploymentState:
     vendor_fields: Mapping[str, Any] = field(default_factory=dict)
     """What a dialect's client gave when it registered the deployment, to be returned to it."""
     workers: Sequence[WorkerState] = ()
+    public_id: str = ""
+    """Tells it from an earlier deployment of the same name."""
 
 
 @dataclass(frozen=True, slots=True)

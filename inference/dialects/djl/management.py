@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from inference.dialects.djl.errors import DjlError, bad_request, conflict, not_found, not_ready
@@ -10,12 +9,14 @@ from inference.dialects.djl.listing import DEFAULTS, status_of
 from inference.dialects.djl.models import NAME, actor_of, states_of
 from inference.dialects.djl.parameters import as_integer, query_of, read_parameters
 from inference.dialects.djl.sources import path_of
-from inference.errors import DeadlineExceeded, ModelExists, NotServed, ServingError, SourceNotFound, StartFailed
+from inference.errors import DeadlineExceeded, ModelExists, NotServed, SourceNotFound, StartFailed
 from inference.vendors.model_server import pretty
 from inference.workers.registry import NewDeployment
-from inference.workers.versions import until_scaled
+from inference.workers.versions import until_started
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from inference.dialects.djl.parameters import Parameters
     from inference.http.exchange import Exchange
     from inference.services import Services
@@ -28,26 +29,24 @@ NO_WORKFLOWS = "Workflows cannot be registered on this server. Register a model 
 
 
 async def register(exchange: Exchange, services: Services) -> None:
-    """POST /models: create a deployment; `synchronous` (true) answers when its workers are ready."""
+    """POST /models: create a deployment; `synchronous` (true) answers when its workers are ready, and what does not start is
+    not kept, whether or not the client still waits.
+    """
     parameters = await read_parameters(exchange)
     url = parameters.text("url")
     if url is None:
         raise bad_request("Parameter url is required.")
     wanted = _wanted(parameters, url)
     synchronous = parameters.flag("synchronous")
-    try:
-        state = await services.registry.create_deployment(wanted, actor_of(exchange))
-    except ModelExists as error:
-        raise conflict(f"Workflow {error.name[:200]} is already registered.") from error
-    except SourceNotFound as error:
-        raise not_found(f"The model was not found at {url[:500]}, or this server may not serve it.") from error
-    name = state.served_name or state.name
+    creating = _create(services, wanted, url, actor_of(exchange))
     if synchronous is False:
-        await exchange.respond(pretty({"status": f'Model "{name}" registration scheduled.'}, 202))
+        state = await creating
+        await exchange.respond(pretty({"status": f'Model "{_name(state)}" registration scheduled.'}, 202))
         return
-    if wanted.workers:
-        await exchange.unless_gone(_until_ready(services, state.name, wanted.workers, actor_of(exchange)))
-    await exchange.respond(pretty({"status": f'Model "{name}" registered.'}))
+    state = await exchange.unless_gone(
+        services.lasting.run(_start(services, creating, wanted.workers, actor_of(exchange)))
+    )
+    await exchange.respond(pretty({"status": f'Model "{_name(state)}" registered.'}))
 
 
 async def scale(exchange: Exchange, services: Services) -> None:
@@ -86,16 +85,33 @@ async def refuse_workflow(exchange: Exchange, services: Services) -> None:
     raise NotServed(NO_WORKFLOWS)
 
 
-async def _until_ready(services: Services, name: str, workers: int, actor: str) -> None:
-    """Wait for so many workers; if they do not come, the deployment is removed again."""
+async def _create(services: Services, wanted: NewDeployment, url: str, actor: str) -> DeploymentState:
     try:
-        await until_scaled(services, name, START_TIMEOUT_S, workers, MAX_WORKERS)
-    except (StartFailed, DeadlineExceeded) as error:
-        with suppress(ServingError):  # the reason of the failure is more useful
-            await services.registry.remove_deployment(name, actor)
-        if isinstance(error, StartFailed):
-            raise DjlError(400, "ModelException", f"The model could not be started: {error.message}") from error
+        return await services.registry.create_deployment(wanted, actor)
+    except ModelExists as error:
+        raise conflict(f"Workflow {error.name[:200]} is already registered.") from error
+    except SourceNotFound as error:
+        raise not_found(f"The model was not found at {url[:500]}, or this server may not serve it.") from error
+
+
+async def _start(
+    services: Services, creating: Coroutine[Any, Any, DeploymentState], workers: int, actor: str
+) -> DeploymentState:
+    """Create the deployment and wait for so many workers; if they do not come, it is removed again."""
+    state = await creating
+    if not workers:
+        return state
+    try:
+        await until_started(services, state, START_TIMEOUT_S, workers, MAX_WORKERS, actor)
+    except StartFailed as error:
+        raise DjlError(400, "ModelException", f"The model could not be started: {error.message}") from error
+    except DeadlineExceeded as error:
         raise DjlError(503, "WlmException", f"The model has not started in {START_TIMEOUT_S:g} s.") from error
+    return state
+
+
+def _name(state: DeploymentState) -> str:
+    return state.served_name or state.name
 
 
 async def _found(exchange: Exchange, services: Services) -> list[DeploymentState]:

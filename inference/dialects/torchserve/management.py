@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,15 +22,16 @@ from inference.errors import (
     DeadlineExceeded,
     ModelExists,
     ModelNotFound,
-    ServingError,
     SourceNotFound,
     StartFailed,
     VersionNotFound,
 )
 from inference.workers.registry import NewDeployment
-from inference.workers.versions import POLL_S, find_version, until_scaled
+from inference.workers.versions import POLL_S, find_version, until_scaled, until_started
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from inference.dialects.torchserve.sources import Source
     from inference.dialects.torchserve.state import State
     from inference.workers.registry import DeploymentState
@@ -111,20 +111,17 @@ async def register(state: State, asked: Registration, actor: str) -> Outcome:
     check_url(asked.url, state.settings.torchserve_allowed_urls)
     store = state.settings.torchserve_model_store
     source = await asyncio.to_thread(find_source, asked.url, asked.model_name, store)
-    made = await _create(state, asked, source, actor)
+    creating = _create(state, asked, source, actor)
+    if asked.synchronous and asked.workers:  # what does not start is not kept, whether or not the client still waits
+        made = await state.services.lasting.run(_start(state, creating, asked, actor))
+    else:
+        made = await creating
     name, label = made.served_name, made.label
     if not asked.workers:
         text = f'Model "{name}" Version: {label} registered with 0 initial workers. Use scale workers API to add workers for the model.'
         return Outcome(OK, text)
     if not asked.synchronous:
         return Outcome(ACCEPTED, PROGRESS)
-    timeout_s = positive(asked.startup_timeout, DEFAULT_TIMEOUT_S)
-    try:
-        await _until_started(state, made, (asked.workers, asked.workers), timeout_s)
-    except TorchServeError:
-        with suppress(ServingError):  # the reason of the failure is more useful
-            await state.services.registry.remove_deployment(made.name, actor or NAME)
-        raise
     return Outcome(OK, f'Model "{name}" Version: {label} registered with {asked.workers} initial workers')
 
 
@@ -149,13 +146,21 @@ async def _create(state: State, asked: Registration, source: Source, actor: str)
         raise TorchServeError(text, "ALREADY_EXISTS", f"{HTTP}ConflictStatusException", 409) from error
 
 
-async def _until_started(state: State, wanted: DeploymentState, limits: tuple[int, int], timeout_s: float) -> None:
-    """Wait until the number of ready workers is within the limits. Raises TorchServeError."""
+async def _start(
+    state: State, creating: Coroutine[Any, Any, DeploymentState], asked: Registration, actor: str
+) -> DeploymentState:
+    """Create the deployment and wait for its workers; if they do not come, it is removed again."""
+    made, workers = await creating, asked.workers
+    timeout_s = positive(asked.startup_timeout, DEFAULT_TIMEOUT_S)
     try:
-        await until_scaled(state.services, wanted.name, timeout_s, *limits)
+        await until_started(state.services, made, timeout_s, workers, workers, actor or NAME)
     except (StartFailed, DeadlineExceeded) as error:
-        text = f"Failed to start workers for model {wanted.served_name} version: {wanted.label}"
-        raise internal(text) from error
+        raise _not_started(made) from error
+    return made
+
+
+def _not_started(wanted: DeploymentState) -> TorchServeError:
+    return internal(f"Failed to start workers for model {wanted.served_name} version: {wanted.label}")
 
 
 async def scale(
@@ -170,7 +175,10 @@ async def scale(
     if not synchronous:
         return Outcome(ACCEPTED, PROGRESS)
     startup = found.vendor_fields.get(NAME, {}).get("startupTimeout", DEFAULT_TIMEOUT_S)
-    await _until_started(state, found, (minimum, maximum), startup)
+    try:
+        await until_scaled(state.services, found, startup, minimum, maximum)
+    except (StartFailed, DeadlineExceeded) as error:
+        raise _not_started(found) from error
     suffix = f", version: {version}" if version else ""
     return Outcome(OK, f"Workers scaled to {minimum} for model: {model}{suffix}")
 

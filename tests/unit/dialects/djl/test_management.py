@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -117,6 +118,42 @@ async def test_a_model_that_cannot_start_is_not_kept(models):
     text = "The model could not be started: this model is none"
     await models.refused("POST", "/models?url=/models/one", 400, "ModelException", text)
     assert [each["modelName"] for each in (await models.get("/models")).json()["models"]] == ["demo"]
+
+
+async def test_a_model_that_cannot_start_is_not_kept_after_its_client_has_left(models):
+    models.registry.starts_as = "starting"
+    running = models.serving.begin("/models?url=/models/one&model_name=m", plane="djl")
+    await eventually(lambda: "m" in models.registry.deployed)
+    running.hang_up()
+    await running.end()
+    assert "m" in models.registry.deployed
+    models.registry.add("m", [], state="failed")
+    await eventually(lambda: "m" not in models.registry.deployed)
+
+
+async def test_another_model_of_the_name_is_kept(models):
+    """The client's model is removed, and the name registered again."""
+    models.registry.starts_as = "starting"
+    running = models.serving.begin("/models?url=/models/one&model_name=m", plane="djl")
+    await eventually(lambda: "m" in models.registry.deployed)
+    models.registry.add("m", [], state="failed", public_id="another")
+    answer = await running.end()
+    assert (answer.status, answer.json()["message"]) == (400, "The model could not be started: m was removed")
+    assert "m" in models.registry.deployed
+
+
+async def test_a_server_that_drains_waits_for_no_start_whose_client_has_left(models):
+    models.registry.starts_as = "starting"
+    before = asyncio.all_tasks()
+    running = models.serving.begin("/models?url=/models/one&model_name=m", plane="djl")
+    await eventually(lambda: "m" in models.registry.deployed)
+    running.hang_up()
+    await running.end()
+    (waiting,) = asyncio.all_tasks() - before
+    models.services.lasting.end()
+    await asyncio.wait({waiting})
+    assert waiting.cancelled()
+    assert "m" in models.registry.deployed
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,16 @@ import asyncio
 import json
 import os
 import zipfile
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from inference.dialects.torchserve.archives import read_archive
 from inference.dialects.torchserve.errors import TorchServeError
+from inference.dialects.torchserve.management import Registration, register
 from inference.workers.registry import NewDeployment
+from tests.waiting import eventually
 
 ARCHIVE, HTTP = "org.pytorch.serve.archive.model.", "org.pytorch.serve.http."
 S3 = "https://torchserve.s3.amazonaws.com/mar_files/"
@@ -114,6 +117,22 @@ class TestRegister:
         text = "Failed to start workers for model demo version: 1.0"
         assert found == ("INTERNAL", text, HTTP + "InternalServerException")
         assert not empty.registry.states
+
+    async def test_workers_that_do_not_start_unregister_the_model_after_its_client_has_left(self, empty, monkeypatch):
+        registry, create = empty.registry, empty.registry.create_deployment
+
+        async def create_without_workers(wanted, actor):
+            return await create(replace(wanted, workers=0), actor)
+
+        monkeypatch.setattr(registry, "create_deployment", create_without_workers)
+        asked = Registration(url="demo.mar", initial_workers=1, synchronous=True)
+        call = asyncio.ensure_future(register(empty.state, asked, "tester"))
+        await eventually(lambda: registry.states)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert registry.states
+        registry.states = [replace(each, state="failed") for each in registry.states]
+        await eventually(lambda: not registry.states)
 
     async def test_the_model_api_can_be_off(self, begin):
         server = await begin(model_api=False)
