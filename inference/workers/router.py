@@ -117,11 +117,15 @@ class EngineRouter:
     @property
     def targets(self) -> list[Target]:
         """The known deployments: those with a connected worker, and those that sleep or restart."""
-        entries = scoped(self._holder.current).deployments
-        names = {entry.name for entry in entries}
+        names = {entry.name for entry in self.deployments}
         return [
             target for name, target in self._targets.items() if name in names or (target.clients and not scope_id())
         ]
+
+    @property
+    def deployments(self) -> tuple[DeploymentEntry, ...]:
+        """All deployments, also those that have never been ready."""
+        return scoped(self._holder.current).deployments
 
     @property
     def ready(self) -> bool:

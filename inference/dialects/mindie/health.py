@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from inference.dialects.mindie.errors import MindieError
-from inference.errors import RouteNotFound, ServingError
+from inference.errors import RouteNotFound, ServingError, Unavailable
 from inference.generation.requests import GenerationRequest, SamplingOverrides, TokenPrompt
 from inference.http.exchange import Response, json_response
 
@@ -21,6 +21,7 @@ DEFAULT_WAIT_S, MAX_WAIT_S = 10, 600
 TIMED = re.compile(r"(?:-([0-9]+))?")
 HEALTHY = b'{"status":"healthy"}'
 ABNORMAL = {"message": "Service is abnormal"}
+NO_STATUS = "Failed to get health status."
 UNLINKED = {"message": "DMI connection is unhealthy"}
 
 
@@ -54,19 +55,19 @@ async def health(exchange: Exchange, services: Services, state: MindieState) -> 
     """GET /health."""
     check(services, state)
     if not services.router.ready:
-        raise MindieError(500, "Failed to get health status.")
+        raise MindieError(500, NO_STATUS)
     await exchange.respond(Response(200, b"", b""))
 
 
 async def model_ready(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """GET /v2/models/{model}/ready."""
+    """GET /v2/models/{model}/ready: answers at once, also for a model whose first worker is starting."""
     check(services, state)
-    name = exchange.parameters["model"]
-    target = state.named(name)
-    if target is None:
-        raise MindieError(404, f"Model {name} not found.")
+    try:
+        target = state.named(exchange.parameters["model"])
+    except Unavailable as error:
+        raise MindieError(500, NO_STATUS) from error
     if not target.asleep and not target.responsive:
-        raise MindieError(500, "Failed to get health status.")
+        raise MindieError(500, NO_STATUS)
     await exchange.respond(Response(200, b"", b""))
 
 

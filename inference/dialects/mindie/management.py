@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inference.dialects.mindie import health
 from inference.dialects.mindie.disaggregation.roles import Role, RoleStatus
 from inference.dialects.mindie.errors import MindieError
-from inference.dialects.mindie.queries import VERSION, path_target
+from inference.dialects.mindie.queries import VERSION
 from inference.errors import Unavailable
 from inference.http.exchange import Response, json_response
 
@@ -59,9 +59,13 @@ async def info(exchange: Exchange, services: Services, state: MindieState) -> No
 
 
 async def slots(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """GET /v2/models/{model}/getSlotCount."""
+    """GET /v2/models/{model}/getSlotCount: 500 without a body for a model that has never been ready."""
     health.check(services, state)
-    load = Load(path_target(exchange, state), state)
+    try:
+        target = state.named(exchange.parameters["model"])
+    except Unavailable:
+        return await exchange.respond(Response(500, b"", b""))
+    load = Load(target, state)
     value = {
         "total_slots": load.slots,
         "free_slots": load.free_slots,

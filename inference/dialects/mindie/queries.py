@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from inference.dialects.mindie.state import MindieState
     from inference.http.exchange import Exchange
     from inference.services import Services
-    from inference.workers.target import Target
     from management.snapshot import DeploymentEntry
 
 OWNER = "MindIE Server"
@@ -74,7 +73,7 @@ async def server(exchange: Exchange, services: Services, state: MindieState) -> 
 
 async def metadata(exchange: Exchange, services: Services, state: MindieState) -> None:
     """GET /v2/models/{model}."""
-    target = path_target(exchange, state)
+    target = state.named(exchange.parameters["model"])
     value = {
         "name": target.entry.name,
         "platform": OWNER,
@@ -86,7 +85,7 @@ async def metadata(exchange: Exchange, services: Services, state: MindieState) -
 
 async def config(exchange: Exchange, services: Services, state: MindieState) -> None:
     """GET /v2/models/{model}/config."""
-    target, settings = path_target(exchange, state), state.settings
+    target, settings = state.named(exchange.parameters["model"]), state.settings
     value = {
         "model_name": target.entry.name,
         "input_datatype": "INT64",
@@ -127,11 +126,3 @@ async def tokenizer(exchange: Exchange, services: Services, state: MindieState) 
         ids = await model.encode(TextPrompt(text))
         pieces = [] if body.get("do_decode") is False else await in_thread(model.pieces, ids)
     await exchange.respond(json_response({"token_number": len(ids), "tokens": pieces}))
-
-
-def path_target(exchange: Exchange, state: MindieState) -> Target:
-    """The deployment named in the path."""
-    target = state.named(exchange.parameters["model"])
-    if target is None:
-        raise model_not_found(exchange.parameters["model"])
-    return target

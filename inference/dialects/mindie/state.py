@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from inference.dialects.mindie.errors import STOPPED, MindieError
+from inference.dialects.mindie.errors import STOPPED, MindieError, model_not_found
 from inference.dialects.mindie.latency import LatencyWindow
 from inference.dialects.mindie.prometheus import MindieMetrics
 from inference.dialects.mindie.settings import Capacity, MindieSettings
@@ -60,9 +60,17 @@ class MindieState:
         if self.stopping or services.admission.draining:
             raise MindieError(503, STOPPED)
 
-    def named(self, name: str) -> Target | None:
-        """The deployment with exactly this name, or whose model has it."""
-        return next((t for t in self.router.targets if name in (t.entry.name, t.entry.model)), None)
+    def named(self, name: str) -> Target:
+        """The deployment with exactly this name, or whose model has it. Raises MindieError (404) if there is none, Starting if
+        it has never been ready, Unavailable if it has failed before that.
+        """
+        target = next((t for t in self.router.targets if name in (t.entry.name, t.entry.model)), None)
+        if target is not None:
+            return target
+        entry = next((each for each in self.router.deployments if name in (each.name, each.model)), None)
+        if entry is None:
+            raise model_not_found(name)
+        return self.router.resolve(entry.name)
 
     def lenient(self, adapter: str | None) -> Target:
         """The default deployment with this adapter; the base model if the adapter is unknown, as in MindIE."""

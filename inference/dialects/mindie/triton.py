@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from inference.dialects.mindie.answer import body_of, counted
-from inference.dialects.mindie.errors import MindieError, invalid, model_not_found
+from inference.dialects.mindie.errors import MindieError, invalid
 from inference.dialects.mindie.fields import Fields
 from inference.dialects.mindie.finish import finish_reason
 from inference.dialects.mindie.parameters import Sampling, TextErrors, text_of
 from inference.dialects.mindie.requests import Form, InferenceRequest, MessageType
 from inference.dialects.mindie.tgi import DEFAULT_MAX_NEW_TOKENS
+from inference.errors import Unavailable
 from inference.generation.answer import Reply, WholeReply
 from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
 from inference.http.exchange import Response, json_response
@@ -72,7 +74,8 @@ async def stop(exchange: Exchange, services: Services, state: MindieState) -> No
     """POST .../stopInfer: stop a running request, which is answered with its output so far; this response repeats the
     body.
     """
-    _target(exchange, state)
+    with suppress(Unavailable):  # it has never been ready: no request runs there
+        state.named(exchange.parameters["model"])
     body = await body_of(exchange, state, "Failed to parse context to json body.")
     given = body.get("id")
     if given is None:
@@ -111,17 +114,10 @@ def make_reply(form: Form, settings: MindieSettings, generation: Generation, clo
 
 async def _begin(incoming: Incoming) -> tuple[Target, dict[str, Any]]:
     """Check the model, then the body, then whether the service still accepts requests."""
-    target = _target(incoming.exchange, incoming.state)
+    target = incoming.state.named(incoming.exchange.parameters["model"])
     body = await incoming.body()
     incoming.state.check_accepting(incoming.services)
     return target, body
-
-
-def _target(exchange: Exchange, state: MindieState) -> Target:
-    target = state.named(exchange.parameters["model"])
-    if target is None:
-        raise model_not_found(exchange.parameters["model"])
-    return target
 
 
 def _request_id(body: dict[str, Any]) -> str | None:

@@ -1,0 +1,88 @@
+"""MindIE's planes while a model's first worker starts: a second model is ready, and so the service is healthy."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from management.snapshot import Availability, Snapshot
+from tests.unit.fake_worker import FakeWorker
+from tests.waiting import eventually
+
+GENERATE = "/v2/models/second/generate"
+ASK = {"text_input": "The capital", "parameters": {"max_new_tokens": 2}}
+
+
+class Second:
+    """The model "second" beside "demo"."""
+
+    def __init__(self, serving, sockets):
+        self._serving = serving
+        self._worker = FakeWorker(sockets / "second.sock", "second/0")
+        serving.router.hold_s = 60.0
+
+    def publish(self, availability=Availability.COMING, worker=None):
+        first = self._serving.holder.current.deployments[0]
+        workers = () if worker is None else (msgspec.structs.replace(first.workers[0], worker_id="second/0", epoch=worker.epoch,
+                                                                     address=f"unix:{worker.path}"),)  # fmt: skip
+        entry = msgspec.structs.replace(
+            first, name="second", model="base", is_default=False, availability=availability, workers=workers
+        )
+        self._serving.holder.publish(Snapshot((first, entry), {}))
+
+    async def start(self):
+        """It becomes ready."""
+        self.publish(worker=await self._worker.start())
+        await self._serving.connected(2)
+
+    async def close(self):
+        await self._worker.close()
+
+
+@pytest.fixture
+async def second(serving, sockets):
+    made = Second(serving, sockets)
+    made.publish()
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize("name", ["second", "base"])
+async def test_a_request_waits_for_the_first_worker(serving, second, name):
+    call = serving.begin(f"/v2/models/{name}/generate", ASK, plane="mindie")
+    await eventually(lambda: serving.router.holding.deployments or call.task.done())
+    assert not call.task.done(), call.answer
+    await second.start()
+    answer = await call.end()
+    assert (answer.status, answer.json()["model_name"]) == (200, "second")
+
+
+NO_STATUS = b'{"error":"Failed to get health status.","error_type":"Incomplete Generation"}'
+NOT_STARTED = (
+    b'{"error":"Failed to enqueue inferRequest. No available LlmManager.","error_type":"Incomplete Generation"}'
+)
+
+
+@pytest.mark.parametrize(("plane", "path", "body"), [
+    ("management", "/v2/models/second/ready", NO_STATUS),
+    ("management", "/v2/models/second/getSlotCount", b""),
+    ("mindie", "/v2/models/second", NOT_STARTED),
+    ("mindie", "/v2/models/second/config", NOT_STARTED),
+])  # fmt: skip
+async def test_queries_answer_at_once(serving, second, plane, path, body):
+    answer = await serving.get(path, plane=plane)
+    assert (answer.status, answer.body) == (500, body)
+    await second.start()
+    assert (await serving.get(path, plane=plane)).status == 200
+
+
+async def test_a_model_that_cannot_start_is_not_unknown(serving, second):
+    second.publish(Availability.FAILED)
+    answer = await serving.post(GENERATE, ASK, plane="mindie")
+    assert (answer.status, answer.json()["error_type"]) == (500, "Incomplete Generation")
+    assert (await serving.post(GENERATE.replace("second", "third"), ASK, plane="mindie")).status == 404
+
+
+async def test_no_request_of_it_runs_that_could_be_stopped(serving, second):
+    answer = await serving.post("/v2/models/second/stopInfer", {"id": "a"}, plane="mindie")
+    assert (answer.status, answer.json()["error"]) == (404, "RequestId is a not found.")
