@@ -9,10 +9,15 @@ import msgspec
 from inference.errors import InvalidRequest, NotServed
 
 RESERVED_NAMES = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "self"}
+TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+"""The types of parts that are text, and the key under which each has it."""
 
 
 def parse_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Check the messages and join their text parts; all other fields are passed to the template unchanged."""
+    """Check the messages; each returned one has a text as its content, empty if it had none, and calls only if there are any.
+
+    All other fields are passed to the template unchanged. Raises InvalidRequest or NotServed.
+    """
     if not messages:
         raise InvalidRequest("messages must be a non-empty list.", "messages")
     return [_message(i, message) for i, message in enumerate(messages)]
@@ -29,31 +34,37 @@ def template_arguments(given: dict[str, Any] | None) -> dict[str, Any]:
     return {key: value for key, value in (given or {}).items() if key not in RESERVED_NAMES}
 
 
+def joined_parts(parts: list[Any], field: str) -> str:
+    """The texts of a content's parts, one a line; raises NotServed for parts that are not text."""
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        key = TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+        text = part if isinstance(part, str) else part.get(key) if key is not None else None
+        if not isinstance(text, str):
+            raise NotServed(f"{field}: parts of type {str(kind)[:40]!r} are not supported.", field)
+        texts.append(text)
+    return "\n".join(texts)
+
+
 def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     field = f"messages[{index}]"
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise InvalidRequest(f"{field}.role must be a non-empty string.", f"{field}.role")
     content = message.get("content")
     if isinstance(content, list):
-        texts = []
-        for part in content:
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind != "text" or not isinstance(part.get("text"), str):
-                raise NotServed(
-                    f"{field}.content: parts of type {str(kind)[:40]!r} are not supported.", f"{field}.content"
-                )
-            texts.append(part["text"])
-        content = "\n".join(texts)
+        content = joined_parts(content, f"{field}.content")
     elif content is not None and not isinstance(content, str):
         raise InvalidRequest(f"{field}.content must be a string, a list of parts or null.", f"{field}.content")
     if isinstance(message.get("tool_calls"), list):
         calls = [_call(f"{field}.tool_calls[{i}]", call) for i, call in enumerate(message["tool_calls"])]
-        message = {**message, "tool_calls": calls}
+        message = {**message, "tool_calls": calls or None}  # templates take an empty list for a call
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if message["role"] == "assistant" and isinstance(reasoning, str):  # templates know it by either name
         message = {**message, "reasoning": reasoning, "reasoning_content": reasoning}
-    # Optional fields sent as null are treated as absent: some clients send every field.
-    return {**{k: v for k, v in message.items() if v is not None}, "content": content}
+    # Optional fields sent as null are treated as absent: some clients send every field. The content is always a text:
+    # many templates add it to others, or print it.
+    return {**{k: v for k, v in message.items() if v is not None}, "content": content or ""}
 
 
 def _call(field: str, call: Any) -> dict[str, Any]:

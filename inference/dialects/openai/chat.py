@@ -98,9 +98,7 @@ def check(body: ChatCompletionRequest, limits: Limits) -> GrammarRequest | None:
 
 
 def parse_prompt(body: ChatCompletionRequest) -> ChatPrompt:
-    """Check the messages and join their text parts; all other fields of a message are passed to the template
-    unchanged.
-    """
+    """The conversation as the template gets it. Raises InvalidRequest or NotServed."""
     messages = parse_messages(body.messages)
     arguments = template_arguments(body.chat_template_kwargs)
     if body.tools:
@@ -248,7 +246,8 @@ class ChatReply(Reply):
         prompt = self.generation.request.prompt
         if not self.body.echo or not isinstance(prompt, ChatPrompt) or prompt.messages[-1]["role"] != "assistant":
             return ""
-        return prompt.messages[-1]["content"] or ""
+        content: str = prompt.messages[-1]["content"]
+        return content
 
     def _usage(self) -> dict[str, Any]:
         counts = self.generation.usage

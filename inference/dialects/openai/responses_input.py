@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from inference.chat.conversation import joined_parts
 from inference.dialects.openai.responses_tools import flat_name, is_object, text_arguments
 from inference.errors import InvalidRequest, NotServed
 
 INPUT_FORMS = [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]
-TEXT_PARTS = ("input_text", "output_text", "text")
 UNFINISHED = ("in_progress", "incomplete")
 Messages = list[dict[str, Any]]
 
@@ -51,13 +51,7 @@ def _text(content: Any, field: str, name: str = "content") -> str:
         return content
     if not isinstance(content, list):
         raise InvalidRequest(f"{field}.{name} must be a string or a list of parts.", f"{field}.{name}")
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise NotServed(f"{field}.{name}: parts of type {str(kind)[:40]!r} are not supported.", f"{field}.{name}")
-        texts.append(part["text"])
-    return "\n".join(texts)
+    return joined_parts(content, f"{field}.{name}")
 
 
 def _add_message(messages: Messages, role: Any, text: str) -> None:
