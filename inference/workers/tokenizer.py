@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,7 +248,10 @@ class ModelTokenizer:
         return await in_thread(self.render, prompt)
 
     def render(self, prompt: ChatPrompt) -> str:
-        """Render the chat template; with `control`, special tokens in the messages are escaped by stand-ins."""
+        """Render the chat template, up to the end of the final message if that is continued.
+
+        With `control`, special tokens in the messages are escaped by stand-ins.
+        """
         if self.template is None:
             raise TemplateError(
                 "This model has no usable chat template; use a completion route or add one to the model."
@@ -258,6 +262,9 @@ class ModelTokenizer:
             tags, none = frozenset((reasoning.BEGIN, reasoning.END)), frozenset[str]()
             messages = [self.control.escape(m, tags if m.get("role") == "assistant" else none) for m in messages]
             arguments = self.control.escape(arguments)
+        marker = f"{secrets.token_hex(16)} " if prompt.continue_final_message else ""
+        if marker:
+            messages = _marked(messages, marker)
         # As in transformers, a client's arguments replace special tokens.
         asked = {"messages": messages, "add_generation_prompt": prompt.add_generation_prompt}
         try:
@@ -274,12 +281,27 @@ class ModelTokenizer:
             raise TemplateError(f"The chat template refused the messages: {str(error)[:300]}") from error
         if len(text) > MAX_RENDERED_CHARACTERS:
             raise TemplateError(f"The chat template produced more than {MAX_RENDERED_CHARACTERS} characters.")
-        if prompt.continue_final_message:
-            final = str(messages[-1].get("content") or "").strip()
-            if final not in text:
-                raise TemplateError("The chat template changed the final message, so it cannot be continued.")
-            text = text[: text.rindex(final) + len(final)]
-        return text
+        return _up_to(marker, text, messages[-1]["content"]) if marker else text
+
+
+def _marked(messages: list[dict[str, Any]], marker: str) -> list[dict[str, Any]]:
+    """The messages with a marker at the end of the final content; raises TemplateError if there is none."""
+    final = messages[-1]
+    if not final.get("content"):
+        raise TemplateError("The final message has no content, so it cannot be continued.")
+    return [*messages[:-1], {**final, "content": final["content"] + marker}]
+
+
+def _up_to(marker: str, text: str, marked: str) -> str:
+    """A rendered text up to the end of its final content, which the marker shows: the content itself may occur anywhere.
+
+    The marker ends with a space. A template that drops it drops the content's last white space as well.
+    """
+    before, found, after = text.rpartition(marker.rstrip())
+    content = marked.removesuffix(marker).strip()
+    if not found or not before.rstrip().endswith(content):
+        raise TemplateError("The chat template changed the final message, so it cannot be continued.")
+    return before if after.startswith(" ") or not content else before.rstrip()
 
 
 def _check_unicode(text: str) -> None:

@@ -144,6 +144,48 @@ async def test_chat_templates():
         replace(TOKENIZER, template=None).render(ChatPrompt(hello))
 
 
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+TRIMMING = PLAIN.replace("m.content", "m.content | trim")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("template", "content", "end"),
+    [
+        *((PLAIN, text, text) for text in ("<", "e", "im_end", "assistant", "<|im_end|>", "Answer: ", "def f():\n    ", " ", "\n")),
+        (TRIMMING, "e", "e"),
+        (TRIMMING, " Answer: ", "Answer:"),
+        (TRIMMING, "def f():\n    ", "def f():"),
+        (TRIMMING, " \n", ""),
+    ],
+)  # fmt: skip
+def test_a_final_message_is_continued_at_its_end(template, content, end, apart):
+    """White space at its end stays where the template leaves it."""
+    tokenizer = ModelTokenizer.load(model_info(), parse_special_tokens=not apart)
+    tokenizer = replace(tokenizer, template=environment().from_string(template))
+    messages = [{"role": "user", "content": "e <"}, {"role": "assistant", "content": content}]
+    text = tokenizer.render(ChatPrompt(messages, add_generation_prompt=False, continue_final_message=True))
+    shown = tokenizer.control.unescape(text) if tokenizer.control is not None else text
+    assert shown == f"<|im_start|>user\ne <<|im_end|>\n<|im_start|>assistant\n{end}"
+    assert messages[-1]["content"] == content
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "reason"),
+    [
+        (PLAIN, "", "has no content"),
+        (PLAIN.replace("m.content", "m.content | upper"), "Hello", "changed the final message"),
+        (PLAIN.replace("m.content", "m.content | replace('a', '')"), "pasta", "changed the final message"),
+        ("{{ messages[0].content }}", "Hello", "changed the final message"),
+    ],
+)
+def test_a_final_message_that_cannot_be_continued(template, content, reason):
+    tokenizer = replace(TOKENIZER, template=environment().from_string(template))
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": content}]
+    with pytest.raises(TemplateError, match=reason):
+        tokenizer.render(ChatPrompt(messages, add_generation_prompt=False, continue_final_message=True))
+
+
 SHOWN = "{{ bos_token }}{{ eos_token }}{{ messages[0].content }}{{ add_generation_prompt }}"
 
 
