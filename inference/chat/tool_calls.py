@@ -49,7 +49,7 @@ class End(Exception):
 
 
 class Nesting:
-    """The depth of brackets in a text of JSON; those in strings do not count."""
+    """The depth of brackets in a text that is JSON but for control characters in strings; brackets in strings do not count."""
 
     def __init__(self, text: str = "") -> None:
         self.depth = 0
@@ -57,8 +57,12 @@ class Nesting:
         for character in text:
             self.add(character)
 
-    def add(self, character: str) -> None:
-        """The next character."""
+    def add(self, character: str) -> str:
+        """Count the next character; returns it as JSON has it, for models write control characters into strings."""
+        written = character
+        if self._in_string and character < " ":
+            # A backslash before one can only stand for itself.
+            written = "\\" * self._escaped + json.dumps(character)[1:-1]
         if self._escaped:
             self._escaped = False
         elif self._in_string:
@@ -66,6 +70,7 @@ class Nesting:
         else:
             self._in_string = character == '"'
             self.depth += (character in "{[") - (character in "}]")
+        return written
 
 
 class ToolCallParser:
@@ -263,13 +268,13 @@ class ToolCallParser:
                     return
 
     def arguments(self, emit: Callable[[str], None]) -> Wait:
-        """Parse a call's arguments: an object, or a string that contains one."""
+        """Parse a call's arguments: an object, or a string that contains one. Control characters in its strings are escaped."""
         character = yield from self.visible()
         if character == '"':
             text = (yield from self._string()) or "{}"
             if not isinstance(_loads(text), dict):
                 raise _NotACall
-            emit(text)
+            emit("".join(map(Nesting().add, text)))
             return
         if character == "n":
             self.push(character)
@@ -282,9 +287,7 @@ class ToolCallParser:
         nesting = Nesting(character)
         emit(character)
         while nesting.depth:
-            character = yield from self.next()
-            emit(character)
-            nesting.add(character)
+            emit(nesting.add((yield from self.next())))
 
     def _arguments_of(self, name: str) -> Wait:
         index, self.calls = self.calls, self.calls + 1

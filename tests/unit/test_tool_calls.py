@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.chat.call_styles import MACHINES, listed, only_arguments, style_of
+from inference.chat.conversation import parse_messages
 from inference.chat.reasoning import ReasoningSplitter, opens_reasoning
 from inference.chat.tool_calls import CallPart, ToolCallParser
 
@@ -132,6 +133,44 @@ def test_a_whole_answer_keeps_a_call_that_was_cut():
 def test_a_deeply_nested_call_is_no_error():
     deep = '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 200_000 + "]" * 200_000 + "}}</tool_call>"
     assert parse(MACHINES["hermes"], [deep], whole=True) == (deep, [])
+
+
+CODE = "def f():\n\treturn '\\'\x01\r\n"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    ("style", "call"),
+    [
+        ("hermes", '<tool_call>\n{"name": "write", "arguments": %s}\n</tool_call>'),
+        ("hermes", '<tool_call>{"arguments": %s, "name": "write"}</tool_call>'),
+        ("llama3", '{"name": "write", "parameters": %s}'),
+        ("mistral", "[TOOL_CALLS]write%s"),
+    ],
+)
+def test_control_characters_in_strings_are_escaped(style, call, whole):
+    """As small models write code."""
+    raw = '{\n  "code": "' + CODE.replace("\\", "\\\\") + '",\n\t"lines": [2]\n}'
+    texts = [call % raw]
+    if style != "mistral":  # arguments as text
+        texts += [call % json.dumps(raw), call % json.dumps(raw).replace("\\n", "\n")]
+    for text in texts:
+        for pieces in ([text], list(text)):
+            content, ((name, arguments),) = parse(MACHINES[style], pieces, whole=whole)
+            assert (content, name) == ("", "write")
+            assert json.loads(arguments) == {"code": CODE, "lines": [2]}
+            (message,) = parse_messages([{"role": "assistant", "tool_calls": [
+                {"function": {"name": name, "arguments": arguments}}]}])  # fmt: skip
+            assert message["tool_calls"][0]["function"]["arguments"]["code"] == CODE
+
+
+def test_a_backslash_at_the_end_of_a_line_stays():
+    """It is no JSON, but a stream has shown the beginning."""
+    text = '<tool_call>{"name": "run", "arguments": {"a": "x \\\ny"}}</tool_call>'
+    for pieces in ([text], list(text)):
+        content, ((_, arguments),) = parse(MACHINES["hermes"], pieces)
+        assert (content, json.loads(arguments)) == ("", {"a": "x \\\ny"})
+        assert parse(MACHINES["hermes"], pieces, whole=True) == (text, [])
 
 
 json_values = st.recursive(
