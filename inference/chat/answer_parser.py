@@ -17,11 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AnswerPart:
-    """What one piece of text added; all fields are empty while undecided."""
+    """What one piece of text added: reasoning, then texts and pieces of calls in the model's order. Both are empty while undecided."""
 
     reasoning: str
-    content: str
-    calls: list[CallPart]
+    parts: list[Part]
+
+    @property
+    def content(self) -> str:
+        """The text beside the calls."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[CallPart]:
+        """The pieces of calls."""
+        return [part for part in self.parts if isinstance(part, CallPart)]
 
 
 class AnswerParser:
@@ -59,8 +68,7 @@ class AnswerParser:
         parts: list[Part] = [answer] if answer else []
         if self._parser is not None:
             parts = self._parser.feed(answer) + (self._parser.end() if ended else [])
-        content = "".join(part for part in parts if isinstance(part, str))
-        return AnswerPart(reasoning, content, [part for part in parts if isinstance(part, CallPart)])
+        return AnswerPart(reasoning, parts)
 
     def _split(self, text: str, ended: bool) -> tuple[str, str]:
         if self._splitter is None:

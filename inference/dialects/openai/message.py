@@ -36,23 +36,31 @@ class Message:
         self._calls: list[dict[str, Any]] = []
 
     def delta(self, text: str, ended: bool) -> dict[str, Any]:
-        """The delta for this text; empty while undecided."""
+        """The delta for this text; empty while undecided. Its content and its calls are apart, as in a chat's message."""
+        delta: dict[str, Any] = {}
+        for piece in self.pieces(text, ended):
+            for key, value in piece.items():
+                delta[key] = delta[key] + value if key in delta else value
+        return delta
+
+    def pieces(self, text: str, ended: bool) -> list[dict[str, Any]]:
+        """What this text adds, in the model's order: deltas of reasoning, of content or of one call each."""
         if self._parser.plain:
             self._content.append(text)
-            return {"content": text}
-        part = self._parser.feed(text, ended)
-        calls = [entry for call in part.calls if (entry := self._call(call)) is not None]
-        delta: dict[str, Any] = {}
-        self.reasons = bool(part.reasoning)
-        if part.reasoning and self._show_reasoning:
-            self._thoughts.append(part.reasoning)
-            delta["reasoning"] = delta["reasoning_content"] = part.reasoning
-        if part.content:
-            self._content.append(part.content)
-            delta["content"] = part.content
-        if calls:
-            delta["tool_calls"] = calls
-        return delta
+            return [{"content": text}]
+        added = self._parser.feed(text, ended)
+        self.reasons = bool(added.reasoning)
+        pieces: list[dict[str, Any]] = []
+        if added.reasoning and self._show_reasoning:
+            self._thoughts.append(added.reasoning)
+            pieces.append({"reasoning": added.reasoning, "reasoning_content": added.reasoning})
+        for part in added.parts:
+            if isinstance(part, str):
+                self._content.append(part)
+                pieces.append({"content": part})
+            elif (call := self._call(part)) is not None:
+                pieces.append({"tool_calls": [call]})
+        return pieces
 
     @property
     def reasoning(self) -> str:

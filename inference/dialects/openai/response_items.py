@@ -64,6 +64,7 @@ class OutputItems:
         if name is not None:
             yield from self.close()
             yield from self._begin("call", self._new_call(call_id, name))
+        assert self._open == "call", "a piece of a call comes directly after its others"
         self._pieces.append(piece)
         if piece and self._item is not None and self._item["type"] == "function_call":
             yield self._event("function_call_arguments.delta", delta=piece)

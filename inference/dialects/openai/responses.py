@@ -79,19 +79,19 @@ class ResponseReply(Reply):
         self._begun = False
 
     def add(self, delta: Delta) -> None:
-        keys, logprobs = self._read(delta)
-        self._text.append(keys.get("content", ""))
+        pieces, logprobs = self._read(delta)
+        self._text += [piece["content"] for piece in pieces if "content" in piece]
         self._logprobs += logprobs
 
     def chunks(self, delta: Delta) -> Iterable[bytes]:
         """The events of what the delta adds."""
-        keys, logprobs = self._read(delta)
+        pieces, logprobs = self._read(delta)
         if not self._begun:  # not earlier: an error before the first token is still an ordinary response
             self._begun = True
             yield self._event("created", response=self._response("in_progress", []))
             yield self._event("in_progress", response=self._response("in_progress", []))
         self._logprobs += logprobs
-        for kind, fields in self._written(keys):
+        for kind, fields in self._written(pieces):
             yield self._event(kind, **fields)
 
     def last_chunks(self) -> Iterable[bytes]:
@@ -102,9 +102,8 @@ class ResponseReply(Reply):
         yield self._event(response["status"], response=response)
 
     def whole(self) -> Response:
-        keys = {"reasoning": self.message.reasoning, "content": "".join(self._text)}
-        calls = [{"id": call["id"], "function": call["function"]} for call in self.message.calls]
-        for _ in self._written({**keys, "tool_calls": calls}):
+        reasoning, text, calls = self.message.reasoning, "".join(self._text), self.message.calls
+        for _ in self._written([{"reasoning": reasoning}, {"content": text}, {"tool_calls": calls}]):
             pass
         for _ in self._ended():
             pass
@@ -115,27 +114,28 @@ class ResponseReply(Reply):
         details = error_body(error)[1]["error"]
         return self._event("failed", response={**self._response("failed", []), "error": details})
 
-    def _read(self, delta: Delta) -> tuple[dict[str, Any], Logprobs]:
-        """The keys of a chat's message that the delta adds, and the log-probabilities of its text."""
+    def _read(self, delta: Delta) -> tuple[list[dict[str, Any]], Logprobs]:
+        """The pieces of a chat's message that the delta adds, and the log-probabilities of its text."""
         self.finish = delta.finish_reason or self.finish
         self._token_ids += delta.token_ids
-        keys = self.message.delta(delta.text, delta.finish_reason is not None)
+        pieces = self.message.pieces(delta.text, delta.finish_reason is not None)
         if self.message.reasons:
             self.reasoning_tokens += len(delta.token_ids)
         if not self.body.shows_logprobs or not delta.logprobs or self.message.reasons:
-            return keys, []
+            return pieces, []
         logprobs: Logprobs = self._texts.chat(delta.logprobs, self.body.top_logprobs or 0, actual_first=True)["content"]
-        return keys, logprobs
+        return pieces, logprobs
 
-    def _written(self, keys: dict[str, Any]) -> Iterator[Event]:
-        if keys.get("reasoning"):
-            yield from self._items.reasoning(keys["reasoning"])
-        if keys.get("content"):
-            held, self._logprobs = self._logprobs, []
-            yield from self._items.text(keys["content"], held)
-        for call in keys.get("tool_calls", ()):
-            function = call["function"]
-            yield from self._items.call(call.get("id"), function.get("name"), function["arguments"])
+    def _written(self, pieces: list[dict[str, Any]]) -> Iterator[Event]:
+        for piece in pieces:
+            if piece.get("reasoning"):
+                yield from self._items.reasoning(piece["reasoning"])
+            if piece.get("content"):
+                held, self._logprobs = self._logprobs, []
+                yield from self._items.text(piece["content"], held)
+            for call in piece.get("tool_calls", ()):
+                function = call["function"]
+                yield from self._items.call(call.get("id"), function.get("name"), function["arguments"])
 
     def _ended(self) -> Iterator[Event]:
         # A response has at least an empty text; to an open one belong the tokens without text.
