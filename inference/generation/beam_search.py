@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from heapq import nlargest
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -63,18 +65,34 @@ class _Beam:
     likelihood: float = 0.0
     ended: bool = False
 
-    def extended(self, token: TokenLogprob, ended: bool) -> _Beam:
-        return _Beam([*self.token_ids, token.token_id], [*self.logprobs, token], self.likelihood + token.logprob, ended)
-
     def score(self, length_penalty: float) -> float:
         return self.likelihood / max(1, len(self.token_ids)) ** length_penalty
+
+
+class _Extension(NamedTuple):
+    """A beam and one of its likeliest next tokens. Few of a step's extensions become beams: a beam copies its lists."""
+
+    beam: _Beam
+    step: TokenLogprob
+    """The step's output, with its likeliest tokens in `top`."""
+    rank: int
+    """Of the token in `top`, from 1."""
+    token_id: int
+    likelihood: float
+    """Of the beam with this token."""
+
+    def extended(self, ended: bool) -> _Beam:
+        """The beam with the token."""
+        beam, (_, logprob) = self.beam, self.step.top[self.rank - 1]
+        token = msgspec.structs.replace(self.step, token_id=self.token_id, logprob=logprob, rank=self.rank)
+        return _Beam([*beam.token_ids, self.token_id], [*beam.logprobs, token], self.likelihood, ended)
 
 
 class BeamSearch(Generation):
     """A request with `beams`: its n sequences are the n best beams, best first."""
 
     async def _merged(self) -> AsyncGenerator[Delta, None]:
-        width, length_penalty = self.request.n, self.request.length_penalty
+        width = self.request.n
         params = msgspec.structs.replace(
             NEUTRAL,
             temperature=0.0,
@@ -91,16 +109,21 @@ class BeamSearch(Generation):
             if self.cancelled:
                 break  # with the beams as they were
             self._submitted.clear()
-            found = [extended for extensions in steps for extended in extensions]
-            ended += [beam for beam in found if beam.ended]
-            beams = sorted((b for b in found if not b.ended), key=lambda b: b.likelihood, reverse=True)[:width]
+            found = [extension for extensions in steps for extension in extensions]
+            eos = () if self.params.ignore_eos else self.target.info.eos_token_ids
+            ended = self._best([*ended, *(e.extended(ended=True) for e in found if e.token_id in eos)])
+            likeliest = nlargest(width, (e for e in found if e.token_id not in eos), key=attrgetter("likelihood"))
+            beams = [extension.extended(ended=False) for extension in likeliest]
             if not beams:
                 break
-        best = sorted([*ended, *beams], key=lambda b: b.score(length_penalty), reverse=True)[:width]
-        for index, beam in enumerate(best):
+        for index, beam in enumerate(self._best([*ended, *beams])):
             yield self._delta(index, beam)
 
-    async def _steps(self, beams: list[_Beam], params: SamplingParams, placement: Placement) -> list[list[_Beam]]:
+    def _best(self, beams: list[_Beam]) -> list[_Beam]:
+        """The n beams that would be the answer, best first."""
+        return nlargest(self.request.n, beams, key=lambda beam: beam.score(self.request.length_penalty))
+
+    async def _steps(self, beams: list[_Beam], params: SamplingParams, placement: Placement) -> list[list[_Extension]]:
         """Extend all beams concurrently; the first failure cancels the others."""
         tasks = [asyncio.ensure_future(self._step(beam, params, placement)) for beam in beams]
         try:
@@ -110,7 +133,7 @@ class BeamSearch(Generation):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _step(self, beam: _Beam, params: SamplingParams, placement: Placement) -> list[_Beam]:
+    async def _step(self, beam: _Beam, params: SamplingParams, placement: Placement) -> list[_Extension]:
         """The beam's extensions by its likeliest tokens; none if the request was cancelled."""
         interrupted: Interrupted | None = None
         while True:
@@ -127,18 +150,18 @@ class BeamSearch(Generation):
                 placement.follow(self.target)
                 interrupted = None
 
-    async def _extensions(self, assignment: Assignment, beam: _Beam, params: SamplingParams) -> list[_Beam]:
-        eos = () if self.params.ignore_eos else self.target.info.eos_token_ids
+    async def _extensions(self, assignment: Assignment, beam: _Beam, params: SamplingParams) -> list[_Extension]:
         # A sequence that has begun is not refused for what waits meanwhile.
         params = msgspec.structs.replace(params, max_tokens=len(beam.token_ids) + 1)
         async with aclosing(self._outputs(assignment, self.prompt_token_ids, params, beam.token_ids)) as outputs:
             async for output in outputs:
                 self.note(0 if not beam.token_ids else 1, output)
                 if output.logprobs:
-                    top = output.logprobs[0].top
-                    tokens = [msgspec.structs.replace(output.logprobs[0], token_id=i, logprob=value, rank=rank, top=top)
-                              for rank, (i, value) in enumerate(top, 1)]  # fmt: skip
-                    return [beam.extended(token, token.token_id in eos) for token in tokens]
+                    step = output.logprobs[0]
+                    return [
+                        _Extension(beam, step, rank, token_id, beam.likelihood + logprob)
+                        for rank, (token_id, logprob) in enumerate(step.top, 1)
+                    ]
         if self.cancelled:
             return []
         raise GenerationFailed("The generation ended early.")

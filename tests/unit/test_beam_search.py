@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from engine.sampling.params import SamplingParams
+from inference.generation import beam_search
 from tests.unit.scripts import Script, model_info
 
 COMPLETIONS = "/v1/completions"
@@ -60,3 +63,23 @@ async def test_prompts_are_not_echoed_with_log_probabilities(serving, stream):
     """Which a search does not compute: vLLM's refusal."""
     answer = await serving.post(COMPLETIONS, {**ASK, "echo": True, "logprobs": 0, "stream": stream})
     assert (answer.status, answer.json()["error"]["param"]) == (400, "echo")
+
+
+async def test_a_step_makes_few_beams_and_keeps_few(serving, monkeypatch):
+    """Of 2 x width extensions a beam only the likeliest become beams, and of those that have ended only the best stay."""
+    width, steps, made, kept = 3, 8, [], []
+
+    class Counted(beam_search._Beam):
+        def __init__(self, *fields) -> None:
+            super().__init__(*fields)
+            made.append(len(self.token_ids))
+            if made.count(steps) == 1 and len(self.token_ids) == steps:  # the last step's first one
+                kept.append(sum(type(each) is Counted for each in gc.get_objects()))
+
+    monkeypatch.setattr(beam_search, "_Beam", Counted)
+    serving.worker.scripts += [Script(tokens=[1] * steps, logprobs=[-0.1] * steps)] * (width * steps)
+    answer = await serving.post(COMPLETIONS, {**ASK, "n": width, "max_tokens": steps})
+    assert len(answer.json()["choices"]) == width
+    ends = 2  # the model's end tokens
+    assert max(made.count(length) for length in range(1, steps + 1)) <= width + width * ends
+    assert kept[0] <= 3 * width + width * ends  # the beams, those that have ended, and a step's new ones
