@@ -169,7 +169,9 @@ class BeamSearch(Generation):
     def _delta(self, index: int, beam: _Beam) -> Delta:
         tokenizer = self.target.tokenizer
         skip = self.request.skip_special_tokens and not self.request.token_texts
-        decoder = IncrementalDecoder(tokenizer.fast, self.prompt_token_ids, skip)
+        decoder = IncrementalDecoder(
+            tokenizer.fast, self.prompt_token_ids, tokenizer.special_ids if skip else frozenset()
+        )
         shown = beam.token_ids[:-1] if beam.ended else beam.token_ids
         texts = [decoder.step(token) for token in shown]
         asked = self.params.logprobs

@@ -25,7 +25,8 @@ class SequenceText:
         tokenizer = target.tokenizer
         self._request, self._index, self._min_tokens = request, index, min_tokens
         skip = request.skip_special_tokens and not request.token_texts
-        self._decoder = IncrementalDecoder(tokenizer.fast, prompt_token_ids, skip)
+        skipped = tokenizer.special_ids if skip else frozenset()
+        self._decoder = IncrementalDecoder(tokenizer.fast, prompt_token_ids, skipped)
         self._stops = StopStrings(request.stop, request.include_stop)
         self._eos = target.info.eos_token_ids
         self.token_ids: list[int] = []

@@ -11,25 +11,70 @@ if TYPE_CHECKING:
 
 CONTEXT_TOKENS = 16
 """Prompt tokens decoded before the output, to get leading spaces right."""
+HELD_TOKENS = 64
+"""Tokens without text that are decoded again with each further one; with so many, what they are is decided."""
+CHARACTER_TOKENS = 3
+"""Tokens after its first one that a character of UTF-8 may have."""
+REPLACEMENT = "\ufffd"
 
 
 class IncrementalDecoder:
-    """Decodes a growing token sequence; an incomplete character yields "" until it is complete."""
+    """Decodes a growing token sequence; an incomplete character yields "" until it is complete, or clearly never will be."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int], skip_special_tokens: bool) -> None:
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._stream = DecodeStream(ids=prompt_token_ids[-CONTEXT_TOKENS:], skip_special_tokens=skip_special_tokens)
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int], skipped: frozenset[int]) -> None:
+        """The special tokens in `skipped` have no text: none, or all that the tokenizer has."""
+        self._tokenizer, self._skipped = tokenizer, skipped
+        self._context = prompt_token_ids[-CONTEXT_TOKENS:]
+        """The tokens of the last text: those after it are decoded with them."""
+        while self._context and self._decode(self._context).endswith(REPLACEMENT):
+            self._context.pop()  # a stream shows a context that is no whole text
+        self._held: list[int] = []
+        """The tokens since."""
+        self._stream = self._new_stream()
 
     def step(self, token_id: int) -> str:
         """The text that this token completes."""
+        if token_id in self._skipped:
+            return ""
+        self._held.append(token_id)
         try:
-            return self._stream.step(self._tokenizer, token_id) or ""
+            text = self._stream.step(self._tokenizer, token_id)
         except Exception as error:  # tokenizers raises bare Exception
             if "Invalid prefix" not in str(error):
                 raise
-            # A byte sequence that never becomes a character: continue after it.
-            self._stream = DecodeStream(skip_special_tokens=self._skip)
-            return self._stream.step(self._tokenizer, token_id) or ""
+            # Bytes that never become a character, and would change the one before them: continue without that.
+            self._context, self._held = self._held, []
+            self._stream = self._new_stream()
+            return self._decode(self._context)
+        if text:
+            self._context, self._held = self._held, []
+            return text
+        return "" if len(self._held) < HELD_TOKENS else self._decided()
+
+    def _decided(self) -> str:
+        """The text of the held tokens but for the last few, which may begin a character."""
+        before, whole = self._decode(self._context), self._decode([*self._context, *self._held])
+        if whole == before:  # tokens that have no text
+            self._held = []
+            self._stream = self._new_stream()
+            return ""
+        if not whole.startswith(before):
+            self._context, before, whole = [], "", self._decode(self._held)
+        for cut in range(len(self._held) - CHARACTER_TOKENS, len(self._held) // 2, -1):
+            shown, rest = self._decode([*self._context, *self._held[:cut]]), self._held[cut:]
+            if shown + self._decode(rest) == whole:
+                break  # no character is on both sides
+        else:
+            shown, rest = whole, []
+        self._context, self._held = [], []
+        self._stream = self._new_stream()
+        return shown.removeprefix(before) + "".join(map(self.step, rest))
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=bool(self._skipped))
+
+    def _new_stream(self) -> DecodeStream:
+        return DecodeStream(ids=self._context, skip_special_tokens=bool(self._skipped))
 
 
 class StopStrings:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from inference.chat.template_environment import environment
 from inference.dialects.openai.chat import parse_prompt
@@ -24,26 +25,109 @@ TEXTS = st.text(st.sampled_from("ab "), max_size=30)
 
 @pytest.mark.parametrize("text", ["The capital of Spain.", "Hé 🙂 ok", "日本語", "a\n\nb"])
 def test_pieces_make_the_text(text):
-    decoder = IncrementalDecoder(TOKENIZER.fast, [], True)
+    decoder = IncrementalDecoder(TOKENIZER.fast, [], TOKENIZER.special_ids)
     assert "".join(decoder.step(token) for token in ids(text)) == text
 
 
 def test_a_character_is_shown_when_it_is_whole():
-    decoder = IncrementalDecoder(TOKENIZER.fast, [], True)
+    decoder = IncrementalDecoder(TOKENIZER.fast, [], TOKENIZER.special_ids)
     pieces = [decoder.step(token) for token in ids("🙂")]
     assert pieces == [*[""] * (len(pieces) - 1), "🙂"]
     assert len(pieces) > 1
 
 
 def test_bytes_that_never_become_a_character_hold_nothing_back():
-    decoder = IncrementalDecoder(TOKENIZER.fast, [], True)
+    decoder = IncrementalDecoder(TOKENIZER.fast, [], TOKENIZER.special_ids)
     text = "".join(decoder.step(token) for token in [ids("🙂")[0], *ids("abc def ghi")])
     assert text.endswith("abc def ghi")
 
 
+class CountingTokenizer:
+    """Counts the ids that are decoded."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        self.decoded += len(token_ids)
+        return TOKENIZER.fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+class CountingStream:
+    """A DecodeStream in its rules, whose tokenizer counts."""
+
+    def __init__(self, ids: list[int], skip_special_tokens: bool) -> None:
+        self.ids, self.skip = list(ids), skip_special_tokens
+        self.prefix, self.read = "", 0
+
+    def step(self, tokenizer: CountingTokenizer, token: int) -> str | None:
+        if not self.prefix and self.ids:
+            self.prefix, self.read = tokenizer.decode(self.ids, self.skip), len(self.ids)
+        self.ids.append(token)
+        text = tokenizer.decode(self.ids, self.skip)
+        if len(text) <= len(self.prefix) or text.endswith("\ufffd"):
+            return None
+        shown, self.ids = text[len(self.prefix) :], self.ids[self.read :]
+        self.prefix, self.read = tokenizer.decode(self.ids, self.skip), len(self.ids)
+        return shown
+
+
+@pytest.mark.parametrize("token", [2, ids("🙂")[0], 1_000_000])
+def test_tokens_without_text_cost_no_more_the_more_they_are(monkeypatch, token):
+    """Special ones, bytes that are no characters, ids that the tokenizer does not know."""
+    monkeypatch.setattr("inference.generation.text.DecodeStream", CountingStream)
+    tokenizer = CountingTokenizer()
+    decoder = IncrementalDecoder(tokenizer, ids("The capital"), TOKENIZER.special_ids)
+    for _ in range(3000):
+        decoder.step(token)
+    assert tokenizer.decoded <= 3000 * 200
+
+
+BYTES = st.sampled_from([*ids("🙂"), *ids("é"), *ids("日"), 2, 1_000_000])
+
+
+@given(st.lists(BYTES, max_size=400), st.sampled_from(["", "The capital"]))
+def test_the_text_is_that_of_all_tokens_at_once(tokens, prompt):
+    """Also where many make no character, and where a character begins in the last of them."""
+    tokens = [*tokens, *ids(" of Spain 🙂.")]
+    decoder = IncrementalDecoder(TOKENIZER.fast, ids(prompt), TOKENIZER.special_ids)
+    text = "".join(map(decoder.step, tokens))
+    assert text == TOKENIZER.fast.decode(tokens, skip_special_tokens=True)
+
+
+def byte_fallback() -> Tokenizer:
+    """Words with a space before them, and bytes: as in Llama 2. The ids: 1 " Hi", 2 " you", 3 to 6 the bytes of an emoji."""
+    vocabulary = ["<unk>", "▁Hi", "▁you", *(f"<0x{byte:02X}>" for byte in "🙂".encode())]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(vocabulary)}, [], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [[1, 2], [1, 3, 4, 5, 6, 2], [1, 3, 2], [1, *[6] * 300, 2, 1], [1, *[99] * 300, 2, 1], [1, *[3, 99] * 300, 2, 1]],
+)
+def test_bytes_and_spaces_are_as_in_the_text_at_once(tokens):
+    decoder = IncrementalDecoder(byte_fallback(), [], frozenset())
+    assert "".join(map(decoder.step, tokens)) == byte_fallback().decode(tokens)
+
+
+@pytest.mark.parametrize("held", [1, 20, 200])
+def test_bytes_that_would_change_a_shown_character_are_shown_alone(held):
+    decoder = IncrementalDecoder(byte_fallback(), [], frozenset())
+    assert "".join(map(decoder.step, [1, 3, 4, 5, 6, *[6] * held, 2, 1])) == "Hi🙂" + "\ufffd" * held + " you Hi"
+
+
+@pytest.mark.parametrize("broken", [ids("🙂")[:2], ids("\ufffd")])
+def test_a_prompt_that_ends_in_half_a_character_is_not_shown(broken):
+    decoder = IncrementalDecoder(TOKENIZER.fast, [*ids("The capital"), *broken], TOKENIZER.special_ids)
+    assert "".join(map(decoder.step, ids(" of Spain"))) == " of Spain"
+
+
 def test_special_tokens_are_shown_where_that_is_asked_for():
-    assert IncrementalDecoder(TOKENIZER.fast, [], True).step(2) == ""
-    assert IncrementalDecoder(TOKENIZER.fast, [], False).step(2) == "<|im_end|>"
+    assert IncrementalDecoder(TOKENIZER.fast, [], TOKENIZER.special_ids).step(2) == ""
+    assert IncrementalDecoder(TOKENIZER.fast, [], frozenset()).step(2) == "<|im_end|>"
 
 
 @given(
