@@ -43,11 +43,17 @@ COMPUTE_TYPE = b"cpu"
 async def compat(exchange: Exchange, services: Services) -> None:
     """POST /: the response includes the prompt unless `return_full_text` is false; a list if not streamed."""
     value = await exchange.json()
-    if services.router.resolve(None).info.embedding is not None:
+    if not _names_adapter(value) and services.router.resolve(None).info.embedding is not None:
         return await embed(exchange, services, value)
     request: CompatGenerateRequest = parse(value, CompatGenerateRequest)
     full_text = request.parameters.return_full_text is not False  # as the router does without hub information
     await _answer(exchange, services, request, streaming=request.stream, as_list=True, full_text=full_text)
+
+
+def _names_adapter(value: dict[str, Any]) -> bool:
+    """Whether the body names what answers, which need not be the default deployment."""
+    parameters = value.get("parameters")
+    return isinstance(parameters, dict) and bool(parameters.get("adapter_id"))
 
 
 async def generate(exchange: Exchange, services: Services) -> None:
@@ -103,8 +109,6 @@ def _stream_format(request: GenerateRequest) -> StreamFormat:
 
 async def _prepare(exchange: Exchange, services: Services, request: GenerateRequest, streaming: bool) -> Generation:
     """Validate in the router's order and prepare the generation."""
-    total = services.router.resolve(None).info.max_model_len
-    validate(request, services.limits, total, streaming)
     p = request.parameters
     try:
         target = services.router.resolve(p.adapter_id)
@@ -112,6 +116,8 @@ async def _prepare(exchange: Exchange, services: Services, request: GenerateRequ
         raise invalid(
             f"`adapter_id`: the adapter {(p.adapter_id or '')[:100]!r} was not found", "adapter_id"
         ) from error
+    total = target.info.max_model_len
+    validate(request, services.limits, total, streaming)
     ids = await target.tokenizer.encode(TextPrompt(request.inputs), p.truncate, limit=total)
     validate_length(len(ids), p, total)
     grammar = grammar_of(p.grammar)
