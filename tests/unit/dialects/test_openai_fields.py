@@ -6,6 +6,7 @@ import pytest
 
 from engine.failures import Failure, FailureCode
 from engine.messages import TokenLogprob
+from inference.http.validation import convert
 from inference.services import Shown
 from inference.vendors.openai_logprobs import LogprobTexts
 from management.snapshot import AdapterEntry
@@ -193,3 +194,30 @@ async def test_refused_embeddings_are_counted_too(start):
         'vllm:admission_rejections_total{model_name="demo",reason="max_num_queued_reqs"} 1.0'
         in (await serving.get("/metrics")).text
     )
+
+
+async def test_allowed_tokens_are_put_in_order_once_for_all_prompts(serving, monkeypatch):
+    """There may be as many as the vocabulary has."""
+    ordered = []
+
+    class Ids(list):
+        def __iter__(self):
+            ordered.append(len(self))
+            return super().__iter__()
+
+    def parsed(value, schema):
+        body = convert(value, schema)
+        body.allowed_token_ids = Ids(body.allowed_token_ids)
+        return body
+
+    monkeypatch.setattr("inference.dialects.openai.completions.convert", parsed)
+    answer = await serving.post(TEXT, {**PROMPT, "prompt": ["a", "b", "c"], "allowed_token_ids": [9, 5, 9, 7]})
+    assert answer.status == 200, answer.text
+    assert [submit.params.allowed_token_ids for submit in serving.worker.submits] == [[5, 7, 9]] * 3
+    assert ordered == [4]
+
+
+@pytest.mark.parametrize("ids", [[-1, 5], [5, 1736]])
+async def test_allowed_tokens_are_in_the_vocabulary(serving, ids):
+    answer = await serving.post(TEXT, {**PROMPT, "allowed_token_ids": ids})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "allowed_token_ids")
