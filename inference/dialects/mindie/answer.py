@@ -17,7 +17,7 @@ from inference.dialects.mindie.disaggregation.headers import Handover, read_head
 from inference.dialects.mindie.disaggregation.recompute import Begun, unpack
 from inference.dialects.mindie.errors import ENQUEUE, MindieError, render_late
 from inference.dialects.mindie.requests import generation_request
-from inference.errors import DeadlineExceeded, GenerationFailed, MalformedBody, ServingError
+from inference.errors import DeadlineExceeded, GenerationFailed, MalformedBody, ServingError, Starting
 from inference.generation.answer import Job, Monitor, StreamFormat, prepared
 from inference.generation.answer import answer as answer_job
 from inference.http.exchange import ClientGone, parse_json
@@ -74,17 +74,37 @@ class Incoming:
 
 @contextmanager
 def counted(exchange: Exchange, services: Services, state: MindieState) -> Iterator[Incoming]:
-    """Acquire a permit for an inference request, and count it; its headers are read if instances have roles."""
-    state.metrics.received()
+    """Acquire a permit for an inference request, and count it; its headers are read if instances have roles. A request that
+    waits for its deployment runs again, and is counted once.
+    """
+    if exchange in state.held:
+        state.held.discard(exchange)
+    else:
+        state.metrics.received()
     try:
         with services.admission.permit(exchange.permit_holder):
             handover = None if state.instance is None else read_headers(exchange, state.instance)
             yield Incoming(exchange, services, state, handover)
     except ClientGone:
         raise
+    except Starting:
+        _hold(exchange, state)
+        raise
     except ServingError:
         state.metrics.failed()
         raise
+
+
+def _hold(exchange: Exchange, state: MindieState) -> None:
+    """The request waits; a response that it gets before it runs again is a refusal."""
+
+    def note(_: dict[str, Any]) -> None:
+        if exchange in state.held:
+            state.held.discard(exchange)
+            state.metrics.failed()
+
+    state.held.add(exchange)
+    exchange.tap(note)
 
 
 async def _answer(

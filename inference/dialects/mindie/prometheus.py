@@ -9,10 +9,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from inference.generation.generation import Observer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import Metric
+
     from engine.messages import Stats
     from inference.generation.generation import Generation
     from inference.workers.router import EngineRouter
@@ -21,7 +26,6 @@ TTFT_S = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5,
 TPOT_S = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5)  # fmt: skip
 E2E_S = (1, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
 TOKENS = (10, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 16000, 20000, 32000, 50000, 64000, 128000)
-LABELS = ["model_name"]
 CREATED = re.compile(r"(?:# (?:HELP|TYPE) )?\w+_created\b")
 """Series that prometheus_client adds but MindIE does not have."""
 
@@ -55,19 +59,32 @@ HISTOGRAMS = {
 }
 
 
+class _Labelled(Collector):
+    """A registry's series with further labels."""
+
+    def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
+        self._registry, self._labels = registry, labels
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [each._replace(labels={**each.labels, **self._labels}) for each in metric.samples]
+            yield metric
+
+
 class MindieMetrics(Observer):
     """An observer of generations that renders the metrics page.
 
-    All series have the label `model_name`; several names are joined by " & ".
+    All series have the label `model_name`; several names are joined by " & ". It is put to the page only, so that the numbers
+    go on and there is one series of each kind as deployments come and go.
     """
 
     def __init__(self, router: EngineRouter) -> None:
         self._router, self._registry = router, CollectorRegistry()
         self._received = self._failed = 0
-        self._counters = {n: Counter(n, text, LABELS, registry=self._registry) for n, text in COUNTERS.items()}
-        self._gauges = {n: Gauge(n, text, LABELS, registry=self._registry) for n, text in GAUGES.items()}
+        self._counters = {n: Counter(n, text, registry=self._registry) for n, text in COUNTERS.items()}
+        self._gauges = {n: Gauge(n, text, registry=self._registry) for n, text in GAUGES.items()}
         self._histograms = {
-            name: Histogram(name, text, LABELS, buckets=buckets, registry=self._registry)
+            name: Histogram(name, text, buckets=buckets, registry=self._registry)
             for name, (text, buckets) in HISTOGRAMS.items()
         }
 
@@ -78,12 +95,12 @@ class MindieMetrics(Observer):
     def received(self) -> None:
         """Count a received request."""
         self._received += 1
-        self._counters["request_received"].labels(self._model_name).inc()
+        self._counters["request_received"].inc()
 
     def failed(self) -> None:
         """Count a failed request."""
         self._failed += 1
-        self._counters["request_failed"].labels(self._model_name).inc()
+        self._counters["request_failed"].inc()
 
     def started(self, generation: Generation) -> None:
         """Count a request sent to an engine."""
@@ -92,33 +109,32 @@ class MindieMetrics(Observer):
         """Record a finished generation of MindIE's dialects."""
         if generation.dialect != "mindie" or not token_times:
             return
-        name, timings = self._model_name, generation.timings
-        self._counters["prompt_tokens"].labels(name).inc(generation.usage.prompt_tokens)
-        self._counters["generation_tokens"].labels(name).inc(generation.usage.completion_tokens)
-        self._counters["num_preemptions"].labels(name).inc(preemptions)
+        timings = generation.timings
+        self._counters["prompt_tokens"].inc(generation.usage.prompt_tokens)
+        self._counters["generation_tokens"].inc(generation.usage.completion_tokens)
+        self._counters["num_preemptions"].inc(preemptions)
         observed = {
             "time_to_first_token_seconds": token_times[0] - timings.submitted,
             "request_prompt_tokens": generation.usage.prompt_tokens,
             "request_generation_tokens": generation.usage.completion_tokens,
         }
         if finish in ("stop", "length"):
-            self._counters["request_success"].labels(name).inc()
+            self._counters["request_success"].inc()
             observed["e2e_request_latency_seconds"] = timings.finished - timings.arrived
         for histogram, value in observed.items():
-            self._histograms[histogram].labels(name).observe(value)
-        between = self._histograms["time_per_output_token_seconds"].labels(name)
+            self._histograms[histogram].observe(value)
+        between = self._histograms["time_per_output_token_seconds"]
         for earlier, later in pairwise(token_times):
             between.observe(later - earlier)
 
     def render(self) -> bytes:
         """The page in the Prometheus text format."""
-        name = self._model_name
         stats = [client.stats for target in self._router.targets for client in target.clients.values()]
         for gauge, value in self._gauge_values(stats).items():
-            self._gauges[gauge].labels(name).set(value)
-        for metric in (*self._counters.values(), *self._histograms.values()):
-            metric.labels(name)  # so that every series exists from the start
-        lines = generate_latest(self._registry).decode().splitlines(keepends=True)
+            self._gauges[gauge].set(value)
+        page = CollectorRegistry()
+        page.register(_Labelled(self._registry, {"model_name": self._model_name}))
+        lines = generate_latest(page).decode().splitlines(keepends=True)
         return "".join(line for line in lines if not CREATED.match(line)).encode()
 
     def _gauge_values(self, stats: list[Stats]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from inference.dialects.mindie.errors import STOPPED, MindieError, model_not_found
 from inference.dialects.mindie.latency import LatencyWindow
@@ -37,6 +38,8 @@ class MindieState:
     """The task that waits for the last request and then stops the server."""
     latency: LatencyWindow = field(init=False)
     metrics: MindieMetrics = field(init=False)
+    held: WeakSet[Exchange] = field(default_factory=WeakSet)
+    """Inference requests that wait until their deployment is ready for the first time."""
     _count: int = 0
 
     def __post_init__(self) -> None:

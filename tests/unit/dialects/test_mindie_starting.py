@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
+from inference.dialects.mindie.settings import MindieSettings
 from management.snapshot import Availability, Snapshot
 from tests.unit.fake_worker import FakeWorker
 from tests.waiting import eventually
@@ -39,6 +42,20 @@ class Second:
         await self._worker.close()
 
 
+async def counters(serving):
+    """The numbers of `request_*_total`, of which there is one series each."""
+    text = (await serving.get("/metrics", plane="metrics")).text
+    found = re.findall(r"(?m)^request_(\w+)_total\{model_name=\"(.*)\"\} (.*)$", text)
+    assert len(found) == 3
+    assert len({model for _, model, _ in found}) == 1
+    return {name: float(number) for name, _, number in found}
+
+
+@pytest.fixture
+async def serving(start):
+    return await start(mindie=MindieSettings(metrics_enabled=True))
+
+
 @pytest.fixture
 async def second(serving, sockets):
     made = Second(serving, sockets)
@@ -55,6 +72,23 @@ async def test_a_request_waits_for_the_first_worker(serving, second, name):
     await second.start()
     answer = await call.end()
     assert (answer.status, answer.json()["model_name"]) == (200, "second")
+    assert await counters(serving) == {"received": 1, "success": 1, "failed": 0}
+
+
+async def test_a_request_that_waits_in_vain_has_failed(serving, second):
+    call = serving.begin(GENERATE, ASK, plane="mindie")
+    await eventually(lambda: serving.router.holding.deployments)
+    assert await counters(serving) == {"received": 1, "success": 0, "failed": 0}
+    second.publish(Availability.FAILED)
+    assert (await call.end()).status == 500
+    assert await counters(serving) == {"received": 1, "success": 0, "failed": 1}
+
+
+async def test_counters_go_on_as_models_come(serving, second):
+    await serving.post("/infer", {"inputs": "The capital"}, plane="mindie")
+    before = await counters(serving)
+    await second.start()
+    assert await counters(serving) == before == {"received": 1, "success": 1, "failed": 0}
 
 
 NO_STATUS = b'{"error":"Failed to get health status.","error_type":"Incomplete Generation"}'
