@@ -35,6 +35,8 @@ class Limits:
     max_stop_strings: int = 16
     max_stop_characters: int = 256
     max_logprobs: int = 20
+    max_prompt_entries: int = 2_000_000
+    """Log-probabilities of prompt tokens and their alternatives in one response, each counted as often as it is in there."""
     max_best_of: int = 8
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5

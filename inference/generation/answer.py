@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from inference.errors import ServingError
 from inference.generation.merging import merge
-from inference.http.offload import in_thread_if
+from inference.http.offload import in_thread, in_thread_if
 from inference.http.refusals import log_refusal
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ class Reply(ABC):
     @abstractmethod
     def chunks(self, delta: Delta) -> Iterable[bytes]:
         """The chunks of the stream for this delta."""
+
+    def heavy(self, delta: Delta) -> bool:
+        """Whether the chunks for this delta are so large that they are rendered in a thread."""
+        return False
 
     @abstractmethod
     def add(self, delta: Delta) -> None:
@@ -199,10 +203,15 @@ async def _chunks(job: Job, generations: list[Generation], reply: Reply) -> Asyn
         async with aclosing(deltas_of(generations)) as deltas:
             async for _, delta in deltas:
                 monitor()
-                for chunk in reply.chunks(delta):
+                heavy = reply.heavy(delta)
+                for chunk in await in_thread(_rendered, reply, delta) if heavy else reply.chunks(delta):
                     yield chunk
     for chunk in reply.last_chunks():
         yield chunk
+
+
+def _rendered(reply: Reply, delta: Delta) -> list[bytes]:
+    return list(reply.chunks(delta))
 
 
 async def _collect(job: Job, generations: list[Generation], reply: Reply) -> None:

@@ -35,8 +35,22 @@ class LogprobTexts:
             for t in logprobs)  # fmt: skip
         return {"content": encoded(content) if len(logprobs) > SLICE else list(content)}
 
-    def completion(self, entries: list[tuple[int, TokenLogprob | None]], offset: int) -> dict[str, Any]:
-        """`choices[].logprobs` of a completion: (token id, logprob or None) per token, texts from `offset` on."""
+    def completion(
+        self, entries: list[tuple[int, TokenLogprob | None]], offset: int, before: dict[str, list[Any]] | None = None
+    ) -> dict[str, Any]:
+        """`choices[].logprobs` of a completion: (token id, logprob or None) per token, texts from `offset` on. The `lists` in
+        `before` come first; they begin there.
+        """
+        if before is None:
+            lists = self.lists(entries, offset)
+        else:
+            lists = self.lists(entries, offset + sum(map(len, before["tokens"])))
+            lists = {name: before[name] + values for name, values in lists.items()}
+        many = len(lists["tokens"]) > SLICE
+        return {**lists, "top_logprobs": encoded(lists["top_logprobs"])} if many else lists
+
+    def lists(self, entries: list[tuple[int, TokenLogprob | None]], offset: int) -> dict[str, list[Any]]:
+        """The four lists of such logprobs."""
         lists: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token_id, logprob in entries:
             text = self.text(token_id)
@@ -45,9 +59,9 @@ class LogprobTexts:
             offset += len(text)
             lists["token_logprobs"].append(None if logprob is None else floor(logprob.logprob))
             lists["top_logprobs"].append(None if logprob is None else self._top(logprob))
-        return {**lists, "top_logprobs": encoded(lists["top_logprobs"])} if len(entries) > SLICE else lists
+        return lists
 
-    def prompt(self, logprobs: list[TokenLogprob]) -> list[dict[str, Any] | None] | msgspec.Raw:
+    def prompt(self, logprobs: list[TokenLogprob]) -> msgspec.Raw:
         """`prompt_logprobs` in vLLM's format: null for the first token, then {token id: {logprob, rank,
         decoded_token}}.
         """
@@ -57,7 +71,7 @@ class LogprobTexts:
             for rank, (i, value) in enumerate(logprob.top, 1):
                 row.setdefault(str(i), self._ranked(i, value, rank))
             rows.append(row)
-        return encoded(rows) if len(rows) > SLICE else rows
+        return encoded(rows)
 
     def _top(self, logprob: TokenLogprob) -> dict[str, float]:
         top: dict[str, float] = {}

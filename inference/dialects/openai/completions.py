@@ -6,6 +6,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from inference.dialects.openai import schema, tgi_clients
 from inference.dialects.openai.kv_transfer import answered
 from inference.dialects.openai.load import load_headers
@@ -47,8 +49,12 @@ async def create(exchange: Exchange, services: Services) -> None:
         def reply(generations: list[Generation]) -> CompletionReply:
             return CompletionReply(body, generations, exchange, services)
 
-        stream = STREAM if body.stream else None
-        await answer(exchange, Job(preparing(requests, exchange, services, "openai"), reply, stream))
+        async def prepare() -> list[Generation]:
+            generations = await preparing(requests, exchange, services, "openai")()
+            check_prompt_entries(body, generations, services.limits)
+            return generations
+
+        await answer(exchange, Job(prepare, reply, STREAM if body.stream else None))
 
 
 async def parse(body: CompletionRequest, exchange: Exchange, services: Services) -> list[GenerationRequest]:
@@ -59,7 +65,7 @@ async def parse(body: CompletionRequest, exchange: Exchange, services: Services)
     overrides = await exchange.work(schema.sampling, body, body.logprobs, target.tokenizer)
     if body.sequences > (body.n or 1) and overrides.logprobs is None:
         overrides = replace(overrides, logprobs=0)
-    if body.echo and body.logprobs is not None and overrides.prompt_logprobs is None:
+    if body.echoes_logprobs and overrides.prompt_logprobs is None:
         overrides = replace(overrides, prompt_logprobs=body.logprobs)
     return [
         schema.generation_request(
@@ -85,7 +91,7 @@ def check(body: CompletionRequest, limits: Limits) -> GrammarRequest | None:
     grammar = schema.check(body, limits)
     check_range("max_tokens", body.max_tokens, 0 if body.echo else 1, 1 << 31)
     check_range("logprobs", body.logprobs, 0, limits.max_logprobs)
-    if body.use_beam_search and body.echo and body.logprobs is not None:
+    if body.use_beam_search and body.echoes_logprobs:
         raise InvalidRequest(
             "`echo` with `logprobs` is not supported with beam search because beam search does not compute prompt logprobs.",
             "echo",
@@ -96,6 +102,19 @@ def check(body: CompletionRequest, limits: Limits) -> GrammarRequest | None:
     if body.stream and body.sequences != (body.n or 1):
         raise InvalidRequest("best_of must equal n when `stream=True`.", "best_of")
     return grammar
+
+
+def check_prompt_entries(body: CompletionRequest, generations: list[Generation], limits: Limits) -> None:
+    """Raise InvalidRequest if the response would have too many log-probabilities of prompts: every choice has them all."""
+    shown = body.echoes_logprobs + (body.shows_prompt_logprobs and not body.stream)
+    entries = sum(len(g.prompt_token_ids) * (1 + (g.params.prompt_logprobs or 0)) for g in generations)
+    if (wanted := entries * (body.n or 1) * shown) > limits.max_prompt_entries:
+        field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        raise InvalidRequest(
+            f"{field}: prompt tokens times choices times log-probabilities of each must be at most "
+            f"{limits.max_prompt_entries}, got {wanted}.",
+            field,
+        )
 
 
 def parse_prompts(body: CompletionRequest, limits: Limits) -> list[Prompt]:
@@ -129,10 +148,10 @@ class Choice:
         if body.echo and first:
             # Whoever gets the prompt's ids does not get its text as well, as in vLLM.
             text = text if body.return_token_ids else self.completion.prompt_text(generation) + text
-            entries = self._prompt_entries() + entries
         logprobs = None
         if body.shows_logprobs:
-            logprobs = self.completion.texts.completion(entries, self.offset)
+            before = self.completion.echoed(generation) if body.echo and first else None
+            logprobs = self.completion.texts.completion(entries, self.offset, before)
             self.offset += sum(map(len, logprobs["tokens"]))
         part = {
             "index": self.index,
@@ -149,11 +168,6 @@ class Choice:
 
     def _entries(self, delta: Delta) -> list[tuple[int, TokenLogprob | None]]:
         return [(t.token_id, t) for t in delta.logprobs or []]
-
-    def _prompt_entries(self) -> list[tuple[int, TokenLogprob | None]]:
-        generation = self.generation
-        known: list[TokenLogprob | None] = [None, *generation.prompt_logprobs]
-        return list(zip(generation.prompt_token_ids, known, strict=False))
 
 
 class CompletionReply(Reply):
@@ -179,6 +193,9 @@ class CompletionReply(Reply):
         self._held: list[Delta] = []
         """Deltas that wait for the log-probabilities of echoed prompts."""
         self._deltas: dict[tuple[int, int], list[Delta]] = {}
+        self._echoed: dict[int, dict[str, list[Any]]] = {}
+        self._prompt_logprobs: dict[int, msgspec.Raw | None] = {}
+        """Of each prompt, for all of its choices."""
 
     def prompt_text(self, generation: Generation) -> str:
         """The text that `echo` puts before the completion: the prompt as sent, or the text of its ids."""
@@ -187,6 +204,26 @@ class CompletionReply(Reply):
             return prompt.text
         return generation.target.tokenizer.decode(generation.prompt_token_ids)
 
+    def echoed(self, generation: Generation) -> dict[str, list[Any]]:
+        """The prompt's lists of `logprobs`, which are the same in each of its choices."""
+        number = generation.request.number
+        if number not in self._echoed:
+            known: list[TokenLogprob | None] = [None, *generation.prompt_logprobs]
+            lists = self.texts.lists(list(zip(generation.prompt_token_ids, known, strict=False)), 0)
+            rows = [msgspec.Raw(msgspec.json.encode(row)) for row in lists["top_logprobs"]]
+            self._echoed[number] = {**lists, "top_logprobs": rows}
+        return self._echoed[number]
+
+    def heavy(self, delta: Delta) -> bool:
+        """Whether a choice begins with a long prompt's log-probabilities."""
+        if not self.body.echoes_logprobs or not self._echo_known():
+            return False
+        begun = {each.prompt for each in [*self._held, delta] if not self._choice_of(each).started}
+        return any(self.generations[number].heavy for number in begun)
+
+    def _choice_of(self, delta: Delta) -> Choice:
+        return self._choices[delta.prompt * self.n + delta.index]
+
     def chunks(self, delta: Delta) -> Iterable[bytes]:
         """One chunk for each delta; held until an echoed prompt's log-probabilities are known."""
         self._held += by_token(delta) if self._as_tgi else [delta]
@@ -194,7 +231,7 @@ class CompletionReply(Reply):
             return
         ready, self._held = self._held, []
         for each in ready:
-            choice = self._choices[each.prompt * self.n + each.index]
+            choice = self._choice_of(each)
             chunk = {**self.head, "choices": [choice.part(each)]}
             if self._as_tgi:
                 chunk["system_fingerprint"] = self.fingerprint
@@ -223,11 +260,14 @@ class CompletionReply(Reply):
 
     def _choice(self, index: int, sequence: Delta) -> dict[str, Any]:
         generation, body = self.generations[index // self.n], self.body
-        asked = body.prompt_logprobs is not None or (body.echo and body.logprobs is not None)
         choice = Choice(self, generation, index).part(sequence)
         choice.setdefault("token_ids", None)
         choice.setdefault("prompt_token_ids", None)
-        choice["prompt_logprobs"] = self.texts.prompt(generation.prompt_logprobs) if asked else None
+        number = generation.request.number
+        if number not in self._prompt_logprobs:
+            asked = body.shows_prompt_logprobs
+            self._prompt_logprobs[number] = self.texts.prompt(generation.prompt_logprobs) if asked else None
+        choice["prompt_logprobs"] = self._prompt_logprobs[number]
         return choice
 
     def _best(self, sequences: dict[tuple[int, int], Delta]) -> list[Delta]:
@@ -242,7 +282,7 @@ class CompletionReply(Reply):
 
     def _echo_known(self) -> bool:
         """Whether the prompt log-probabilities needed for `echo` have arrived."""
-        if not self.body.echo or self.body.logprobs is None:
+        if not self.body.echoes_logprobs:
             return True
         return all(len(g.prompt_logprobs) >= len(g.prompt_token_ids) - 1 for g in self.generations)
 

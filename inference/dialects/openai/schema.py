@@ -102,6 +102,16 @@ class CompletionRequest(CommonRequest):
         """Whether choices have `logprobs`."""
         return self.logprobs is not None or self.logprob_token_ids is not None
 
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether the choices' `logprobs` begin with the prompt's."""
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def shows_prompt_logprobs(self) -> bool:
+        """Whether choices of a whole response have `prompt_logprobs`."""
+        return self.prompt_logprobs is not None or self.echoes_logprobs
+
 
 class ChatFields(CommonRequest):
     """The fields of a chat besides its messages."""

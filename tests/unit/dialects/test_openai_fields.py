@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from engine.failures import Failure, FailureCode
@@ -148,7 +149,7 @@ def test_the_actual_token_is_first_among_the_most_likely():
         [("t2", -1.0), ("t1", -0.5), ("t3", -2.0)],
         [("t8", -3.0), ("t1", -1.0)],
     ]
-    row = texts.prompt([unlikely])[1]
+    row = msgspec.json.decode(texts.prompt([unlikely]))[1]
     assert [(key, entry["rank"]) for key, entry in row.items()] == [("5", 4), ("1", 1), ("2", 2), ("3", 3)]
 
 
