@@ -222,3 +222,13 @@ async def test_allowed_tokens_are_put_in_order_once_for_all_prompts(serving, mon
 async def test_allowed_tokens_are_in_the_vocabulary(serving, ids):
     answer = await serving.post(TEXT, {**PROMPT, "allowed_token_ids": ids})
     assert (answer.status, answer.json()["error"]["param"]) == (400, "allowed_token_ids")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_tokens", 256.0), ("max_tokens", "256"), ("temperature", "0.5"), ("stream", "true"), ("n", 1.5)],
+)
+async def test_values_of_another_type_are_refused(serving, name, value):
+    """As by OpenAI's API; vLLM's takes some."""
+    answer = await serving.post(TEXT, {**PROMPT, name: value})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, name)
