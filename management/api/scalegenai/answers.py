@@ -13,7 +13,7 @@ from django.utils import timezone
 from management import live
 from management.api.scalegenai.canonical import canonical
 from management.api.scalegenai.secrecy import HIDDEN
-from management.models import AuditEvent, Deployment, Model, Secret, Worker
+from management.models import AdapterVersion, AuditEvent, Deployment, Model, Secret, Worker
 from management.overview import SCALING, decision_of
 from management.services.secrets import HUB_TOKEN
 
@@ -115,15 +115,24 @@ def _adapters(row: Deployment, given: dict[str, dict[str, Any]]) -> list[dict[st
     why a worker could not load one.
     """
     found = []
-    served = row.adapters.all() if row.chosen_adapters_only else row.version.model.adapters.all()
-    for adapter in sorted(served, key=lambda each: each.pk):
-        if not adapter.versions.all():  # it was removed after its row was read
-            continue
-        current = adapter.current
-        shown = given.get(adapter.name, {"name": adapter.name, "hf_repo": current.source, "hf_token": None})
+    for name, current in _served(row).items():
+        shown = given.get(name, {"name": name, "hf_repo": current.source, "hf_token": None})
         failure = live.adapter_failure(current.digest)
         found.append(shown if failure is None else {**shown, "error": failure.words})
     return found
+
+
+def served_sources(row: Deployment) -> dict[str, str]:
+    """The sources of the adapters that the deployment serves, whoever registered them, by name."""
+    return {name: current.source for name, current in _served(row).items()}
+
+
+def _served(row: Deployment) -> dict[str, AdapterVersion]:
+    """The current versions of the adapters that the deployment serves, oldest first, by name."""
+    served = row.adapters.all() if row.chosen_adapters_only else row.version.model.adapters.all()
+    # One without versions was removed after its row was read.
+    kept = (each for each in sorted(served, key=lambda each: each.pk) if each.versions.all())
+    return {each.name: each.current for each in kept}
 
 
 def link_of(row: Deployment) -> str:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from engine.config import OPTIONS
 from management.api.scalegenai.aliases import rename_aliases
-from management.api.scalegenai.answers import body_of
+from management.api.scalegenai.answers import body_of, served_sources
 from management.api.scalegenai.creation import find_adapters, refused_fields
 from management.api.scalegenai.errors import ApiError, FieldError, InvalidFields, not_found
 from management.api.scalegenai.normaliser import ANSWER_ONLY, SECTIONS, normalise
@@ -138,8 +138,9 @@ def _merged(row: Deployment, body: Mapping[str, Any]) -> tuple[Wanted, Wanted]:
                 _yield_thresholds(kept, given)
             merged[name] = {**kept, **given}
     if isinstance(patch.get("llm_loras"), list):
-        names = [each.get("name") for each in patch["llm_loras"] if isinstance(each, dict)]
-        merged["llm_loras"] = [each for each in current["llm_loras"] if each["name"] not in names] + patch["llm_loras"]
+        loras = _without_repeats(patch["llm_loras"], current["llm_loras"], served_sources(row))
+        names = [each.get("name") for each in loras if isinstance(each, dict)]
+        merged["llm_loras"] = [each for each in current["llm_loras"] if each["name"] not in names] + loras
     try:
         wanted = normalise(merged)
     except InvalidFields as error:
@@ -157,6 +158,17 @@ def _merged(row: Deployment, body: Mapping[str, Any]) -> tuple[Wanted, Wanted]:
     if errors:
         raise InvalidFields(errors)
     return before, wanted
+
+
+def _without_repeats(given: list[Any], attached: list[dict[str, Any]], served: Mapping[str, str]) -> list[Any]:
+    """The given adapters without those that an answer shows and no client attached here: they are served as they are."""
+    own = [each["name"] for each in attached]
+    shown = [(name, source) for name, source in served.items() if name not in own]
+    return [
+        each
+        for each in given
+        if not isinstance(each, dict) or (each.get("name"), each.get("hf_repo", each.get("src"))) not in shown
+    ]
 
 
 def _check_ranks(row: Deployment, wanted: Wanted, found: tuple[FoundAdapter, ...]) -> None:
@@ -190,7 +202,8 @@ def _change(
     changed["warnings"] = [*warnings, *(each for each in wanted.vendor_fields["warnings"] if each not in warnings)]
     fields["vendor_fields"] = {**row.vendor_fields, **changed}
     places = {lora.name: index for index, lora in enumerate(wanted.loras)}
-    new = [each.registered(row.version.model, ("llm_loras", places[each.name]), actor) for each in found]
+    wanted_still = [each for each in found if each.name in places]  # or it has come to be served meanwhile
+    new = [each.registered(row.version.model, ("llm_loras", places[each.name]), actor) for each in wanted_still]
     # A deployment without chosen adapters serves all of its model's, the new ones included.
     adapters = [*row.adapters.all(), *new] if new and row.chosen_adapters_only else None
     _serviced(lambda: deployments.change_deployment(row, actor, adapters, **fields))

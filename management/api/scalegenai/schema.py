@@ -182,8 +182,10 @@ class Lora(Section):
     @model_validator(mode="before")
     @classmethod
     def _source_is_repo(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("src") is not None:
-            data = dict(data)
+        if not isinstance(data, dict):
+            return data
+        data = {name: value for name, value in data.items() if name != "error"}  # of answers only
+        if data.get("src") is not None:
             source = data.pop("src")
             if data.get("hf_repo") is None:
                 data["hf_repo"] = source

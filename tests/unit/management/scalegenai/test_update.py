@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from engine.adapters.failures import AdapterCode, AdapterFailure
+from engine.messages import Stats
 from management.models import Deployment
+from management.services.adapters import register_adapter
 from management.services.deployments import create_deployment
 from management.services.models import register_model
 from management.services.secrets import HUB_TOKEN, read_secret
@@ -50,6 +55,25 @@ def test_an_answer_can_be_sent_back(call, create):
     assert call("GET", path).json() == before
     row.refresh_from_db()
     assert read_secret(row, HUB_TOKEN) == "hf_one"
+
+
+def test_an_answer_with_any_adapters_can_be_sent_back(call, create, tmp_path, monkeypatch):
+    """One is the client's own, which no worker can load; the other was registered from a folder that is gone."""
+    row = create(llm_loras=[{"name": "pirate", "src": str(ADAPTERS / "pirate")}])
+    folder = shutil.copytree(ADAPTERS / "json", tmp_path / "json")
+    model = row.version.model
+    row.adapters.add(register_adapter("json", model, str(folder), "t"))
+    shutil.rmtree(folder)
+    digest = model.adapters.get(name="pirate").current.digest
+    broken = {"w": Stats(failed_adapters={digest: AdapterFailure(AdapterCode.NO_ADAPTERS)})}
+    monkeypatch.setattr("management.live._source", lambda: broken)
+    path = f"/sg_inf/{row.public_id}"
+    before = call("GET", path).json()
+    assert [(each["name"], "error" in each) for each in before["llm_loras"]] == [("pirate", True), ("json", False)]
+    assert call("PUT", path, {**before, "max_price_per_hour": 4}).json()["success"]
+    assert call("GET", path).json() == {**before, "max_price_per_hour": 4.0}
+    row.refresh_from_db()
+    assert [each["name"] for each in row.vendor_fields["llm_loras"]] == ["pirate"]
 
 
 @pytest.mark.parametrize(
