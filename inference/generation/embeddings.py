@@ -196,6 +196,8 @@ async def _encode(request: EmbeddingRequest, target: Target) -> tuple[list[list[
     info = target.info.embedding
     if info is None:
         raise InvalidRequest(f"The model `{target.entry.name}` generates text and makes no embeddings.", "model")
+    if target.adapter is not None:
+        raise InvalidRequest(f"The model `{target.entry.name}` makes embeddings and takes no adapters.", "model")
     _check_dimensions(request.dimensions, info, target.entry.name)
     try:
         rows = await _token_ids(request, target, info)

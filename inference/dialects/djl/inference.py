@@ -121,7 +121,7 @@ async def _answer(exchange: Exchange, services: Services, entry: DeploymentEntry
 async def _lmi(exchange: Exchange, services: Services, entry: DeploymentEntry, body: dict[str, Any]) -> None:
     target = services.router.resolve(entry.name)
     if target.info.embedding is not None:
-        await embed(exchange, services, entry.name, body)
+        await embed(exchange, services, entry, body)
         return
     parsed = await exchange.work(parse, body, services.limits)
     names = select(exchange, entry, body, len(parsed.texts))

@@ -12,7 +12,7 @@ from inference.dialects.triton.outputs import NAMES, Outputs
 from inference.dialects.triton.parameters import (
     STOP_AND_BAD_WORDS,
     Parameters,
-    check_reserved,
+    check_given,
     generation_request,
     parse_parameters,
     resolve_adapter,
@@ -24,7 +24,7 @@ from inference.generation.requests import TextPrompt, TokenPrompt
 from inference.http.offload import in_thread_if
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Collection
 
     from inference.generation.caller import Caller
     from inference.generation.generation import Generation
@@ -97,8 +97,7 @@ async def prepare(inference: Inference, services: Services, caller: Caller, *, s
     `stepwise`: the route answers every step unless the request says otherwise.
     """
     target = find(services.router, inference.model, inference.version)
-    check_reserved(inference.parameters)
-    _check_names(inference)
+    check(inference, NAMES)
     heavy = len(inference.parameters) + sum(len(tensor.values) for tensor in inference.inputs) > INLINE_VALUES
     name, prompt, given = _read(inference)
     parameters = await in_thread_if(heavy, parse_parameters, {**inference.parameters, **given}, services.limits)
@@ -119,13 +118,16 @@ async def prepare(inference: Inference, services: Services, caller: Caller, *, s
     return Prepared(inference, parameters, generation, Outputs(generation, parameters, name, inference.outputs, before))
 
 
-def _check_names(inference: Inference) -> None:
-    """Raise InvalidRequest for an output that does not exist, and for an input or output that is named twice."""
+def check(inference: Inference, outputs: Collection[str]) -> None:
+    """Raise InvalidRequest for what no request may have: reserved parameters, an output that is none of `outputs`, an input or
+    output that is named twice.
+    """
+    check_given(inference.parameters)
     for kind, names in (("input", [tensor.name for tensor in inference.inputs]), ("output", inference.outputs)):
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise InvalidRequest(f"{kind} '{twice[:100]}' already exists in request", f"{kind}s")
-    unknown = next((name for name in inference.outputs if name not in NAMES), None)
+    unknown = next((name for name in inference.outputs if name not in outputs), None)
     if unknown is not None:
         text = f"unexpected inference output '{unknown[:100]}' for model '{inference.model[:200]}'"
         raise InvalidRequest(text, "outputs")

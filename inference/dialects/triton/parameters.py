@@ -17,8 +17,6 @@ from inference.http.validation import check_range, convert
 from inference.vendors.vllm_sampling import SamplingFields, check_sampling, sampling_overrides
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from inference.services import Limits
     from inference.workers.router import EngineRouter
     from inference.workers.target import Target
@@ -44,6 +42,7 @@ WITH_LOGPROBS = ("details", "return_logprobs", "return_cumulative_logprob", "ret
 LOGITS = ("return_context_logits", "return_generation_logits")
 NOT_SERVED = ("lora_task_id", "embedding_bias_words", "embedding_bias_weights")
 """What changes an answer of TensorRT-LLM's, so that it is not ignored as other unknown names are."""
+SAMPLING_TEXT = "sampling_parameters"
 RESERVED = "triton_"
 RESERVED_PARAMETER = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
 INVALID_TYPE = "parameter '{}' has invalid type. It should be either 'int', 'bool', or 'string'."
@@ -69,22 +68,21 @@ class Parameters:
         return self.flags.get(name, default)
 
 
-def check_reserved(given: Iterable[str]) -> None:
-    """Raise InvalidRequest for a name that only Triton itself may use."""
-    name = next((name for name in given if name.startswith(RESERVED)), None)
-    if name is not None:
-        raise InvalidRequest(RESERVED_PARAMETER, name[:100])
+def check_given(given: dict[str, Any]) -> None:
+    """Raise InvalidRequest for a name that only Triton itself may use, and for an object in place of a value."""
+    for name, value in given.items():
+        if name.startswith(RESERVED):
+            raise InvalidRequest(RESERVED_PARAMETER, name[:100])
+        if isinstance(value, dict) and name != SAMPLING_TEXT:
+            raise InvalidRequest(INVALID_TYPE.format(name[:100]), name[:100])
 
 
 def parse_parameters(given: dict[str, Any], limits: Limits) -> Parameters:
-    """Parse and check; raises InvalidRequest or NotServed. Unknown names are ignored, as in Triton."""
+    """Parse and check, after `check_given`; raises InvalidRequest or NotServed. Unknown names are ignored, as in Triton."""
     values = dict(given)
-    text = values.pop("sampling_parameters", None)
-    for name, value in values.items():
-        if isinstance(value, dict):
-            raise InvalidRequest(INVALID_TYPE.format(name[:100]), name[:100])
+    text = values.pop(SAMPLING_TEXT, None)
     if text is not None:
-        values.update(json_text(text, "sampling_parameters"))
+        values.update(json_text(text, SAMPLING_TEXT))
     sequence = next((name for name in SEQUENCES if values.get(name)), None)
     if sequence is not None:
         raise NotServed(f"{sequence}: sequence batching is not supported by this server", sequence)

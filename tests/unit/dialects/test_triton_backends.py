@@ -9,6 +9,7 @@ import pytest
 from engine.failures import FinishReason
 from inference.dialects.triton.settings import TritonSettings
 from inference.dialects.triton.statistics import TritonStatistics
+from management.snapshot import AdapterEntry
 from tests.unit.scripts import EMBEDDING, Script, ids, says
 
 INFER, GENERATE, STREAM = (f"/v2/models/demo/{name}" for name in ("infer", "generate", "generate_stream"))
@@ -208,6 +209,49 @@ async def test_refused(serving, body, words):
     assert answer.status == 400
     assert words in answer.json()["error"]
     assert not serving.worker.submits
+
+
+INPUT_TEXT, AS_VLLM = tensor("input_text", "BYTES", "a"), tensor("embedding_request", "BYTES", '{"input": "a"}')
+
+
+@pytest.mark.parametrize(("body", "words"), [
+    ({"inputs": [INPUT_TEXT], "outputs": [{"name": "foo"}]}, "unexpected inference output 'foo' for model 'demo'"),
+    ({"inputs": [INPUT_TEXT], "outputs": [{"name": "text_output"}]}, "unexpected inference output 'text_output'"),
+    ({"inputs": [AS_VLLM], "outputs": [{"name": "embeddings"}]}, "unexpected inference output 'embeddings'"),
+    ({"inputs": [INPUT_TEXT], "outputs": [{"name": "embeddings"}] * 2}, "output 'embeddings' already exists in request"),
+    ({"inputs": [INPUT_TEXT, tensor("a", "BOOL", True), tensor("a", "BOOL", True)]}, "input 'a' already exists in request"),
+    ({"inputs": [INPUT_TEXT], "parameters": {"triton_x": 1}}, "reserved for Triton usage"),
+    ({"inputs": [INPUT_TEXT], "parameters": {"nested": {"a": 1}}}, "parameter 'nested' has invalid type"),
+    ({"inputs": [INPUT_TEXT], "parameters": {"lora_name": "x"}}, "LoRA x is not supported"),
+    ({"inputs": [AS_VLLM, tensor("lora_name", "BYTES", "x")]}, "LoRA x is not supported"),
+    ({"inputs": [INPUT_TEXT], "parameters": {"lora_name": 5}}, "lora_name must be a string"),
+])  # fmt: skip
+async def test_embeddings_have_the_same_checks(start, body, words):
+    serving = await start(info=EMBEDDING)
+    answer = await serving.post(INFER, body)
+    assert answer.status == 400
+    assert words in answer.json()["error"]
+
+
+async def test_only_the_named_outputs_of_embeddings(start):
+    serving = await start(info=EMBEDDING)
+    told = tensor("return_num_input_tokens", "BOOL", True)
+    named = [{"name": "num_input_tokens"}]
+    assert list(await infer(serving, AS_VLLM, told, outputs=named)) == ["num_input_tokens"]
+    assert list(await infer(serving, INPUT_TEXT, outputs=[{"name": "embeddings"}])) == ["embeddings"]
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    (INFER, {"inputs": [INPUT_TEXT], "parameters": {"lora_name": "mine"}}),
+    ("/v2/models/mine/infer", {"inputs": [INPUT_TEXT]}),
+])  # fmt: skip
+async def test_embeddings_take_no_adapters(start, path, body):
+    serving = await start(info=EMBEDDING)
+    serving.adapters = (AdapterEntry("mine", "digest", "/mine", 1),)
+    serving.publish()
+    answer = await serving.post(path, body)
+    assert answer.status == 400
+    assert "makes embeddings and takes no adapters" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(("text", "words"), [

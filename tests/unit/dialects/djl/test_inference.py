@@ -7,6 +7,7 @@ import json
 import pytest
 
 from inference.dialects.djl import inference
+from management.snapshot import AdapterEntry
 from tests.unit.dialects.djl.models import Djl
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
@@ -338,6 +339,22 @@ async def test_embeddings(start):
     assert [len(vector) for vector in answer.json()] == [4, 4]
     for body in ({"inputs": []}, {"inputs": ""}, {"inputs": [1]}, {"inputs": "a", "parameters": {"normalize": 1}}):
         assert (await djl.post("/invocations", body)).status == 424
+
+
+@pytest.mark.parametrize(("path", "given", "headers", "status", "words"), [
+    ("/invocations", {}, {"x_amzn_sagemaker_adapter_identifier": "x"}, 424, "LoRA adapter x not found in registry"),
+    ("/invocations?adapter=x", {}, {}, 424, "The adapter x has not been registered"),
+    ("/invocations", {"adapters": ["", "x"]}, {}, 424, "LoRA adapter x not found in registry"),
+    ("/invocations", {"adapters": [""]}, {}, 424, "Number of adapters is not equal to the number of inputs"),
+    ("/invocations", {"model": "x"}, {}, 404, "x"),
+    ("/invocations", {"adapters": ["", "mine"]}, {}, 400, "makes embeddings and takes no adapters"),
+])  # fmt: skip
+async def test_embeddings_have_no_adapters(start, path, given, headers, status, words):
+    djl = Djl(await start(info=EMBEDDING))
+    djl.registry.deployed["demo"].adapters.append(AdapterEntry("mine", "digest", "/mine", 1))
+    djl.registry.publish()
+    answer = await djl.post(path, {"inputs": ["one", "two"], **given}, **headers)
+    assert (answer.status, words in answer.text) == (status, True), answer.text
 
 
 async def test_overload_is_throttled(start):
