@@ -121,7 +121,7 @@ class Server:
                 options.replay_wait_s,
                 self.load.tracked,
                 metrics.rejected,
-                (lambda run: None) if self.telemetry is None else self.telemetry.embedded,
+                observers,
                 rates.charge,
             ),
             adapters=AdapterControl(registry, self.router, self.holder),

@@ -25,6 +25,7 @@ from inference.errors import (
     ShuttingDown,
     TemplateError,
 )
+from inference.generation.deltas import Timings
 from inference.generation.ending import EndCause
 from inference.generation.failures import refused
 from inference.generation.placement import Interrupted, Placement, ReplayCause, interruption
@@ -40,6 +41,7 @@ from inference.workers.tokenizer import CHARACTERS_PER_TOKEN, Beginning
 if TYPE_CHECKING:
     from engine.messages import EmbeddingInfo, RequestOutput
     from inference.generation.caller import Caller
+    from inference.generation.generation import Observer
     from inference.workers.router import EngineRouter
     from inference.workers.target import Target
 
@@ -85,23 +87,24 @@ class Embedder:
         replay_wait_s: float = 0.0,
         tracked: Tracker = lambda target, arrived: nullcontext(),
         rejected: Callable[[str], None] = lambda deployment: None,
-        ended: Callable[[EmbeddingRun], None] = lambda run: None,
+        observers: list[Observer] | None = None,
         charge: Callable[[str, int], None] = lambda tenant, tokens: None,
     ) -> None:
-        """`ended` is called with every request that has ended. `tracked` is entered while a request is computed, with its target and its arrival (monotonic seconds);
+        """`observers` are told of every request that has ended. `tracked` is entered while a request is computed, with its target and its arrival (monotonic seconds);
         `rejected` is called with the deployment of a request that is refused because too many are queued; `charge` with the
         tenant and the prompt tokens of each that was answered.
         """
         self.router, self.request_timeout_s, self.replay_wait_s = router, request_timeout_s, replay_wait_s
-        self._tracked, self._rejected, self._ended, self._charge = tracked, rejected, ended, charge
+        self._tracked, self._rejected, self._charge = tracked, rejected, charge
+        self._observers = [] if observers is None else observers
 
     async def embed(self, request: EmbeddingRequest, exchange: Caller, dialect: str) -> Embeddings:
         """Resolve, tokenise, check, compute; raises a ServingError."""
-        target, arrived = self.router.resolve(request.model), time.monotonic()
+        target, timings = self.router.resolve(request.model), Timings(time.monotonic())
         error: str | None = EndCause.CLIENT_LEFT.value
         done: Embeddings | None = None
         try:
-            done, error = await self._embed(request, target, exchange, dialect), None
+            done, error = await self._embed(request, target, exchange, dialect, timings), None
             self._charge(exchange.tenant, done.prompt_tokens)
             return done
         except Overloaded as failure:
@@ -112,29 +115,32 @@ class Embedder:
             error = type(failure).__name__
             raise
         finally:
-            self._ended(
-                EmbeddingRun(
-                    trace_context.current(),
-                    exchange.request_id,
-                    dialect,
-                    target.entry.name,
-                    len(request.inputs),
-                    0 if done is None else done.prompt_tokens,
-                    arrived,
-                    time.monotonic(),
-                    error,
-                )
+            run = EmbeddingRun(
+                trace_context.current(),
+                exchange.request_id,
+                dialect,
+                target.entry.name,
+                len(request.inputs),
+                0 if done is None else done.prompt_tokens,
+                timings.arrived,
+                timings.submitted,
+                time.monotonic(),
+                error,
             )
+            for observer in self._observers:
+                observer.embedded(run)
 
-    async def _embed(self, request: EmbeddingRequest, target: Target, exchange: Caller, dialect: str) -> Embeddings:
-        arrived = time.monotonic()
+    async def _embed(
+        self, request: EmbeddingRequest, target: Target, exchange: Caller, dialect: str, timings: Timings
+    ) -> Embeddings:
         inputs, normalise = await _encode(request, target)
         timeout_s = exchange.standing.within(self.request_timeout_s)
         if await self.router.hold(target, exchange.tenant or exchange.standing.tenant.flow, timeout_s):
             known, target = target, self.router.resolve(request.model)
             if target.tokenizer is not known.tokenizer:  # it has woken with another version of its model
                 inputs, normalise = await _encode(request, target)
-        with self._tracked(target, arrived):
+        timings.submitted = time.monotonic()
+        with self._tracked(target, timings.arrived):
             while True:
                 try:
                     timeout_s = exchange.standing.within(self.request_timeout_s)
@@ -154,7 +160,7 @@ class Embedder:
             deployment=target.entry.name,
             inputs=len(inputs),
             prompt_tokens=tokens,
-            total_ms=round((time.monotonic() - arrived) * 1e3, 1),
+            total_ms=round((time.monotonic() - timings.arrived) * 1e3, 1),
         )
         return Embeddings(target, vectors, tokens)
 

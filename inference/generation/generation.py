@@ -2,8 +2,7 @@
 
 `Generation.deltas` (1) submits the sequences to the workers that the router chooses, and with their tokens so far to another
 one if that worker dies or hands them over, (2) decodes token ids and searches for stop strings, (3) yields until every
-sequence has ended. (4) Closing the iterator early, by disconnect, deadline or error, aborts the sequences in the engine;
-(5) `finally` notifies the observers and writes one log line.
+sequence has ended. (4) Closing the iterator early aborts the sequences, (5) `finally` notifies the observers and logs one line.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from engine.sampling.params import SamplingParams
     from inference.generation.caller import Caller
     from inference.generation.requests import GenerationRequest
+    from inference.telemetry.base import EmbeddingRun
     from inference.workers.router import EngineRouter
     from inference.workers.routing.assignment import Assignment
     from inference.workers.target import Target
@@ -56,7 +56,7 @@ INLINE_ENTRIES = 2000
 
 
 class Observer:
-    """Receives the start and end of every generation. Subclasses implement what they need."""
+    """Receives the start and end of every generation, and the end of embeddings. Subclasses implement what they need."""
 
     def started(self, generation: Generation) -> None:
         """The generation is submitted to an engine."""
@@ -70,9 +70,10 @@ class Observer:
     def finished(
         self, generation: Generation, finish: FinishReason, token_times: list[float], preemptions: int
     ) -> None:
-        """The generation ended: STOP, LENGTH, ERROR, or ABORT when the client disconnected. Times are monotonic
-        seconds.
-        """
+        """The generation ended: STOP, LENGTH, ERROR, or ABORT when the client disconnected. Times are monotonic seconds."""
+
+    def embedded(self, run: EmbeddingRun) -> None:
+        """A request for embeddings ended."""
 
 
 class Generation:
@@ -96,8 +97,7 @@ class Generation:
         token_timeout_s: float = 0.0,
     ) -> None:
         """A token that takes longer than `token_timeout_s` after the one before ends the generation; 0: none does. `encode` makes prompt and parameters again, for another version of the model. `arrived` is in monotonic seconds;
-        `timeout_s` counts from the start of `deltas`. A sequence whose worker ended waits at most `replay_wait_s` seconds for
-        another one.
+        `timeout_s` counts from the start of `deltas`. A sequence whose worker ended waits at most `replay_wait_s` for another.
         """
         self.request, self.target, self.params = request, target, params
         self.prompt_token_ids, self.request_id, self.dialect = prompt_token_ids, caller.request_id, dialect

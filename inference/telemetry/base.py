@@ -1,6 +1,6 @@
-"""What follows calls and embeddings from outside. This module does nothing with them; `inference.telemetry.spans` exports them.
+"""What follows calls from outside, and what is told of embeddings. This module does nothing with them; `inference.telemetry.spans` exports them.
 
-Generations are followed by an `Observer` (`inference.generation.generation`).
+Generations and embeddings are followed by an `Observer` (`inference.generation.generation`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ UNFOLLOWED = Call()
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRun:
-    """A request for embeddings that has ended. Times are monotonic seconds; `error` is its low-cardinality name, None for
-    success.
+    """A request for embeddings that has ended. Times are monotonic seconds, `submitted` is 0 if it was refused before that;
+    `error` is its low-cardinality name, None for success.
     """
 
     trace: TraceContext | None
@@ -50,5 +50,6 @@ class EmbeddingRun:
     inputs: int
     prompt_tokens: int
     arrived: float
+    submitted: float
     finished: float
     error: str | None

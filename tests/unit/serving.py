@@ -42,6 +42,7 @@ from tests.unit.fake_worker import FakeWorker, settle
 from tests.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
+    from inference.generation.generation import Observer
     from inference.telemetry.spans import OpenTelemetry
 
 
@@ -275,12 +276,13 @@ class Serving:
         self.registry = KnownRegistry(self)
         authenticator = Authenticator(api_key_required)
         rates = rates or RateMeter()
+        observers: list[Observer] = [metrics, Charges(rates), *([] if telemetry is None else [telemetry])]
         self.services = Services(
             holder=self.holder,
             router=self.router,
             generator=Generator(
                 self.router,
-                [metrics, Charges(rates), *([] if telemetry is None else [telemetry])],
+                observers,
                 request_timeout_s,
                 replay_wait_s,
                 token_timeout_s,
@@ -290,7 +292,7 @@ class Serving:
                 request_timeout_s,
                 replay_wait_s,
                 rejected=metrics.rejected,
-                ended=(lambda run: None) if telemetry is None else telemetry.embedded,
+                observers=observers,
                 charge=rates.charge,
             ),
             adapters=AdapterControl(self.registry, self.router, self.holder),

@@ -13,6 +13,7 @@ from inference.generation.generation import Observer
 if TYPE_CHECKING:
     from inference.generation.generation import Generation
     from inference.services import Services
+    from inference.telemetry.base import EmbeddingRun
 
 NANOSECONDS = 1_000_000_000
 KINDS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
@@ -44,7 +45,7 @@ def settings_of(services: Services) -> TritonSettings:
 
 
 class TritonStatistics(Observer):
-    """An observer of generations."""
+    """An observer of generations and embeddings."""
 
     def __init__(self, settings: TritonSettings | None = None) -> None:
         self.settings = settings or TritonSettings()
@@ -70,6 +71,21 @@ class TritonStatistics(Observer):
         model.add("compute_output", timings.finished - timings.last_token)
         hit = "cache_hit" if generation.usage.cached_tokens else "cache_miss"
         model.add(hit, 0.0)
+
+    def embedded(self, run: EmbeddingRun) -> None:
+        """Record a request for embeddings, of however many texts, as one inference; they have no queue and no cache of their own.
+        One that was refused before a worker got it does not count, as of generations.
+        """
+        if run.dialect != "triton" or not run.submitted:
+            return
+        model, good = self._models[run.deployment], run.error is None
+        model.add("success" if good else "fail", run.finished - run.arrived)
+        if not good:
+            return
+        model.inferences += 1
+        model.last_inference_ms = int(time.time() * 1e3)
+        model.add("compute_input", run.submitted - run.arrived)
+        model.add("compute_infer", run.finished - run.submitted)
 
     def model(self, deployment: str) -> ModelStatistics:
         """The statistics of a deployment; zeros where nothing was asked of it."""

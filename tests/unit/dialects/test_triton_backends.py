@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from engine.failures import FinishReason
+from engine.failures import Failure, FailureCode, FinishReason
+from inference.dialects.triton.metrics import own
 from inference.dialects.triton.settings import TritonSettings
 from inference.dialects.triton.statistics import TritonStatistics
 from management.snapshot import AdapterEntry
@@ -252,6 +253,22 @@ async def test_embeddings_take_no_adapters(start, path, body):
     answer = await serving.post(path, body)
     assert answer.status == 400
     assert "makes embeddings and takes no adapters" in answer.json()["error"]
+
+
+async def test_embeddings_count(start):
+    serving = await start(info=EMBEDDING)
+    await infer(serving, tensor("input_text", "BYTES", "a", "b"))
+    serving.worker.embed_failure = Failure(FailureCode.STEP_FAILED)
+    assert (await serving.post(INFER, {"inputs": [INPUT_TEXT]})).status == 500
+    refused = tensor("embedding_request", "BYTES", '{"input": "a", "pooling_params": {"dimensions": 99}}')
+    assert (await serving.post(INFER, {"inputs": [refused]})).status == 400  # no worker got it
+    (told,) = (await serving.get("/v2/models/demo/stats")).json()["model_stats"]
+    kinds = told["inference_stats"]
+    assert (told["inference_count"], kinds["success"]["count"], kinds["fail"]["count"]) == (1, 1, 1)
+    assert 0 < kinds["compute_infer"]["ns"] <= kinds["success"]["ns"]
+    text = own(serving.services).decode()
+    assert 'nv_inference_request_success{model="demo",version="1"} 1' in text
+    assert 'nv_inference_request_failure{model="demo",reason="OTHER",version="1"} 1' in text
 
 
 @pytest.mark.parametrize(("text", "words"), [
