@@ -24,7 +24,7 @@ class Recorder:
 
     thread = ""
 
-    def render(self, **_) -> str:
+    def render(self, _) -> str:
         self.thread = threading.current_thread().name
         return "text"
 
