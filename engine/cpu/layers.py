@@ -211,7 +211,8 @@ def pack_linears(
 ) -> list[LoraLayer]:
     """Replace every exact `nn.Linear` and `Conv1D` of the model by a packed layer; the output layer is never quantized.
 
-    Returns what adapters may be put into, as far as the layers themselves go.
+    Returns what adapters may be put into, as far as the layers themselves go: not the output layer, which sees the rows that are
+    sampled alone.
     """
     layers: list[Linear] = []
     head = model.get_output_embeddings()
@@ -223,8 +224,11 @@ def pack_linears(
             if weight.dtype == torch.bfloat16 and weight.shape[1] % 2:
                 setattr(parent, name, DenseLinear(weight, child.bias))
                 continue
+            if child is head:
+                setattr(parent, name, make_linear(weight, child.bias, [], None, coded))
+                continue
             parts = [(f"{path}.{name}" if path else name, weight.shape[0])]
-            packed = make_linear(weight, child.bias, parts, None if child is head else quantized, coded)
+            packed = make_linear(weight, child.bias, parts, quantized, coded)
             setattr(parent, name, packed)
             layers.append(packed)
     return lora_layers(layers)

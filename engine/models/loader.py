@@ -131,7 +131,7 @@ def _forward(
             return forward, layers
     forward, layers = last()
     proof.check(backend, forward, dtype, tolerance)
-    # Not the output layer, which sees the rows that are sampled alone, nor experts, which see those routed to them.
+    # Not experts, which see the rows that are routed to them.
     return forward, [layer for layer in layers if not layer.other_rows]
 
 
