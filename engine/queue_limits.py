@@ -3,7 +3,7 @@
 The second limit is a time: prompts that take longer to compute than `target_ttft_ms`, at the rate of long steps that was measured,
 would begin late in any case, so they are refused at once, when another worker may still take them. A tenant holds at most half of the
 queue while others wait. When the queue is full, a tenant with less gets the place of the newest request of the one with most; a
-request of a greater band that of any one of a lower band. A queue whose oldest request waits longer than the target for
+request of a greater band that of any one of a lower band, also within a tenant's half. A queue whose oldest request waits longer than the target for
 LATE_S sheds requests in the same order, ever faster until it is short again (K. Nichols, V. Jacobson, Controlling Queue Delay).
 
 It marks requests; the scheduler drops them.
@@ -87,16 +87,12 @@ class QueueLimits:
         if not waiting:
             return None
         queue, rate, new = _live(waiting), self._rate(running), _tokens(request)
-        all_tokens, others, own, own_tokens = queue.num_tokens, 0, 0, 0
+        all_tokens, own = queue.num_tokens, queue.of(request.tenant.holder)
+        others = len(queue.requests) - len(own.requests)
         flows: dict[Tenant, int] = {}
         for other in queue.requests:
-            if other.tenant.holder != request.tenant.holder:
-                others += 1
             if other.band >= request.band:  # the rest does not come before it
-                tokens = _tokens(other)
-                flows[other.tenant] = flows.get(other.tenant, 0) + tokens
-                if other.tenant.holder == request.tenant.holder:
-                    own, own_tokens = own + 1, own_tokens + tokens
+                flows[other.tenant] = flows.get(other.tenant, 0) + _tokens(other)
         facts = _facts(all_tokens, rate)
         if request.deadline is not None and rate is not None:
             # No other flow is served more than this one before its own turn comes.
@@ -105,19 +101,22 @@ class QueueLimits:
                 return Failure(FailureCode.TOO_LATE, facts)
         most = self._config.max_waiting_requests
         most_tokens = self._target_s * rate if self._target_s and rate is not None else math.inf
-        if others:
-            many = own + 1 > max(1, int(most * SHARE))
-            if many or (own and own_tokens + new > most_tokens * SHARE):
+        while others and (
+            len(own.requests) + 1 > max(1, int(most * SHARE))
+            or (own.requests and own.num_tokens + new > most_tokens * SHARE)
+        ):
+            lower = _Queue([other for other in _fresh(own) if other.band < request.band])
+            if not lower.requests:
                 return Failure(FailureCode.OVER_SHARE, facts)
+            all_tokens -= self._drop(_newest(_lowest(lower)), queue, facts)
+            own = queue.of(request.tenant.holder)
         while queue.requests:
             if len(queue.requests) < most and all_tokens + new <= most_tokens:
                 return None
-            victim = self._victim(queue, request, own_tokens + new)
+            victim = self._victim(queue, request, own.num_tokens + new)
             if victim is None:
                 return Failure(FailureCode.OVERLOADED, facts)
-            self._drop(victim, queue, facts)
-            queue.requests.remove(victim)
-            all_tokens -= _tokens(victim)
+            all_tokens -= self._drop(victim, queue, facts)
         return None
 
     def shed(self, waiting: Sequence[Request], running: Sequence[Request], now: float) -> None:
@@ -126,7 +125,7 @@ class QueueLimits:
             return
         self._next_look = now + LOOK_EVERY_S
         queue = _live(waiting)
-        arrivals = [r.arrival for r in queue.requests if r.arrival and r.first_scheduled is None]
+        arrivals = [request.arrival for request in _fresh(queue) if not request.stopped_by_gate]
         if len(arrivals) < 2 or now - min(arrivals) <= self._target_s:
             self._late_since, self._dropped = None, 0
             return
@@ -135,8 +134,7 @@ class QueueLimits:
         if now < self._next_drop:
             return
         rate = self._rate(running)
-        lowest = min(request.band for request in queue.requests)
-        candidates = _Queue([r for r in queue.requests if r.band == lowest and r.first_scheduled is None])
+        candidates = _lowest(_Queue(_fresh(queue)))
         if candidates.requests:
             victim = _newest(candidates.of(candidates.heaviest))
             self._drop(victim, queue, _facts(queue.num_tokens, rate))
@@ -145,12 +143,10 @@ class QueueLimits:
 
     def _victim(self, queue: _Queue, request: Request, own_tokens: int) -> Request | None:
         """The waiting request that should give its place to this one; None if none should."""
-        fresh = [other for other in queue.requests if other.first_scheduled is None and other.arrival]
-        if not fresh:
+        candidates = _lowest(_Queue(_fresh(queue)))
+        if not candidates.requests:
             return None
-        lowest = min(other.band for other in fresh)
-        candidates = _Queue([other for other in fresh if other.band == lowest])
-        holder = candidates.heaviest
+        lowest, holder = candidates.requests[0].band, candidates.heaviest
         theirs = candidates.of(holder)
         if lowest < request.band:
             return _newest(theirs)
@@ -159,10 +155,13 @@ class QueueLimits:
             return None
         return _newest(theirs)
 
-    def _drop(self, victim: Request, queue: _Queue, facts: Facts) -> None:
+    def _drop(self, victim: Request, queue: _Queue, facts: Facts) -> int:
+        """Mark a request as dropped and take it out of the queue. Returns its tokens."""
         code = FailureCode.OVER_SHARE if len(queue.holders) > 1 else FailureCode.OVERLOADED
         victim.dropped, victim.failure = FinishReason.ERROR, Failure(code, {**facts})
         self.num_shed += 1
+        queue.requests.remove(victim)
+        return _tokens(victim)
 
     def _rate(self, running: Sequence[Request]) -> float | None:
         """Prompt tokens a second in full steps beside what decodes now; None while it is not known."""
@@ -176,6 +175,17 @@ class QueueLimits:
 
 def _facts(tokens: int, rate: float | None) -> Facts:
     return {} if rate is None else {"wait_ms": round(1e3 * tokens / rate)}
+
+
+def _fresh(queue: _Queue) -> list[Request]:
+    """Those that no worker has begun."""
+    return [request for request in queue.requests if request.first_scheduled is None and request.arrival]
+
+
+def _lowest(queue: _Queue) -> _Queue:
+    """Those of the lowest band."""
+    lowest = min((request.band for request in queue.requests), default=0)
+    return _Queue([request for request in queue.requests if request.band == lowest])
 
 
 def _newest(queue: _Queue) -> Request:

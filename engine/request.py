@@ -98,6 +98,8 @@ class Request:
     first_scheduled: float | None = None
     dropped: FinishReason | None = None
     """ABORT, MOVED or ERROR: the next step drops the request with this reason, and with its `failure`."""
+    stopped_by_gate: bool = False
+    """Whether it last waited for its adapter or grammar, and not for its turn."""
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     matcher: Matcher | None = None

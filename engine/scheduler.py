@@ -224,7 +224,9 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Finish a request whose last token has been read, and keep its blocks if it may go on elsewhere."""
-        if request.hold is not None and reason is not FinishReason.STOP:
+        # One that was preempted before its last token was read has no blocks: they are computed again elsewhere.
+        running = request.status is RequestStatus.RUNNING
+        if request.hold is not None and running and reason is not FinishReason.STOP:
             request.hold.keep(request)
         self.finish(request)
 
@@ -241,13 +243,15 @@ class Scheduler:
     def _schedule_running(
         self, batch: ScheduledBatch, budget: int, limit: PrefillLimit, logits: PromptLogits
     ) -> tuple[int, bool]:
-        """Schedule the next tokens of the running requests, in order. When blocks run out, the policy's victims are
-        preempted. Returns the remaining budget, and whether a request was preempted.
+        """Schedule the next tokens of the running requests, in order; prompts leave a token to each that decodes. When blocks run
+        out, the policy's victims are preempted. Returns the remaining budget, and whether a request was preempted.
         """
         preempted, i = False, 0
+        behind = sum(request.decodes for request in self.running)
         max_drafts = allowance(len(self.running), self.config.speculative_tokens)
         while i < len(self.running) and budget > 0:
             request = self.running[i]
+            behind -= request.decodes
             full = request.hold is not None or self._is_full(request, len(request.token_ids))
             if request.num_pending_tokens and full:
                 i += 1  # it ends with its pending token
@@ -255,7 +259,8 @@ class Scheduler:
             if not all(gate.may_step(request) for gate in self._gates):
                 i += 1
                 continue
-            count = logits.grant(request, min(len(request.token_ids) - request.num_computed_tokens, budget))
+            room = budget if request.decodes else max(budget - behind, 0)
+            count = logits.grant(request, min(len(request.token_ids) - request.num_computed_tokens, room))
             if count and not request.decodes:
                 count = limit.grant(count, request.num_computed_tokens)
             if not count:
@@ -264,12 +269,13 @@ class Scheduler:
             while not self.pool.allocate(request, request.num_computed_tokens + count):
                 victim = self._policy.victim(self.running[i:])  # never one that is in the batch already
                 preempted = True
+                behind -= victim is not request and victim.decodes
                 self._preempt(victim)
                 if victim is request:
                     break
             else:
                 if count == 1 and max_drafts > 0:
-                    drafts = self._drafts(request, min(max_drafts, budget - 1))
+                    drafts = self._drafts(request, min(max_drafts, budget - behind - 1))
                     if drafts:
                         batch.drafts[request] = drafts
                         count += len(drafts)
@@ -315,7 +321,8 @@ class Scheduler:
                 continue
             for gate in self._gates:
                 gate.consider(request)
-            if not all(gate.may_start(request) for gate in self._gates):
+            request.stopped_by_gate = not all(gate.may_start(request) for gate in self._gates)
+            if request.stopped_by_gate:
                 continue
             reusable = self.pool.reusable(request)
             hit = self.pool.match(reusable)

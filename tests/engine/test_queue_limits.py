@@ -173,3 +173,42 @@ def test_a_queue_that_is_late_for_a_moment_sheds_nothing():
     for now in (5.0, 6.5):
         limits.shed(late, [], now)
     assert limits.num_shed == 0
+
+
+def test_a_tenant_gets_no_more_places_by_other_bands():
+    made = scheduler(max_waiting_requests=8)
+    assert codes(made, request(1, LIGHT)) == [None]
+    assert codes(made, *(request(n, band=n % 3) for n in range(2, 7))) == [None] * 4 + [FailureCode.OVER_SHARE]
+
+
+def test_who_waits_for_an_adapter_does_not_make_the_queue_late():
+    limits = QueueLimits(EngineConfig(model="none", target_ttft_ms=1000), StepTime())
+    stopped, now = request(1), 100.0
+    stopped.stopped_by_gate = True
+    while now < 120.0:
+        fresh = [request(2), request(3)]
+        for one in fresh:
+            one.arrival = now - 0.01
+        limits.shed([stopped, *fresh], [], now)
+        now += 0.1
+    assert limits.num_shed == 0
+
+
+def test_prompts_leave_a_token_to_each_that_decodes():
+    """Whatever order they run in: here those with long prompts have come first."""
+    made = scheduler(max_num_batched_tokens=64, max_step_ms=0)
+    long, short = [request(n, length=1000) for n in range(1, 4)], [request(n, LIGHT, length=4) for n in (8, 9)]
+    for each in short:
+        made.add(each)
+    batch = made.schedule()
+    made.launched(batch)
+    made.update(batch, {each: [5] for each in short})
+    for each in long:
+        made.add(each)
+    made.schedule()
+    made.running.sort(key=lambda each: each.arrival)
+    for _ in range(2):
+        batch = made.schedule()
+        counts = dict(zip(batch.requests, batch.num_new_tokens, strict=True))
+        assert [counts.get(each) for each in short] == [1, 1]
+        assert sum(batch.num_new_tokens) == 64
