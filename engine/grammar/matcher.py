@@ -12,7 +12,7 @@ import torch
 
 from engine.failures import Failure, FailureCode
 from engine.grammar.wire import FIRST, Compile, Follow
-from engine.messages import FrameBuffer, frame
+from engine.messages import FrameBuffer, ProtocolError, frame
 
 if TYPE_CHECKING:
     import socket
@@ -96,8 +96,10 @@ class GrammarProcess:
             self._free_rows.append(row)
 
     def take(self, message: Followed, now: float) -> None:
-        """Process a message about received masks; `now` in monotonic seconds."""
+        """Process a message about received masks; `now` in monotonic seconds. Raises ProtocolError for a row that waits for none."""
         for row, complete, error in message.rows:
+            if row not in self.waiting:
+                raise ProtocolError(f"row {row} waits for no mask")
             matcher = self.waiting.pop(row)
             if matcher is None:
                 self.free(row)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from engine.grammar import wire
 from engine.grammar.matcher import GrammarProcess, Matcher, grammar_failure
-from engine.messages import frame
+from engine.messages import MALFORMED, frame
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,7 +133,9 @@ class GrammarProcesses:
                 self._overran(process)
             elif not process.compiled and not process.users:
                 self._drop(process)
-        self._queue = [process for process in self._queue if process.users]
+        for process in [process for process in self._queue if not process.users]:
+            self._queue.remove(process)
+            self._known.pop(process.digest, None)
         self._start_queued()
 
     def wait(self, timeout_s: float) -> None:
@@ -189,17 +191,27 @@ class GrammarProcesses:
         if not data:
             ended = self._open.template is None or self._open.template.poll() is not None
             return self._fail(process, UNAVAILABLE) if ended else self._overran(process)
-        for body in process.received.feed(data):
-            message = wire.from_process.decode(body)
-            if isinstance(message, wire.Followed):
-                process.take(message, time.monotonic())
-                process.late = message.seconds > self._patience_s
-            elif message.error is None:
-                process.map(message.row_bytes)
-            else:
-                process.failure = grammar_failure(message.error)
-                self._remember(process, process.failure, STRIKES)
-                return self._drop(process)
+        try:
+            for body in process.received.feed(data):
+                if self._ended_by(process, wire.from_process.decode(body)):
+                    return
+        except MALFORMED:  # whatever the grammar did to its process
+            logger.exception("a grammar process sent what is no message")
+            self._overran(process)
+
+    def _ended_by(self, process: GrammarProcess, message: wire.Compiled | wire.Followed) -> bool:
+        """Process one of its messages. Returns whether it is the last one."""
+        if isinstance(message, wire.Followed):
+            process.take(message, time.monotonic())
+            process.late = message.seconds > self._patience_s
+        elif message.error is None:
+            process.map(message.row_bytes)
+        else:
+            process.failure = grammar_failure(message.error)
+            self._remember(process, process.failure, STRIKES)
+            self._drop(process)
+            return True
+        return False
 
     def _template_ended(self) -> None:
         logger.error("the template of grammar processes ended; the next grammar starts another")

@@ -8,11 +8,12 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 from llguidance import LLMatcher
 
 from engine.failures import FailureCode
-from engine.grammar import serve, template, wire
+from engine.grammar import processes, serve, template, wire
 from engine.grammar.source import source
 from engine.sampling.params import Grammar
 from tests.conftest import DEMO
@@ -138,6 +139,19 @@ def test_a_process_that_dies_costs_the_requests_of_its_grammar_alone(driver, num
     driver.submit(3, FIRST, max_tokens=5, ignore_eos=True, grammar=QUICK)  # its grammar is not to blame yet
     driver.run()
     assert len(driver.tokens(3)) == 5
+
+
+@pytest.mark.parametrize("body", [b"\xc1", msgspec.msgpack.encode(wire.Followed([(77, False, None)], 0.0))])
+def test_a_process_that_sends_no_message_costs_the_requests_of_its_grammar_alone(driver, monkeypatch, body):
+    driver.submit(0, FIRST, max_tokens=200, ignore_eos=True, grammar=QUICK)
+    driver.submit(1, SECOND, max_tokens=50, ignore_eos=True)
+    run_until(driver, lambda: driver.tokens(0))
+    (process,) = driver.engine.grammars._live.values()
+    monkeypatch.setattr(process.received, "feed", lambda data: [body])
+    driver.run()
+    assert driver.finish_reason(0) == "error"
+    assert driver.outputs[0][-1].error.code is FailureCode.GRAMMAR
+    assert len(driver.tokens(1)) == 50
 
 
 def test_a_template_that_dies_is_replaced(driver):
@@ -285,3 +299,12 @@ def test_limits_stand_in_every_process(driver):
     sockets = [link for link in links if link.startswith("socket:")]
     assert len(sockets) == 1, "a process has its own connection and nobody else's"
     driver.run()
+
+
+def test_a_grammar_that_was_given_up_before_its_turn_can_be_asked_for_again(driver, monkeypatch):
+    monkeypatch.setattr(processes, "MAX_YOUNG", 0)
+    driver.engine.grammars.open(QUICK).close()
+    monkeypatch.undo()
+    driver.submit(0, FIRST, max_tokens=5, ignore_eos=True, grammar=QUICK)
+    driver.run()
+    assert len(driver.tokens(0)) == 5
