@@ -5,10 +5,14 @@ bounded in time or memory.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import gbnf_to_lark
+
+GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.M)
+ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.S)
 
 
 def source(kind: str, text: str) -> Any:
@@ -28,4 +32,17 @@ def source(kind: str, text: str) -> Any:
             for tag in json.loads(text)
         ]
         return LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
-    return LLMatcher.grammar_from_lark(gbnf_to_lark(text) if "::=" in text else text)
+    return LLMatcher.grammar_from_lark(gbnf_to_lark(_plain(text)) if GBNF_RULE.search(text) else text)
+
+
+def _plain(text: str) -> str:
+    r"""GBNF with characters in place of \u and \U, which `gbnf_to_lark` reads as others if they have zeros."""
+
+    def character(found: re.Match[str]) -> str:
+        digits = found[1] or found[2]
+        if digits is None:
+            return found[0]
+        code = int(digits, 16)
+        return f"\\x{code:02x}" if code < 0x80 else chr(code)
+
+    return ESCAPE.sub(character, text)

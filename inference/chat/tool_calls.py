@@ -348,9 +348,13 @@ class ToolCallParser:
         return _loads(raw)
 
 
+def _no_json(constant: str) -> object:
+    raise ValueError(f"{constant} is not JSON")
+
+
 def _loads(text: str) -> object:
     try:
-        value = json.loads(text, strict=False)
+        value = json.loads(text, strict=False, parse_constant=_no_json)
         if isinstance(value, str):
             value.encode()  # half of an escaped surrogate pair is not a character
     except (ValueError, RecursionError) as error:

@@ -88,24 +88,29 @@ def tool_grammar(tools: Tools, choice: Choice, parallel: bool = True) -> Grammar
         return None
     definitions: dict[str, Any] = {}
     options = []
-    for function in functions:
-        parameters = dict(_parameters(function))
-        own = parameters.pop("$defs", None) or {}
-        if not isinstance(own, dict):
-            raise InvalidRequest("tools: $defs of a function's parameters must be an object.", "tools")
-        for key, value in own.items():  # references are resolved from the schema's root
-            if definitions.setdefault(key, value) != value:
-                raise InvalidRequest(f"tools: two functions define {key[:100]!r} in $defs, and differ.", "tools")
-        call = {"name": {"const": function["name"]}, "arguments": parameters}
+    for number, function in enumerate(functions):
+        place = f"#/$defs/{number}"
+        definitions[str(number)] = _moved(_parameters(function), place)
+        call = {"name": {"const": function["name"]}, "arguments": {"$ref": place}}
         options.append(
             {"type": "object", "properties": call, "required": list(call), "additionalProperties": False}
         )  # fmt: skip
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": options}}
     if not parallel:
         schema["maxItems"] = 1
-    if definitions:
-        schema["$defs"] = definitions
+    schema["$defs"] = definitions
     return structured.json_schema(schema, "tools")
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema for another place than the root, from which its references are resolved."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    reference = schema.get("$ref")
+    own = {"$ref": place + reference[1:]} if isinstance(reference, str) and reference.startswith("#") else {}
+    return {key: value if key in structured.VALUES else _moved(value, place) for key, value in schema.items()} | own
 
 
 def _parameters(function: dict[str, Any]) -> dict[str, Any]:

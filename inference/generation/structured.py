@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -13,6 +14,12 @@ from inference.generation.requests import GrammarRequest
 MAX_CHARACTERS = 1 << 16
 MAX_CHOICES = 1024
 MAX_DEPTH = 100
+VALUES = ("const", "enum", "default", "examples")
+"""Keys of a JSON schema that have no schemas."""
+MAPPINGS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Those that have schemas by names."""
+CONJUNCTIONS, ALTERNATIVES = ("allOf", "if", "then", "else", "not"), ("anyOf", "oneOf")
+"""Those whose schemas a value must fit beside its own schema; of the latter, one of them."""
 WHITESPACE = r"[ \t\n\r]{0,20}"
 """White space allowed between the parts of a JSON value; bounded, because small models can emit blank lines forever."""
 
@@ -22,8 +29,11 @@ def json_schema(schema: Any, field: str, whitespace: str = WHITESPACE) -> Gramma
     schema = parsed(schema, field)
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{field}: a JSON schema must be an object.", field)
-    schema = {"x-guidance": {"whitespace_pattern": whitespace}, **schema}
-    return _limited("json_schema", _encoded(schema, field), field)
+    return _limited("json_schema", _encoded(_spaced(schema, whitespace), field), field)
+
+
+def _spaced(schema: dict[str, Any], whitespace: str = WHITESPACE) -> dict[str, Any]:
+    return {"x-guidance": {"whitespace_pattern": whitespace}, **schema}
 
 
 def json_object(field: str, whitespace: str = WHITESPACE) -> GrammarRequest:
@@ -63,22 +73,60 @@ def parsed(value: Any, field: str) -> Any:
         raise InvalidRequest(f"{field}: this is not valid JSON: {error}", field) from error
 
 
-def closed(schema: Any, field: str, depth: int = 0, bare_too: bool = True) -> Any:
-    """The schema, with `additionalProperties` set to false in every object that does not set it.
-
-    Objects without properties stay open unless `bare_too`.
+def closed(schema: Any, field: str, bare_too: bool = True) -> Any:
+    """The schema, with `additionalProperties` set to false in every object that does not set it. Objects without properties stay open
+    unless `bare_too`, and those that must fit several schemas always do: each of these names some of the properties.
     """
+    return _closed(schema, field, 0, bare_too, False, set(_conjoined(schema, field, 0, False)))
+
+
+def _closed(schema: Any, field: str, depth: int, bare_too: bool, conjoined: bool, shared: set[str]) -> Any:
+    """`conjoined`: the value must fit other schemas too; `shared`: the references of such schemas."""
+    if isinstance(schema, list):
+        return [_closed(item, field, depth + 1, bare_too, conjoined, shared) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    several = conjoined or _has_several(schema)
+    inner: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in VALUES:
+            inner[key] = value
+        elif key in MAPPINGS and isinstance(value, dict):
+            inner[key] = {
+                name: _closed(each, field, depth + 1, bare_too, f"#/{key}/{name}" in shared, shared)
+                for name, each in value.items()
+            }
+        else:
+            same_value = key in CONJUNCTIONS or (several and key in ALTERNATIVES)
+            inner[key] = _closed(value, field, depth + 1, bare_too, same_value, shared)
+    if not several and (isinstance(schema.get("properties"), dict) or (bare_too and schema.get("type") == "object")):
+        inner.setdefault("additionalProperties", False)
+    return inner
+
+
+def _conjoined(schema: Any, field: str, depth: int, conjoined: bool) -> Iterator[str]:
+    """The references of schemas whose value must fit others too. Raises InvalidRequest if a schema is nested too deeply."""
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"{field}: a schema may be nested {MAX_DEPTH} levels deep.", field)
     if isinstance(schema, list):
-        return [closed(item, field, depth + 1, bare_too) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = ("const", "enum", "default", "examples")
-    inner = {k: v if k in kept else closed(v, field, depth + 1, bare_too) for k, v in schema.items()}
-    if isinstance(schema.get("properties"), dict) or (bare_too and schema.get("type") == "object"):
-        inner.setdefault("additionalProperties", False)
-    return inner
+        for item in schema:
+            yield from _conjoined(item, field, depth + 1, conjoined)
+    elif isinstance(schema, dict):
+        several = conjoined or _has_several(schema)
+        if several and isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        for key, value in schema.items():
+            if key in MAPPINGS and isinstance(value, dict):
+                yield from _conjoined([*value.values()], field, depth, False)
+            elif key not in VALUES:
+                same_value = key in CONJUNCTIONS or (several and key in ALTERNATIVES)
+                yield from _conjoined(value, field, depth + 1, same_value)
+
+
+def _has_several(schema: dict[str, Any]) -> bool:
+    """Whether its value must fit further schemas beside its own properties."""
+    others = [key for key in (*CONJUNCTIONS, *ALTERNATIVES, "$ref", "patternProperties") if key in schema]
+    return "allOf" in others or "if" in others or bool(others and "properties" in schema)
 
 
 def structural_tag(value: Any, field: str) -> GrammarRequest:
@@ -103,10 +151,11 @@ def _tag(structure: Any, triggers: list[str], field: str) -> dict[str, Any]:
     begin, end = structure.get("begin"), structure.get("end")
     if not isinstance(begin, str) or not isinstance(end, str):
         raise InvalidRequest(f"{field}: `begin` and `end` of a structure must be strings.", field)
-    trigger = next((t for t in triggers if begin.startswith(t)), None)
+    # The shortest is the one that is complete first.
+    trigger = min((t for t in triggers if begin.startswith(t)), key=len, default=None)
     if trigger is None:
         raise InvalidRequest(f"{field}: the structure {begin[:60]!r} begins with none of the triggers.", field)
-    return {"trigger": trigger, "begin": begin, "schema": structure["schema"], "end": end}
+    return {"trigger": trigger, "begin": begin, "schema": _spaced(structure["schema"]), "end": end}
 
 
 def _encoded(value: Any, field: str) -> str:

@@ -10,9 +10,11 @@ from tokenizers import Tokenizer
 
 from engine.failures import FailureCode, words
 from engine.sampling.params import Grammar
+from inference.generation.structured import structural_tag
 from scripts.random_models import make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
+from tests.grammars import admits
 
 SCHEMA = {
     "type": "object",
@@ -159,3 +161,29 @@ def test_text_with_tags_follows_their_schemas(tokenizer):
     )  # fmt: skip
     driver.run()
     assert re.search(r"<f=a>(1|22)</f>", tokenizer.decode(driver.tokens(0))), tokenizer.decode(driver.tokens(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "admitted", "refused"),
+    [
+        (r'root ::= "\u0041bc"', "Abc", "\u41bc"),
+        (r'root ::= "\u00e9\U0001F600"', "\u00e9\U0001f600", "e"),
+        (r"root ::= [^\u0000-\u001f]", "x", "\n"),
+        (r'root ::= "\\u0041"', "\\u0041", "A"),
+        ('start: "::=" /[a-z]+/', "::=abc", "abc"),
+    ],
+)
+def test_characters_of_grammars(text, admitted, refused):
+    assert admits(Grammar("grammar", text), admitted)
+    assert not admits(Grammar("grammar", text), refused)
+
+
+def test_structures_have_as_little_white_space_as_schemas():
+    tag = structural_tag(
+        {"triggers": ["<f", "<"], "structures": [
+            {"begin": "<f>", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}, "end": "</f>"},
+            {"begin": "<a>", "schema": {"type": "integer"}, "end": "</a>"},
+        ]}, "tag",
+    ).grammar  # fmt: skip
+    assert admits(tag, '<f>{"a": 1}</f> and <a>5</a>')
+    assert not admits(tag, '<f>{"a":' + "\n" * 31 + "1}</f>")

@@ -13,6 +13,9 @@ from inference.chat.call_styles import MACHINES, listed, only_arguments, style_o
 from inference.chat.conversation import parse_messages
 from inference.chat.reasoning import ReasoningSplitter, opens_reasoning
 from inference.chat.tool_calls import CallPart, ToolCallParser
+from inference.chat.tools import tool_grammar
+from inference.generation.structured import closed
+from tests.grammars import admits
 
 
 def parse(machine, pieces: list[str], names=None, whole=False) -> tuple[str, list[tuple[str, str]]]:
@@ -106,6 +109,8 @@ def test_a_call_names_a_function_that_is_known(style, text):
     ("hermes", '<tool_call>{"name": "f", "arguments": {}, oops}</tool_call>'),
     ("llama3", '{"name": "f", "parameters": {"a": "b" "c"}}'),
     ("llama3", '{"name": "f", "parameters": {}, "age": 3}'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
+    ("llama3", '{"name": "f", "parameters": {"a": [-Infinity]}}'),
     ("mistral", "[TOOL_CALLS]f{'a': 1}"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {oops}'),
     ("llama3", '{"name": "f", "parameters": {oops}'),
@@ -246,3 +251,59 @@ def test_thoughts_are_split_from_the_answer_in_any_pieces(thinking, text, though
 def test_a_prompt_may_leave_the_model_thinking():
     assert opens_reasoning("<|assistant|><think>\n")
     assert not opens_reasoning("<think>\n\n</think>\n\n")
+
+
+def function(name, **parameters):
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def test_a_forced_call_may_have_what_several_schemas_allow():
+    branches = [{"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]} for name in "ab"]
+    grammar = tool_grammar([function("f", allOf=branches)], {"function": {"name": "f"}}).grammar
+    assert admits(grammar, '{"a": 1, "b": 2}')
+    assert not admits(grammar, '{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("tools", "call", "other"),
+    [
+        (
+            [function("f", type="object", properties={"v": {"type": "integer"}, "next": {"$ref": "#"}}, required=["v"])],
+            '{"name": "f", "arguments": {"v": 1, "next": {"v": 2}}}',
+            '{"name": "f", "arguments": {"v": 1, "next": [{"name": "f", "arguments": {"v": 2}}]}}',
+        ),
+        (
+            [function(name, type="object", properties={"v": {"$ref": f"#/{key}/N"}}, **{key: {"N": {"type": kind}}})
+             for name, key, kind in (("f", "definitions", "string"), ("g", "$defs", "integer"), ("h", "$defs", "null"))],
+            '{"name": "g", "arguments": {"v": 5}}',
+            '{"name": "h", "arguments": {"v": 5}}',
+        ),
+        (
+            [function("f", type="object", properties={"v": {"const": {"$ref": "#"}}})],
+            '{"name": "f", "arguments": {"v": {"$ref": "#"}}}',
+            '{"name": "f", "arguments": {"v": {"$ref": "#/$defs/0"}}}',
+        ),
+    ],
+)  # fmt: skip
+def test_references_of_forced_calls_are_those_of_their_own_function(tools, call, other):
+    grammar = tool_grammar(tools, "required").grammar
+    assert admits(grammar, f"[{call}]")
+    assert not admits(grammar, f"[{other}]")
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"properties": {"a": {}}}, {"properties": {"a": {}}, "additionalProperties": False}),
+        ({"properties": {"a": {}}, "additionalProperties": True}, {"properties": {"a": {}}, "additionalProperties": True}),
+        ({"anyOf": [{"properties": {}}, {"type": "null"}]}, {"anyOf": [{"properties": {}, "additionalProperties": False}, {"type": "null"}]}),
+        ({"properties": {}, "anyOf": [{"properties": {}}]}, {"properties": {}, "anyOf": [{"properties": {}}]}),
+        ({"properties": {"properties": {"type": "string"}}},
+         {"properties": {"properties": {"type": "string"}}, "additionalProperties": False}),
+        ({"allOf": [{"$ref": "#/$defs/A"}, {"properties": {}}], "$defs": {"A": {"properties": {}}, "B": {"properties": {}}}},
+         {"allOf": [{"$ref": "#/$defs/A"}, {"properties": {}}],
+          "$defs": {"A": {"properties": {}}, "B": {"properties": {}, "additionalProperties": False}}}),
+    ],
+)  # fmt: skip
+def test_objects_are_closed_where_no_other_schema_has_a_say(schema, expected):
+    assert closed(schema, "tools", bare_too=False) == expected
