@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 
 from engine.cpu import large_pages
 from engine.cpu.kernels.emit import LANES, UNPAIRED
 from engine.cpu.kernels.paged import paired_cache
+from engine.process.memory import free_memory
 from engine.shapes import AttentionSpec, spec_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def block_bytes(specs: list[AttentionSpec], block_size: int, dtype: torch.dtype)
 
 def default_num_blocks(bytes_per_block: int) -> int:
     """The number of blocks that fit into 30 % of the free memory, between 64 MiB and 4 GiB."""
-    budget = min(int(psutil.virtual_memory().available * 0.3), MAX_DEFAULT_BYTES)
+    budget = min(int(free_memory() * 0.3), MAX_DEFAULT_BYTES)
     return max(2, max(budget, MIN_DEFAULT_BYTES) // bytes_per_block)
 
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-PROC = Path("/proc/self")
+from engine.process.control_groups import PROC, folders
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def usable_cpus(proc: Path = PROC) -> int:
@@ -25,44 +28,9 @@ def _quotas(proc: Path) -> list[float]:
     """The quotas, in CPUs, of this process's control group and of its ancestors, for both versions of
     control groups.
     """
-    try:
-        groups = (proc / "cgroup").read_text().splitlines()
-        mounts = (proc / "mountinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return []
-    # Lines are `hierarchy:controllers:path`; version 2 has hierarchy 0 and names no controllers.
-    paths: dict[str, str] = {}
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        if not controllers or "cpu" in controllers.split(","):
-            paths["cgroup" if controllers else "cgroup2"] = path
-    found = []
-    for line in mounts:
-        # See proc_pid_mountinfo(5): field 4 is the root, 5 the mount point; type and options follow " - ".
-        fields, _, rest = line.partition(" - ")
-        root, mount_point = (_unescaped(field) for field in fields.split()[3:5])
-        kind, *_, options = rest.split()
-        if kind not in paths or (kind == "cgroup" and "cpu" not in options.split(",")):
-            continue
-        quota = _quota_v2 if kind == "cgroup2" else _quota_v1
-        found += [quota(folder) for folder in _folders(Path(mount_point), root, paths[kind])]
+    read = {1: _quota_v1, 2: _quota_v2}
+    found = [read[version](folder) for version, folder in folders("cpu", proc)]
     return [quota for quota in found if quota is not None]
-
-
-def _unescaped(field: str) -> str:
-    """A path of mountinfo with its octal escapes replaced."""
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        field = field.replace(code, character)
-    return field
-
-
-def _folders(mount_point: Path, root: str, path: str) -> list[Path]:
-    """The folder of the group `path`, if the group `root` is mounted at `mount_point`, and its parents up to there."""
-    below = path.removeprefix(root.rstrip("/")) if path == root or path.startswith(root.rstrip("/") + "/") else ""
-    parts = [part for part in below.split("/") if part]
-    if ".." in parts:  # the group is outside of the mounted part
-        parts = []
-    return [mount_point.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
 
 
 def _quota_v2(folder: Path) -> float | None:

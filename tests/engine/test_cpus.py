@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from engine import core
@@ -12,6 +14,7 @@ from engine.config import EngineConfig
 from engine.cpu.kernels import threads
 from engine.process import cpus
 from engine.process.cpus import FairShare, usable_cpus
+from engine.process.memory import free_memory
 from tests.conftest import DEMO
 
 
@@ -125,3 +128,39 @@ def test_a_moment_tells_nothing():
     share.begin()
     share.note(0.001, 0.0)
     assert share.begin() == 2
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {
+                "memory.max": str(6 * GIB),
+                "memory.current": str(2 * GIB),
+                "memory.stat": f"anon 9\ninactive_file {GIB}\n",
+            },
+            5 * GIB,
+        ),
+        ({"memory.max": str(GIB), "memory.current": str(2 * GIB), "memory.stat": "inactive_file 0\n"}, 0),
+        ({"memory.max": "max", "memory.current": "5", "memory.stat": "inactive_file 0\n"}, 64 * GIB),
+        ({"memory.max": str(90 * GIB), "memory.current": "0", "memory.stat": ""}, 64 * GIB),
+        ({}, 64 * GIB),
+    ],
+)
+def test_free_memory_is_what_the_control_groups_leave(tmp_path, monkeypatch, files, expected):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    outer = {"sys/memory.max": "max", "sys/memory.current": "5", "sys/memory.stat": ""}
+    proc = tree(tmp_path, "0::/a\n", V2, outer | {f"sys/a/{name}": text for name, text in files.items()})
+    assert free_memory(proc) == expected
+
+
+def test_free_memory_of_version_1(tmp_path, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    files = {
+        "m/a/memory.limit_in_bytes": str(4 * GIB), "m/a/memory.usage_in_bytes": str(GIB),
+        "m/a/memory.stat": "total_inactive_file 0\n",
+    }  # fmt: skip
+    assert free_memory(tree(tmp_path, "3:memory:/a\n", [("/", "m", "rw,memory")], files)) == 3 * GIB
