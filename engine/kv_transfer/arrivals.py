@@ -51,18 +51,18 @@ class Arrival:
         return sum(len(data) for _, _, data in self._pieces)
 
     def take(self, first: int, count: int, data: Bytes) -> None:
-        """Stage blocks; called by the fetching thread."""
+        """Stage blocks; called by the fetching thread, until it `settle`s."""
         self._pieces.append((first, count, data))
 
     def settle(self, failure: TransferCode | None) -> None:
         """The last word of the fetching thread."""
         self.failure = failure
-        if failure is not None:
+        if failure is not None or self.cancelled:  # one piece may have come after it was cancelled
             self._pieces = []
         self.settled = True
 
     def cancel(self) -> None:
-        """The request has left the engine."""
+        """The request has left the engine. A piece that comes meanwhile goes when the thread settles."""
         self.cancelled, self._pieces = True, []
 
     def fill(self, request: Request) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from engine.failures import FailureCode
 from engine.kv_transfer import wire
+from engine.kv_transfer.arrivals import Arrival
 from engine.kv_transfer.handle import Identity, KvSource, TransferCode, new_transfer_id, parse_source
 from engine.kv_transfer.messages import Pull
 from engine.kv_transfer.wire import Done, End
@@ -326,3 +327,12 @@ def test_an_identity_holds_no_content(pair):
 
 def test_patience_is_longer_than_a_beat():
     assert wire.STALL_S > 5 * wire.BEAT_S
+
+
+def test_a_piece_that_comes_after_an_abort_is_not_kept():
+    """The thread was receiving it; kept, it would count as staged for ever."""
+    arrival = Arrival(None, None, None, lambda *_: None)
+    arrival.cancel()
+    arrival.take(0, 1, bytes(10))
+    arrival.settle(None)
+    assert arrival.staged_bytes == 0
