@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 
@@ -28,6 +28,8 @@ PART_BYTES = 1 << 18
 OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 """Non-blocking, because opening a pipe would wait for a writer."""
 LENGTH_BYTES = 8
+MAX_DIMENSIONS, MAX_DIMENSION = 8, 1 << 40
+"""Of a tensor, and of one of its lengths: the product of more would take seconds."""
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 """Bytes per number of the types that weights may have, by their names in safetensors."""
 
@@ -36,7 +38,9 @@ class Tensor(msgspec.Struct, frozen=True):
     """An entry of a safetensors header. `data_offsets` are relative to the header's end."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_DIMENSION)], ...], msgspec.Meta(max_length=MAX_DIMENSIONS)
+    ]
     data_offsets: tuple[int, int]
 
 

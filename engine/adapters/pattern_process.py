@@ -1,6 +1,6 @@
 """The process that matches patterns for `engine.adapters.patterns`; the kernel ends it when it exceeds its CPU time.
 
-stdin: a JSON object with `patterns` and `names`. stdout: a line with the number of each pattern before it is tried,
+stdin: a JSON object with `patterns`, `names`, and whether they are to match `whole`. stdout: a line with the number of each pattern before it is tried,
 then a line with a JSON list: for each name, the number of the first pattern that matches it, or null. Exit status 2:
 the pattern whose number is on the last line is not a regular expression.
 """
@@ -28,8 +28,8 @@ def main() -> int:
     for number, pattern in enumerate(asked["patterns"]):
         os.write(1, b"%d\n" % number)
         try:
-            # As peft matches them (peft.utils.other.get_pattern_key).
-            fits = re.compile(rf"(.*\.)?({pattern})$").match
+            # As peft matches them (peft.tuners.tuners_utils.check_target_module_exists and peft.utils.other.get_pattern_key).
+            fits = re.compile(pattern).fullmatch if asked["whole"] else re.compile(rf"(.*\.)?({pattern})$").match
         except (re.error, RecursionError, OverflowError):
             return 2
         for i, name in enumerate(names):

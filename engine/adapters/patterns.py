@@ -26,9 +26,9 @@ PATIENCE_S = 120
 NO_PATTERN = 2
 
 
-def match(field: str, patterns: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The value of the first pattern that matches each name, for the names that one matches. Raises AdapterError, which
-    names the `field`.
+def match(field: str, patterns: dict[str, Any], names: Collection[str], *, whole: bool = False) -> dict[str, Any]:
+    """The value of the first pattern that matches each name, or its end after a dot unless `whole`, for the names that one matches.
+    Raises AdapterError, which names the `field`.
     """
     if not patterns:
         return {}
@@ -36,7 +36,7 @@ def match(field: str, patterns: dict[str, Any], names: Collection[str]) -> dict[
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", str(PROGRAM)],
-            input=json.dumps({"patterns": keys, "names": list(names)}).encode(),
+            input=json.dumps({"patterns": keys, "names": list(names), "whole": whole}).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=PATIENCE_S,

@@ -27,7 +27,7 @@ REFUSED = (
     "monteclora_config",
 )  # fmt: skip
 """Fields of PEFT that must be absent, null or false."""
-REFUSED_INITS = ("pissa", "olora", "corda", "loftq")
+REFUSED_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to initialise an adapter that rewrite the base model's weights."""
 
 TYPES = {
@@ -155,7 +155,7 @@ def _check_targets(config: dict[str, Any], adapted: Collection[str], layers: Col
     if targets is None or targets == EVERY_LINEAR:
         return
     if isinstance(targets, str):
-        fitting: Collection[str] = match("target_modules", {targets: True}, adapted)
+        fitting: Collection[str] = match("target_modules", {targets: True}, adapted, whole=True)
     elif isinstance(targets, list) and all(isinstance(target, str) for target in targets):
         names = frozenset(targets)
         fitting = {path for path in adapted if not names.isdisjoint(_endings(path))}
@@ -197,7 +197,7 @@ def _parse(key: str) -> tuple[str, str]:
 
 def _check_shape(key: str, part: str, shape: tuple[int, ...], layer: tuple[int, int], max_rank: int) -> None:
     out_features, in_features = layer
-    rank = shape[0] if part == "a" else shape[-1]
+    rank = (shape or (0,))[0 if part == "a" else -1]
     wanted = {"a": (rank, in_features), "b": (out_features, rank), "magnitude": (out_features,)}[part]
     if shape != wanted:
         raise AdapterError(AdapterCode.SHAPE, tensor=key, shape=str(list(shape)), wanted=str(list(wanted)))

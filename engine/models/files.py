@@ -105,8 +105,10 @@ def weight_files(directory: Path) -> list[Path]:
         return sorted(directory.glob("*.safetensors"))
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ModelError("model.safetensors.index.json is not a valid index") from error
+    if not all(isinstance(name, str) for name in names):
+        raise ModelError("model.safetensors.index.json is not a valid index")
     if any("/" in name or not name.endswith(".safetensors") for name in names):
         raise ModelError("model.safetensors.index.json names files outside of the model's directory")
     return [directory / name for name in names]

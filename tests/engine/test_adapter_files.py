@@ -136,6 +136,8 @@ def test_headers_that_lie_are_refused(plain):
         one(offsets=(-4, 0)),
         one(shape=(1 << 40, 1 << 40)),
         one(shape=(-1, -1)),
+        one(shape=(1,) * 9),
+        one(shape=(10**18,) * 20_000),
         one(shape=(0,), offsets=(0, 0)),
         one(dtype="BOOL"),
         one(dtype="I64"),
@@ -200,6 +202,23 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(plain):
 def changed(directory: Path, **fields) -> None:
     config = json.loads((directory / CONFIG).read_text())
     (directory / CONFIG).write_text(json.dumps(config | fields))
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(?i)MODEL\..*_PROJ", r"model\.layers\.(\d)\..*", r"(.*)\.(self_attn|mlp)\..*(_proj)", "q_proj"]
+)
+def test_a_pattern_of_targets_matches_as_in_peft(pattern):
+    expected = {name: True for name in NAMES if re.fullmatch(pattern, name)}
+    assert match("target_modules", {pattern: True}, NAMES, whole=True) == expected
+
+
+def test_a_weight_without_dimensions_is_refused_by_its_shape(plain):
+    directory, shapes = plain
+    tensors = load_file(directory / WEIGHTS)
+    name = next(name for name in tensors if "lora_A" in name)
+    save_file({**tensors, name: torch.tensor(1.0)}, directory / WEIGHTS)
+    with pytest.raises(Exception, match=re.escape("shape")):
+        read_adapter(directory, shapes, 64)
 
 
 @pytest.mark.parametrize(("fields", "text"), [
