@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 LOWERED = 6
 """The value, in tokens, that every limit is lowered to."""
 LENGTHS = re.compile(
-    r"(?!.*(layer|pattern|num_|feed_forward))"
-    r".*(window|chunk|floor_scale|floor_len|original_max_|local_attention|attention_span|attention_context|max_attention)"
+    r"(?!.*(layer|pattern|num_|feed_forward|original_max_seq_len))"
+    r".*(window|chunk|floor_scale|floor_len|original_max_|local_attention|attention_span|attention_context|max_attention).*"
 )
-"""Names of numbers of tokens (not of layers) at which a computation changes."""
+"""Names of numbers of tokens (not of layers) at which a computation changes; a rotary embedding's `original_max_seq_len` counts only
+where it changes BY_CALL.
+"""
 STRENGTHS = re.compile(r"(llama_4_scaling_beta|attn_scale|.*temperature_(scale|beta))$")
 """Names of the strengths of such changes; set to 1 in the test, so that rounding does not hide the change."""
 BY_CALL = {"dynamic", "longrope"}

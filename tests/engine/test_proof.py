@@ -16,7 +16,7 @@ from engine.cpu import fused
 from engine.cpu.attention import PagedAttention
 from engine.cpu.backend import CpuBackend
 from engine.cpu.fused import FusedDecoder
-from engine.models.limits import lowered
+from engine.models.limits import LENGTHS, lowered
 from engine.models.loader import ModelError, load_model
 from engine.models.probe import TOLERANCE, Proof
 from engine.models.record import ProbeError
@@ -133,6 +133,14 @@ def test_limits_are_as_before_after_the_proof():
     assert (model.config.floor_scale, model.config.attn_scale) == (4096, 0.1)
     with lowered(model, 4000) as names:
         assert names == {}
+
+
+@pytest.mark.parametrize("name", [
+    "sliding_window", "sliding_window_size", "window_size", "attention_chunk_size", "original_max_position_embeddings", "floor_scale",
+    "local_attention", "max_attention_size",
+])  # fmt: skip
+def test_the_names_of_limits(name):
+    assert LENGTHS.fullmatch(name)
 
 
 def test_a_call_that_was_not_recorded_writes_nothing():
