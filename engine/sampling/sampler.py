@@ -146,8 +146,9 @@ def token_logprobs(
         if mode == "processed" and count and count < logprobs.shape[1]:
             tied = (logprobs[row] == values[row, -1]).nonzero()[:, 0].tolist()
             seen = {token_id for token_id, _ in best}
-            if best[-1][1] > -torch.inf:
-                best += [(token_id, best[-1][1]) for token_id in tied if token_id not in seen]
+            best += [(token_id, best[-1][1]) for token_id in tied if token_id not in seen]
+        if mode == "processed":  # what filters have removed is no alternative
+            best = [(token_id, value) for token_id, value in best if value > -torch.inf]
         result.append(TokenLogprob(token, float(chosen[row, 0]), ranks[row], best))
     return result
 
@@ -160,9 +161,10 @@ def _adjust_row(row: torch.Tensor, request: Request, forbidden: list[int]) -> No
         row[ids] += torch.tensor(list(p.logit_bias.values()))
     if p.allowed_token_ids:
         row += _state(request, row.shape[0]).forbidden
-    for word in p.bad_words or []:
+    for word in p.bad_words or []:  # in the output, as in vLLM
         before = word[:-1]
-        if not before or request.token_ids[-len(before) :] == before:
+        begin = len(request.token_ids) - len(before)
+        if begin >= request.num_prompt_tokens and request.token_ids[begin:] == before:
             row[word[-1]] = -torch.inf
     if request.num_output_tokens < p.min_tokens:
         row[forbidden + p.stop_token_ids] = -torch.inf

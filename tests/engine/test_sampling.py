@@ -114,8 +114,9 @@ def test_masks():
     assert choose(logit_bias={4: 100.0}) == 4
     assert choose(allowed_token_ids=[2, 5]) == 5
     assert choose(bad_words=[[9]]) == 8
-    assert choose(bad_words=[[3, 9]]) == 8
-    assert choose(bad_words=[[4, 9]]) == 9
+    assert choose(bad_words=[[3, 9]]) == 9, "3 is the prompt's last token"
+    assert choose(bad_words=[[3, 9]], output=[3]) == 8
+    assert choose(bad_words=[[4, 9]], output=[3]) == 9
 
 
 def test_raw_logprobs_ignore_the_knobs():
@@ -126,3 +127,10 @@ def test_raw_logprobs_ignore_the_knobs():
     assert logprobs[0].logprob == pytest.approx(float(reference[token]), abs=1e-6)
     assert [i for i, _ in logprobs[0].top] == reference.topk(3).indices.tolist()
     assert logprobs[0].rank == int((reference > reference[token]).sum()) + 1
+
+
+def test_processed_alternatives_are_those_that_the_filters_keep():
+    logits = torch.arange(10.0)[None]
+    asked = request(top_k=2, logprobs=5, logprobs_mode="processed", seed=1)
+    _, (found,) = Sampler([]).sample([(asked, 0)], logits)
+    assert [token for token, _ in found.top] == [9, 8]
