@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from inference.workers.tokenizer import ModelTokenizer
 
 MAX_SESSION_CHARACTERS = 256
+MOST_PRIORITY = (1 << 31) - 1
 URLS = ("http://", "https://")
 TGI_MODELS = ("tgi", "dummy")
 
@@ -39,7 +40,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class CommonRequest(SamplingFields):
-    """The fields that both routes share. `priority` is accepted and ignored: no client has precedence."""
+    """The fields that both routes share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -186,6 +187,7 @@ def check(body: CommonRequest, limits: Limits) -> GrammarRequest | None:
     if body.cache_salt is not None and not 0 < len(body.cache_salt) <= 128:
         raise InvalidRequest("cache_salt must have 1 to 128 characters.", "cache_salt")
     check_range("length_penalty", body.length_penalty, -10, 10)
+    check_range("priority", body.priority, -MOST_PRIORITY, MOST_PRIORITY)
     return grammar_of(body)
 
 
@@ -236,6 +238,7 @@ def generation_request(
         truncate_left=None if right else keep,
         truncate_right=keep if right else None,
         cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
         session=(body.session_id or session or body.prompt_cache_key or body.user or "")[:MAX_SESSION_CHARACTERS],
         beams=bool(body.use_beam_search),
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
