@@ -35,12 +35,14 @@ def template_arguments(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def joined_parts(parts: list[Any], field: str) -> str:
-    """The texts of a content's parts, one a line; raises NotServed for parts that are not text."""
+    """The texts of a content's parts, one a line. Raises NotServed for parts that are not text, InvalidRequest for one without its text."""
     texts = []
-    for part in parts:
+    for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
         key = TEXT_KEYS.get(kind) if isinstance(kind, str) else None
         text = part if isinstance(part, str) else part.get(key) if key is not None else None
+        if key is not None and not isinstance(text, str):
+            raise InvalidRequest(f"{field}[{i}].{key} must be a string.", f"{field}[{i}].{key}")
         if not isinstance(text, str):
             raise NotServed(f"{field}: parts of type {str(kind)[:40]!r} are not supported.", field)
         texts.append(text)

@@ -61,7 +61,7 @@ def test_all_parts_that_are_text_are_joined():
 
 @pytest.mark.parametrize(
     "part",
-    [5, None, {}, {"text": "a"}, {"type": []}, {"type": "text"}, {"type": "refusal", "text": "a"},
+    [5, None, {}, {"text": "a"}, {"type": []},
      {"type": "image_url", "image_url": {"url": "data:,"}}],
 )  # fmt: skip
 def test_other_parts_are_refused(part):
@@ -69,6 +69,15 @@ def test_other_parts_are_refused(part):
         parse_messages([{"role": "user", "content": [part]}])
     with pytest.raises(NotServed, match=r"input\[0\].content: parts of type"):
         messages_of([{"role": "user", "content": [part]}])
+
+
+@pytest.mark.parametrize(("part", "key"), [
+    ({"type": "text"}, "text"), ({"type": "text", "text": 5}, "text"), ({"type": "refusal", "text": "a"}, "refusal"),
+])  # fmt: skip
+def test_a_part_without_its_text_is_refused_by_that_name(part, key):
+    for name, parse in (("messages", parse_messages), ("input", messages_of)):
+        with pytest.raises(InvalidRequest, match=rf"{name}\[0\]\.content\[1\]\.{key} must be a string"):
+            parse([{"role": "user", "content": [{"type": "text", "text": "a"}, part]}])
 
 
 @pytest.mark.parametrize("content", [5, True, {"type": "text", "text": "a"}])
