@@ -119,8 +119,10 @@ class EngineCollector:
     def _held(self, rows: list[tuple[Target, list[Stats]]]) -> Metric:
         text = "Requests that wait for a worker of a deployment without a ready one."
         family = GaugeMetricFamily("dragoman_held_requests", text, labels=LABELS)
-        for target, _ in rows:
-            family.add_metric([target.entry.name, "0"], self._router.holding.count(target.entry.public_id))
+        # Those that have never had a worker are no targets.
+        entries = {entry.public_id: entry.name for entry in (*self._router.deployments, *(t.entry for t, _ in rows))}
+        for public_id, name in entries.items():
+            family.add_metric([name, "0"], self._router.holding.count(public_id))
         return family
 
     def _transfers(self, rows: list[tuple[Target, list[Stats]]]) -> Iterator[Metric]:

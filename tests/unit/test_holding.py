@@ -122,6 +122,7 @@ async def test_who_waits_for_a_deployment_that_is_removed_is_told_so(sockets):
     serving.router.start()
     call = serving.begin("/v1/completions", {"model": "demo", "prompt": "a"})
     await eventually(lambda: serving.router.holding.deployments)
+    assert 'dragoman_held_requests{engine="0",model_name="demo"} 1.0' in (await serving.get("/metrics")).text
     serving.holder.publish(Snapshot((), {}))
     answer = await call.end()
     await serving.stop()
