@@ -71,6 +71,15 @@ def test_values_reach_their_places(tmp_path):
         assert rendered(tmp_path / "set") != usual, name
 
 
+def test_a_registry_may_have_a_port(tmp_path):
+    values = yaml.safe_load((FOLDER / "values.yaml").read_text())
+    shutil.copytree(FOLDER, tmp_path / "set")
+    values["data"] |= {"repository": "localhost:5000/team/dragoman", "tag": "1.2"}
+    (tmp_path / "set" / "values.yaml").write_text(yaml.safe_dump(values))
+    lines = {line.strip() for line in rendered(tmp_path / "set").splitlines() if "dragoman:" in line}
+    assert {line for line in lines if line.startswith("image:")} == {"image: localhost:5000/team/dragoman:1.2"}
+
+
 def test_nothing_is_left_to_fill_in_and_the_values_stay_here():
     text = (GOLDENS / "kubernetes.yaml").read_text()
     assert "from-values" not in text
