@@ -21,10 +21,10 @@ import psutil
 from loadtests.html import write_report
 from loadtests.machine import ROOT, commit
 from loadtests.plan import PROFILES
-from loadtests.reachable import UnreachableError, check_server
+from loadtests.reachable import UnreachableError, check_metrics, check_server
 from loadtests.records import Record, read_record
 from loadtests.server import RunningServer, served
-from loadtests.settings import API_KEY, MODEL, LocalServer, RunSettings
+from loadtests.settings import ADAPTERS, API_KEY, MODEL, LocalServer, RunSettings
 from loadtests.shapes import SHAPES, SUITE
 from loadtests.sizes import sized
 from loadtests.targets import TargetsError, load_targets
@@ -50,7 +50,7 @@ def main() -> int:
     except (TargetsError, UnreachableError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    records, statuses = [], []
+    records = []
     for name in options.shapes:
         run = RunSettings(
             shape=name,
@@ -60,12 +60,12 @@ def main() -> int:
             seconds=options.seconds,
             users=options.users,
         )
-        statuses.append(_run(run, options))
-        if Path(run.out).exists():
-            records.append(read_record(Path(run.out)))
-    if not records or any(status not in (0, 1) for status in statuses):
-        print("a run was not made", file=sys.stderr)
-        return 2
+        Path(run.out).unlink(missing_ok=True)  # of an earlier run in the same folder
+        status = _run(run, options)
+        if status not in (0, 1) or not Path(run.out).exists():
+            print(f"{name}: the run was not made", file=sys.stderr)
+            return 2
+        records.append(read_record(Path(run.out)))
     report = folder / "report.html"
     write_report(records, report)
     print(f"\n{report}")
@@ -79,7 +79,14 @@ def _check_host(options: argparse.Namespace) -> None:
         raise UnreachableError(f"{', '.join(local)}: needs --pid with --host, to watch the server")
     if options.pid and not psutil.pid_exists(options.pid):
         raise UnreachableError(f"--pid: there is no process {options.pid} on this machine")
-    check_server(options.host, MODEL, API_KEY)
+    if "burst" in options.shapes and not options.start_seconds:
+        raise UnreachableError(
+            "burst: needs --start-seconds with --host, to compare a deployment that wakes with the start"
+        )
+    adapters = ADAPTERS if any(SHAPES[name].adapters for name in options.shapes) else ()
+    check_server(options.host, MODEL, adapters, API_KEY)
+    if any(SHAPES[name].watched for name in options.shapes):
+        check_metrics(options.host, API_KEY)
 
 
 def _summary(records: list[Record]) -> int:
@@ -94,8 +101,8 @@ def _summary(records: list[Record]) -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SUITE), metavar="SHAPE",
-                        help=f"Of {', '.join(SHAPES)}; all but soak without it.")  # fmt: skip
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), metavar="SHAPE",
+                        help=f"Of {', '.join(SHAPES)}; without it all but soak, and with --host those that need no --pid.")  # fmt: skip
     parser.add_argument(
         "--profile", choices=list(PROFILES), default="cpu-small", help="How much load, and which targets."
     )
@@ -104,7 +111,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--data-dir", default=os.environ.get("DRAGOMAN_DATA_DIR", ""), help="Its data folder, for burst."
     )
-    parser.add_argument("--users", type=_positive, default=0, help="At most so many users, instead of the profile's.")
+    parser.add_argument("--start-seconds", type=_seconds, default=0.0, help="What its start takes, for burst.")
+    parser.add_argument("--users", type=_positive, default=0, help="The most users, instead of the profile's.")
     parser.add_argument("--seconds", type=_seconds, default=0.0, help="Of a stage, and of a whole soak.")
     parser.add_argument(
         "--processes", type=_positive, default=0, help="Locust processes: a master and so many workers."
@@ -115,8 +123,12 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("locust", nargs="*", help="After --: further options of Locust, such as --master.")
     options = parser.parse_args()
+    if options.shapes is None:
+        options.shapes = [name for name in SUITE if options.pid or not options.host or not SHAPES[name].local]
     if not options.shapes:
         parser.error("argument --shapes: name at least one")
+    if "--master" in options.locust and len(options.shapes) != 1:
+        parser.error("argument --shapes: name one with --master, because Locust's workers leave after it")
     return options
 
 
@@ -147,7 +159,7 @@ def _run(run: RunSettings, options: argparse.Namespace) -> int:
             }
         else:
             host, addresses = options.host, {}
-            local = LocalServer(options.pid, options.data_dir) if options.pid else None
+            local = LocalServer(options.pid, options.data_dir, options.start_seconds) if options.pid else None
         run = msgspec.structs.replace(run, local=local)
         command = [sys.executable, "-m", "locust", "-f", str(ROOT / "loadtests" / "locustfile.py"), "--headless",
                    "--only-summary", "--loglevel", "WARNING", "-H", host, "--stop-timeout", str(STOP_TIMEOUT_S)]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 
@@ -15,7 +16,9 @@ def percentile(values: list[float], share: float) -> float | None:
     if not values:
         return None
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    # Less a little, because a share such as 0.07 is no binary fraction.
+    rank = math.ceil(share * len(ordered) - 1e-9)
+    return ordered[max(rank, 1) - 1]
 
 
 def median(values: list[float]) -> float | None:
@@ -75,12 +78,12 @@ def stage_figures(samples: list[Sample], window: Window) -> StageFigures:
         tokens_per_s=tokens / max(1e-9, window.seconds),
         answers_per_s=sum(ended_in(sample, window) for sample in samples) / max(1e-9, window.seconds),
         user_tokens_per_s=median([speed for sample in good if (speed := user_speed(sample)) is not None]),
-        ttft_p50_ms=percentile(first, 0.5),
+        ttft_p50_ms=median(first),
         ttft_p95_ms=percentile(first, 0.95),
         gap_mean_ms=statistics.fmean(gaps) if gaps else None,
         gap_p95_ms=percentile(gaps, 0.95),
         gap_p99_ms=percentile(gaps, 0.99),
-        total_p50_ms=percentile(totals, 0.5),
+        total_p50_ms=median(totals),
         total_p95_ms=percentile(totals, 0.95),
         by_user={user: dict(counts) for user, counts in by_user.items()},
     )

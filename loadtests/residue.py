@@ -36,8 +36,8 @@ class Observation(msgspec.Struct):
     gauges: float | None = None
 
 
-def observe(pid: int, front: str) -> Observation:
-    """Look at the server with this process id. Raises psutil.NoSuchProcess if it has ended."""
+def observe(pid: int, front: str, key: str) -> Observation:
+    """Look at the server with this process id; `key` is an API key, or empty. Raises psutil.NoSuchProcess if it has ended."""
     server = psutil.Process(pid)
     rss = {pid: server.memory_info().rss / 2**20}
     for worker in workers(pid):
@@ -46,7 +46,8 @@ def observe(pid: int, front: str) -> Observation:
     seen = Observation(time.time(), rss, server.num_fds(), server.num_threads())
     with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
         # A connection of its own, which is closed again, is not among the descriptors that were counted.
-        with urllib.request.urlopen(f"{front}/metrics", timeout=5) as page:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        with urllib.request.urlopen(urllib.request.Request(f"{front}/metrics", headers=headers), timeout=5) as page:
             text = page.read().decode()
         seen.tasks, seen.kv_usage = total(text, TASKS), total(text, KV_USAGE)
         seen.gauges = sum(total(text, name) or 0.0 for name in GAUGES)

@@ -66,5 +66,7 @@ def run_settings() -> RunSettings | None:
 
 MODEL: str = os.environ.get("LOAD_MODEL", "demo")
 """The name by which every dialect finds the model."""
+ADAPTERS: tuple[str, ...] = tuple(os.environ.get("LOAD_ADAPTERS", "json,pirate").split(","))
+"""Two or more of its adapters, for the shapes with adapters."""
 API_KEY: str = os.environ.get("LOAD_API_KEY", "")
 REQUEST_TIMEOUT_S = 120.0

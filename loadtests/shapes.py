@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from loadtests.figures import ratio
 from loadtests.measured import Measured
 from loadtests.plan import ALONE, ENGINE, Plan, Profile, Stage, Work
+from loadtests.settings import ADAPTERS
 
 STREAM = ("OpenAICompletionStreamUser",)
 DIALECTS = (
@@ -32,13 +33,17 @@ Figures = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Shape:
-    """`figures` names what `measure` gives. `local`: it needs a server that it may watch and disturb."""
+    """`figures` names what `measure` gives. `local`: it needs a server that it may watch and disturb; `watched`: its metrics too;
+    `adapters`: the model must have them.
+    """
 
     about: str
     plan: Callable[[Profile], Plan]
     measure: Callable[[Measured], Figures]
     figures: tuple[str, ...]
     local: bool = False
+    watched: bool = False
+    adapters: bool = False
 
 
 def alone(profile: Profile) -> tuple[Stage, ...]:
@@ -59,7 +64,8 @@ def streams(name: str, profile: Profile, users: int) -> Stage:
 
 
 def _ramp(profile: Profile) -> Plan:
-    steps = tuple(streams(f"users-{users}", profile, users) for users in profile.users if users > 1)
+    several = [users for users in profile.users if users > 1]
+    steps = tuple(streams(f"users-{users}", profile, users) for users in several or [1])
     return Plan((*alone(profile), engine(profile, profile.most), *steps))
 
 
@@ -159,7 +165,7 @@ def _burst_figures(run: Measured) -> Figures:
 
 
 def _adapters(profile: Profile) -> Plan:
-    mixed = replace(profile.work, adapters=("", "json", "pirate"))
+    mixed = replace(profile.work, adapters=("", *ADAPTERS))
     return Plan((
         Stage("warm-up", min(2.0, profile.stage_s), profile.most, STREAM, mixed),
         streams("base", profile, profile.most),
@@ -216,7 +222,7 @@ def _chats_figures(run: Measured) -> Figures:
 
 
 def _soak(profile: Profile) -> Plan:
-    everyone, work = (*DIALECTS, *RUDE), replace(profile.work, adapters=("", "json", "pirate"))
+    everyone, work = (*DIALECTS, *RUDE), replace(profile.work, adapters=("", *ADAPTERS))
     # Deaths are far apart, since a deployment whose workers die again and again is given up; and a request outlives its worker as
     # long as a new one takes to start, which is not what is judged here.
     return Plan((
@@ -255,13 +261,14 @@ SHAPES = {
     "burst": Shape("All users at the same moment, also to a deployment that sleeps.", _burst, _burst_figures,
                    ("burst_multiple", "wake_multiple", "failures"), local=True),
     "adapters": Shape("Two adapters and the model itself in one batch.", _adapters, _adapters_figures,
-                      ("adapter_throughput_share", "failures")),
+                      ("adapter_throughput_share", "failures"), adapters=True),
     "long": Shape("Long prompts join streams of short ones.", _long, _long_figures,
                   ("neighbour_gap_p95_multiple", "failures")),
     "prefix": Shape("Prompts with a long common beginning.", _prefix, _prefix_figures, ("prefix_ttft_share", "failures")),
     "chats": Shape("Conversations that grow.", _chats, _chats_figures, ("turn_ttft_multiple", "failures")),
     "soak": Shape("Everybody for long, with clients that hang up, do not read or send nonsense, and workers that are killed.",
-                  _soak, _soak_figures, (*RESIDUE, "failures"), local=True),
+                  _soak, _soak_figures, (*RESIDUE, "failures"), local=True, watched=True,
+                  adapters=True),
 }  # fmt: skip
 SUITE = tuple(name for name in SHAPES if name != "soak")
 """What a run without `--shapes` does."""

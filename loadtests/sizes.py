@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def sized(profile: Profile, run: RunSettings) -> Profile:
-    """Other seconds for a stage (and the whole soak), and at most so many users."""
+    """Other seconds for a stage (and the whole soak), and so many users at most where a shape needs no more."""
     if run.seconds:
         profile = replace(profile, stage_s=run.seconds, soak_s=run.seconds)
     if run.users:
         fewer = tuple(users for users in profile.users if users < run.users)
-        profile = replace(profile, users=(*fewer, run.users))
+        profile = replace(profile, users=(*fewer, run.users), places=min(profile.places, run.users))
     return profile

@@ -19,6 +19,7 @@ from loadtests.current import CURRENT, STAGE_MESSAGE, Order
 from loadtests.figures import stage_figures
 from loadtests.residue import Observation, kill_worker, observe, workers
 from loadtests.samples import Window
+from loadtests.settings import API_KEY, MODEL
 
 if TYPE_CHECKING:
     from locust import User
@@ -114,7 +115,7 @@ class StagedShape(LoadTestShape):
         begin = last = time.time()
         while True:
             try:
-                self.observations.append(observe(local.pid, self.addresses.front))
+                self.observations.append(observe(local.pid, self.addresses.front, API_KEY))
                 now = time.time()
                 killing = stage.kill_every_s and now - begin < KILLING_SHARE * stage.seconds
                 if killing and now - last >= stage.kill_every_s and kill_worker(local.pid):
@@ -127,9 +128,9 @@ class StagedShape(LoadTestShape):
 
 
 def put_to_sleep(local: LocalServer) -> None:
-    """Let the demo model's deployment have no workers until a request comes; returns when the last one has ended."""
+    """Let the model's deployment have no workers until a request comes; returns when the last one has ended."""
     environment = {**os.environ, "DRAGOMAN_DATA_DIR": local.data_dir}
-    for words in (["change", "demo", "--min-workers", "0", "--scale-to-zero"], ["scale", "demo", "zero"]):
+    for words in (["change", MODEL, "--min-workers", "0", "--scale-to-zero"], ["scale", MODEL, "zero"]):
         command = [sys.executable, "-W", "ignore", "manage.py", *words]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -93,10 +93,11 @@ def test_a_target_that_cannot_be_met_fails_the_run_and_is_named(server, tmp_path
 
 
 class Broken(BaseHTTPRequestHandler):
-    """A server that lists a model, and fails every request for it. With another path before it, it answers 401 to all."""
+    """A server that lists a model, fails every request for it and keeps its metrics. With another path before it, it answers 401 to all."""
 
     def do_GET(self):
-        self.answer(401 if self.path.startswith("/closed") else 200, b'{"data": [{"id": "demo"}]}')
+        closed = self.path.startswith("/closed") or self.path == "/metrics"
+        self.answer(401 if closed else 200, b'{"data": [{"id": "demo"}]}')
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -157,6 +158,8 @@ def test_what_makes_no_sense_is_refused_before_anything_is_sent(options, told):
         ("nowhere", [], "is no list of models: is --host a front plane's URL?"),
         ("{broken}", ["--pid", str(1 << 30)], "--pid: there is no process 1073741824"),
         ("{broken}", ["--out", "/proc/nowhere"], "/proc/nowhere"),
+        ("{broken}", ["--shapes", "burst", "--pid", "1"], "burst: needs --start-seconds"),
+        ("{broken}", ["--shapes", "adapters"], "serves no adapters json, pirate (LOAD_ADAPTERS)"),
     ],
 )
 def test_a_run_that_can_measure_nothing_is_not_made(broken, host, options, told):
@@ -166,6 +169,35 @@ def test_a_run_that_can_measure_nothing_is_not_made(broken, host, options, told)
     assert done.returncode == 2
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_soak_needs_the_metrics(broken, monkeypatch):
+    monkeypatch.setenv("LOAD_ADAPTERS", "demo")
+    command = [sys.executable, "-W", "ignore", "-m", "loadtests", "--host", broken, "--shapes", "soak", "--pid", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    text = f"{broken}/metrics answers 401; is LOAD_API_KEY a key of this server?\n"
+    assert (done.returncode, done.stderr) == (2, text)
+
+
+def test_locusts_workers_serve_one_shape():
+    command = [sys.executable, "-W", "ignore", "-m", "loadtests", "--host", "http://127.0.0.1:1", "--", "--master"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 2
+    assert "name one with --master" in done.stderr
+
+
+def test_a_run_of_which_nothing_was_written_is_none(broken, tmp_path):
+    """Locust ends with 1 also where it has not begun; what an earlier run has left says nothing."""
+    targets = tmp_path / "targets.toml"
+    targets.write_text(TARGETS.format(shape="ramp", more=""))
+    left = tmp_path / "ramp.json"
+    left.write_text("{}")
+    command = [sys.executable, "-W", "ignore", "-m", "loadtests", "--host", broken, "--shapes", "ramp", "--targets", str(targets),
+               "--out", str(tmp_path), "--", "--tags", "a", "--expect-workers", "nobody"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 2
+    assert "ramp: the run was not made" in done.stderr
+    assert not left.exists()
 
 
 def test_a_model_that_is_not_served_is_named(broken):
