@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -151,5 +152,7 @@ def is_good(answer: Answer) -> bool:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value that `share` of them do not exceed."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+    """The nearest-rank percentile of some values, for `share` in [0, 1]."""
+    # Less a little, because a share such as 0.07 is no binary fraction.
+    rank = math.ceil(share * len(values) - 1e-9)
+    return sorted(values)[max(rank, 1) - 1]

@@ -53,7 +53,12 @@ async def engine_run(client: EngineClient, work: list[list[int]], output_tokens:
 
     async def one(prompt: list[int]) -> int:
         params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
-        return sum([len(output.token_ids) async for output in client.generate(prompt, params)])
+        count = 0
+        async for output in client.generate(prompt, params):
+            if output.error is not None:
+                raise RuntimeError(f"a stream failed: {output.error}")
+            count += len(output.token_ids)
+        return count
 
     start = time.perf_counter()
     tokens = sum(await asyncio.gather(*(one(prompt) for prompt in work)))
@@ -69,6 +74,8 @@ async def server_run(port: int, work: list[list[int]], output_tokens: int) -> tu
     start = time.perf_counter()
     streams = await asyncio.gather(*(post(port, "/v1/completions", body(prompt)) for prompt in work))
     elapsed = time.perf_counter() - start
+    if any(not stream.tail.rstrip().endswith(b"[DONE]") or b'"error"' in stream.tail for stream in streams):
+        raise RuntimeError("a stream failed")
     gaps = [gap for stream in streams for gap in stream.gaps_s]
     ttft = statistics.median(stream.ttft_s for stream in streams)
     return len(work) * output_tokens / elapsed, ttft * 1e3, statistics.median(gaps) * 1e3

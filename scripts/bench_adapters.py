@@ -61,7 +61,9 @@ async def run(
     async def one(prompt: list[int], ref: AdapterRef | None) -> None:
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
         previous = 0.0
-        async for _ in client.generate(prompt, params, adapter=ref):
+        async for output in client.generate(prompt, params, adapter=ref):
+            if output.error is not None:
+                raise RuntimeError(f"a stream failed: {output.error}")
             now = time.perf_counter()
             if previous:
                 gaps.append((now, now - previous))
@@ -101,7 +103,9 @@ async def measure(model: Path, folder: Path, options: argparse.Namespace) -> Non
         await asyncio.sleep(1.5)  # past the prompts
         begin = time.perf_counter()
         for ref in late:
-            await client.command("load", ref)
+            failure = await client.command("load", ref)
+            if failure is not None:
+                raise RuntimeError(f"an adapter was not loaded: {failure}")
             await asyncio.sleep(0.4)
         gaps = sorted(gap for when, gap in await running if when - gap > begin)
         median = statistics.median(gaps)

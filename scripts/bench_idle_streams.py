@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import resource
 import signal
@@ -114,6 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--model", default="models/demo", help="A directory or a hub id.")
     arguments = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -125,7 +125,7 @@ def main() -> None:
         "MAX_NUM_BATCHED_TOKENS": str(max(room, 4096)),
         "TARGET_TTFT_MS": "0",
         "MAX_STEP_MS": "0",
-        "MODEL": os.environ.get("LOAD_MODEL", "models/demo"),
+        "MODEL": arguments.model,
     }
     with served(settings) as server:
         port = int(server.url.rpartition(":")[2])

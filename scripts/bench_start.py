@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -76,7 +75,7 @@ def start(folder: Path, model: str) -> tuple[float, float, float]:
 def main() -> None:
     """Run all rounds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=os.environ.get("LOAD_MODEL", "models/demo"))
+    parser.add_argument("--model", default="models/demo", help="A directory or a hub id.")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     print("| round | what is there | accepts, s | healthy, s | first token, s |\n| --- | --- | --- | --- | --- |")

@@ -169,6 +169,9 @@ def arguments_of(line: Sequence[str] | None) -> argparse.Namespace:
     if arguments.part == "measure":
         if any(not 1 <= each <= 4096 for each in arguments.streams):
             parser.error("--streams must be from 1 to 4096")
+        url = urlsplit(arguments.url)
+        if url.scheme != "http" or url.hostname not in ("127.0.0.1", "localhost"):
+            parser.error("--url must be http://127.0.0.1:PORT: it measures the machine that it runs on")
         return arguments
     if not (arguments.requests > 0 and arguments.output >= 1 and arguments.prompt >= 1 and arguments.speed > 0):
         parser.error("--requests and --speed must be above 0, --prompt and --output at least 1")

@@ -152,7 +152,11 @@ class Suite:
             TEXTS,
             f"--junitxml={report}",
         ]
-        subprocess.run([*command, *arguments], cwd=folder, env=self.environment, check=False)
+        report.unlink(missing_ok=True)
+        status = subprocess.run([*command, *arguments], cwd=folder, env=self.environment, check=False).returncode
+        if status > 1 or not report.exists():  # neither all passed nor some failed
+            print(f"\n{title}: pytest ended with status {status}", flush=True)
+            return 1
         return table(title, report)
 
 
