@@ -7,10 +7,12 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from engine.models.files import ModelError, read_config, tokenizer_file
+from engine.models.identity import model_digest
 from engine.models.loader import from_pretrained
 from scripts.random_models import make_model
 from tests.engine.engines import Driver, core
@@ -100,3 +102,15 @@ def test_an_end_of_sequence_token_outside_of_the_vocabulary_is_never_sampled(tmp
     driver.submit(1, [5, 6, 7], max_tokens=3, min_tokens=3, logit_bias=dict.fromkeys(range(399), -100.0))
     driver.run()
     assert driver.tokens(1) == [399] * 3  # the last one, for which -1 would stand
+
+
+def test_models_that_differ_in_one_token_are_two(models_dir, tmp_path):
+    """As after a training of new tokens alone."""
+    source = make_model(models_dir, "llama")
+    shutil.copytree(source, tmp_path / "other")
+    weights = load_file(source / "model.safetensors")
+    name = next(name for name in weights if "embed_tokens" in name)
+    weights[name][37] += 0.5
+    save_file(weights, tmp_path / "other" / "model.safetensors", {"format": "pt"})
+    assert model_digest(source, "none") == model_digest(source, "none")
+    assert model_digest(source, "none") != model_digest(tmp_path / "other", "none")
