@@ -30,8 +30,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `top_k` 0 means off; `seed` is unsigned 64-bit and always set by the sender, so that a sampled request can be
     repeated. `logprobs` and `prompt_logprobs` count alternatives besides the chosen token; 0 is the chosen token
-    only, -1 the whole vocabulary, None nothing. `logprobs_mode` "raw" reports the model's own distribution
-    (OpenAI, vLLM), "processed" the one that was sampled from (TGI).
+    only, -1 the whole vocabulary, None nothing. `logprobs_mode` "raw" reports the model's own distribution, over
+    what a grammar allows (OpenAI, vLLM), "processed" the one that was sampled from (TGI).
     `relative_frequency_penalty` is TGI's: count / length over prompt and output; `frequency_penalty` is OpenAI's:
     count over the output alone.
     """

@@ -64,6 +64,9 @@ class Sampler:
         if not any(p.logprobs is not None or p.filtered or adjusts(r) for p, r in zip(params, requests, strict=True)):
             return ops.choose(logits, temperatures, uniforms), [None] * len(requests)
         logits = logits.float()
+        for row, request in enumerate(requests):
+            if request.matcher is not None:
+                logits[row].masked_fill_(request.matcher.forbidden(), -torch.inf)
         raw = logits if any(p.logprobs is not None and p.logprobs_mode == "raw" for p in params) else None
         processed = self._adjust(requests, logits, keep=raw is not None)
         chosen = self._choose(processed, params, temperatures, uniforms)
@@ -102,7 +105,7 @@ class Sampler:
         return chosen
 
     def _adjust(self, requests: list[Request], logits: torch.Tensor, keep: bool) -> torch.Tensor:
-        """Apply grammars, bans, bias and penalties, in place, or on a copy if `keep`."""
+        """Apply bans, bias and penalties, in place, or on a copy if `keep`."""
         copied = False
         for row, request in enumerate(requests):
             if not adjusts(request):
@@ -110,8 +113,6 @@ class Sampler:
             young = request.num_output_tokens < request.params.min_tokens
             if keep and not copied:
                 logits, copied = logits.clone(), True
-            if request.matcher is not None:
-                logits[row].masked_fill_(request.matcher.forbidden(), -torch.inf)
             _adjust_row(logits[row], request, self.eos_token_ids if young else [])
         return logits
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,6 +128,20 @@ def test_raw_logprobs_ignore_the_knobs():
     assert logprobs[0].logprob == pytest.approx(float(reference[token]), abs=1e-6)
     assert [i for i, _ in logprobs[0].top] == reference.topk(3).indices.tolist()
     assert logprobs[0].rank == int((reference > reference[token]).sum()) + 1
+
+
+def test_raw_logprobs_are_over_what_a_grammar_allows():
+    """As in vLLM, which masks logits before it computes them."""
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(3))
+    forbidden = torch.arange(40) != 7
+    forbidden[9] = False
+    asked = request(temperature=0.0, logprobs=3, logit_bias={7: 1.0})
+    asked.matcher = SimpleNamespace(forbidden=lambda: forbidden)
+    (token,), (found,) = Sampler([]).sample([(asked, 0)], logits.clone())
+    reference = logits[0].masked_fill(forbidden, -torch.inf).log_softmax(-1)
+    assert token in (7, 9)
+    assert found.logprob == pytest.approx(float(reference[token]), abs=1e-6)
+    assert [value for _, value in found.top[:2]] == pytest.approx(reference.topk(2).values.tolist(), abs=1e-6)
 
 
 def test_processed_alternatives_are_those_that_the_filters_keep():

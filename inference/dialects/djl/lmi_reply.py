@@ -14,6 +14,7 @@ from inference.generation.answer import Reply, StreamFormat
 from inference.http.exchange import json_response
 from inference.http.offload import encoded
 from inference.http.sse import event
+from inference.vendors.openai_logprobs import floor
 
 if TYPE_CHECKING:
     from inference.dialects.djl.lmi import Parsed
@@ -186,7 +187,11 @@ class Sequence:
         return details
 
     def _token(self, token_id: int, logprob: float | None) -> dict[str, Any]:
-        return {"id": token_id, "text": self._generation.target.tokenizer.token_text(token_id), "log_prob": logprob}
+        return {
+            "id": token_id,
+            "text": self._generation.target.tokenizer.token_text(token_id),
+            "log_prob": None if logprob is None else floor(logprob),
+        }
 
 
 def _finish_reason(delta: Delta) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from inference.dialects.triton.tensors import Tensor
+from inference.vendors.openai_logprobs import floor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +126,7 @@ class Outputs:
         text = self._generation.target.tokenizer.token_text
         found = [(token.token_id, token.logprob, token.rank)]
         found += [(i, value, rank) for rank, (i, value) in enumerate(token.top[:top], 1) if i != token.token_id]
-        return {str(i): {"logprob": value, "rank": rank, "decoded_token": text(i)} for i, value, rank in found}
+        return {str(i): {"logprob": floor(value), "rank": rank, "decoded_token": text(i)} for i, value, rank in found}
 
 
 class _Piece:
