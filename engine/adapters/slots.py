@@ -64,6 +64,8 @@ class _Entry:
     loading: Future[list[Any]] | None
     packed: list[Any] = field(default_factory=list)
     error: AdapterFailure | None = None
+    told: bool = False
+    """Whether somebody was told the error."""
     pinned: bool = False
     in_slot: bool = False
     used: int = 0
@@ -92,12 +94,13 @@ class AdapterSlots:
         return {digest: entry.error for digest, entry in self._entries.items() if entry.error is not None}
 
     def request(self, ref: AdapterRef) -> AdapterFailure | None:
-        """Called for each new request with the adapter; forgets an earlier failure to load it. Returns the reason if
-        the model takes no adapters.
+        """Called for each new request with the adapter; forgets an earlier failure to load it, once those who waited have been told.
+        Returns the reason if the model takes no adapters.
         """
         if not self.layers:
             return AdapterFailure(AdapterCode.NO_ADAPTER_LAYERS)
-        if self.failure(ref.digest) is not None:  # try again: the files may have been repaired
+        entry = self._entries.get(ref.digest)
+        if entry is not None and entry.error is not None and entry.told:  # try again: the files may have been repaired
             del self._entries[ref.digest]
         return None
 
@@ -138,7 +141,10 @@ class AdapterSlots:
     def failure(self, digest: str) -> AdapterFailure | None:
         """Why the adapter failed; None unless it did."""
         entry = self._entries.get(digest)
-        return None if entry is None else entry.error
+        if entry is None or entry.error is None:
+            return None
+        entry.told = True
+        return entry.error
 
     def loading(self, digest: str) -> bool:
         """Whether the adapter is being read."""

@@ -262,6 +262,22 @@ def test_pinning_and_unloading(models_dir, folder):
     assert engine.adapters.in_slots == [refs[0].digest]
 
 
+def test_a_request_that_comes_as_loading_fails_does_not_keep_the_others_waiting(models_dir, tmp_path):
+    engine = core(make_model(models_dir, "llama"), max_model_len=64)
+    driver, ref = Driver(engine), AdapterRef("1" * 64, str(tmp_path))
+    (prompt,) = prompts(400, (9,))
+    driver.submit(0, prompt, adapter=ref, max_tokens=3)
+    driver.step()
+    wait_until(lambda: not engine.loading(ref.digest), every_s=0.01)
+    driver.submit(1, prompt, adapter=ref, max_tokens=3)
+    driver.step()
+    assert [driver.finish_reason(number) for number in (0, 1)] == ["error", "error"]
+    driver.submit(2, prompt, adapter=ref, max_tokens=3)
+    assert engine.adapters.failure(ref.digest) is None, "it is tried again"
+    driver.run()
+    assert driver.finish_reason(2) == "error"
+
+
 def test_a_request_fails_alone_when_its_adapter_cannot_be_loaded(models_dir, folder, tmp_path):
     model = make_model(models_dir, "llama")
     good = make_adapter(model, folder, "plain", **VARIANTS["plain"])
