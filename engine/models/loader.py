@@ -124,6 +124,13 @@ def _forward(
     for candidate in faster:
         try:
             forward, layers = candidate()
+        except (ValueError, AttributeError) as error:
+            logger.info("%s runs unfused: %s", type(model).__name__, error)
+            continue
+        except Exception:  # an outer boundary: the model's layers may be of any kind
+            logger.warning("%s runs unfused", type(model).__name__, exc_info=True)
+            continue
+        try:
             proof.check(backend, forward, dtype, tolerance)
         except (ValueError, AttributeError, ProbeError) as error:
             logger.info("%s runs unfused: %s", type(model).__name__, error)

@@ -116,13 +116,18 @@ class Recorder:
                     try:
                         self._windows[id(made)] = window_of_function(function, self._longest)
                     except (TypeError, IndexError, RuntimeError):  # depends on more than indices: use the mask tensor
-                        self._windows[id(made)] = window_of_tensor(mask)
+                        return _window_of(mask, options)
                 return self._windows[id(made)]
-        within = window_of_tensor(mask)
-        if within is None:  # the model's own mask, for sequences longer than the recorded one
-            window = options.get("sliding_window")
-            return window if window is not None and window >= ROWS else None
+        return _window_of(mask, options)
+
+
+def _window_of(mask: torch.Tensor, options: dict[str, Any]) -> int | None:
+    """The mask's window; one that is longer than the recorded pass is known from the attention call alone."""
+    within = window_of_tensor(mask)
+    if within is not None:
         return within
+    window: int | None = options.get("sliding_window")
+    return window if window is not None and window >= ROWS else None
 
 
 _recorder: Recorder | None = None
