@@ -21,6 +21,7 @@ from engine.greeting import NotGreeted, greet, read_frame
 from engine.kv_transfer.messages import Fetch, Release
 from engine.messages import (
     MALFORMED,
+    NOBODY,
     PROTOCOL_VERSION,
     Abort,
     AdapterCommand,
@@ -58,7 +59,6 @@ VANISHED_AFTER_S = 10.0
 """DEAD_AFTER_S of a worker on another host. Silence there is usually the network's; TCP has sent a lost segment a few times by then."""
 MAX_MERGED = 32
 """Merged tokens after which further outputs stay encoded."""
-NOBODY = Tenant()
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RequestOutput)
 
@@ -274,12 +274,9 @@ class EngineClient:
             collector.put(RequestOutput(request_id, finish_reason=FinishReason.ABORT))
             self._send(Abort([request_id]))
 
-    async def embed(
-        self, inputs: list[list[int]], *, dimensions: int | None, normalise: bool, timeout_s: float | None = None
-    ) -> RequestOutput:
-        """The embeddings of the inputs, or the failure. Cancelling this coroutine aborts the request in the engine."""
-        request_id = self.next_request_id()
-        async with aclosing(self._outputs(Embed(request_id, inputs, dimensions, normalise, timeout_s))) as outputs:
+    async def embed(self, message: Embed) -> RequestOutput:
+        """The embeddings of the inputs, or the failure; the request's id is new. Cancelling this coroutine aborts it in the engine."""
+        async with aclosing(self._outputs(message)) as outputs:
             return await anext(outputs)
 
     async def command(

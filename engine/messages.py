@@ -23,7 +23,7 @@ from engine.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 MAX_FRAME_BYTES = 256 << 20
 MAX_GREETING_BYTES = 1 << 10
 """The longest frame that a worker takes before its client's `Hello`."""
@@ -116,6 +116,9 @@ class Tenant(msgspec.Struct, array_like=True, frozen=True):
         return (self.key, "") if self.key else ("", self.flow)
 
 
+NOBODY = Tenant()
+
+
 class Submit(msgspec.Struct, array_like=True, tag=True):
     """One sequence to generate. `request_id` is unique within the connection; `timeout_s` counts from arrival.
 
@@ -150,6 +153,7 @@ class Embed(msgspec.Struct, array_like=True, tag=True):
     dimensions: int | None
     normalise: bool
     timeout_s: float | None = None
+    tenant: Tenant = NOBODY
 
 
 class AdapterCommand(msgspec.Struct, array_like=True, tag=True):

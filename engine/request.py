@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.block_hashes import cache_key
-from engine.messages import Tenant
+from engine.messages import NOBODY, Tenant
 
 if TYPE_CHECKING:
     from engine.failures import Failure, FinishReason
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from engine.speculation.prompt_lookup import PromptLookup
 
 
-NOBODY = Tenant()
 PENDING = -1
 """Placeholder in `token_ids` for a token that a launched step samples and the host has not read."""
 

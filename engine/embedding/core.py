@@ -1,5 +1,5 @@
-"""The engine core of an embedding model: lists of texts in, vectors out. Each step computes some
-texts of each request.
+"""The engine core of an embedding model: lists of texts in, vectors out. Each step computes some texts of each request, and of each
+tenant in proportion to its weight.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from engine.messages import (
     StepHistograms,
     Submit,
 )
+from engine.policies.fair import Times
 from engine.process.cpus import FairShare, usable_cpus
 from engine.process.flight import StepRecord, recorder
 from engine.process.progress import Pace, progress
+from engine.queue_limits import SHARE
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
@@ -65,7 +67,9 @@ class EmbeddingCore:
         self._share = FairShare(threads)
         self.config, self.model = config, load_embedding_model(config)
         self.jobs: dict[tuple[int, int], _Job] = {}
-        self.queue: deque[_Job] = deque()
+        self.queues: dict[str, deque[_Job]] = {}
+        """Of each tenant, requests with texts that are not computed yet, the next one first."""
+        self._times = Times()
         self.stats, self.failed_steps = Stats(), 0
         self.histograms = StepHistograms()
         self._pace = Pace(1)
@@ -103,7 +107,11 @@ class EmbeddingCore:
             return refused(message, failure)
         job = _Job(key, message, None if message.timeout_s is None else time.monotonic() + message.timeout_s)
         self.jobs[key] = job
-        self.queue.append(job)
+        name = message.tenant.key
+        if name not in self.queues:
+            self.queues[name] = deque()
+            self._times.enter(name)
+        self.queues[name].append(job)
         return None
 
     def command(self, message: AdapterCommand) -> AdapterFailure | None:
@@ -182,8 +190,8 @@ class EmbeddingCore:
 
     def check_integrity(self) -> None:
         """Called when idle; raises EngineBroken if a request is still known."""
-        if self.jobs or self.queue:
-            raise EngineBroken(f"idle with {len(self.jobs)} requests, {len(self.queue)} of them queued")
+        if self.jobs or self.queues:
+            raise EngineBroken(f"idle with {len(self.jobs)} requests, of {len(self.queues)} tenants")
 
     def close(self) -> None:
         """Do nothing: this core starts no threads and no processes."""
@@ -195,7 +203,11 @@ class EmbeddingCore:
         return self.stats
 
     def _refusal(self, message: Embed) -> Failure | None:
-        if len(self.jobs) >= self.config.max_waiting_requests:
+        most, holder = self.config.max_waiting_requests, message.tenant.holder
+        own = sum(job.message.tenant.holder == holder for job in self.jobs.values())
+        if own < len(self.jobs) and own + 1 > max(1, int(most * SHARE)):
+            return Failure(FailureCode.OVER_SHARE)
+        if len(self.jobs) >= most:
             return Failure(FailureCode.OVERLOADED)
         if not message.inputs or not all(message.inputs):
             return Failure(FailureCode.EMPTY_INPUT)
@@ -206,23 +218,36 @@ class EmbeddingCore:
         return None
 
     def _next_batch(self) -> list[tuple[_Job, int]]:
-        """The texts of the next batch as (request, index): up to the token budget, at least one, taken from the
-        requests in turn, so that no request waits for a long list.
+        """The texts of the next batch as (request, index): up to the token budget, at least one. The tenant that got the fewest tokens
+        for its weight is next, and of one tenant the requests are in turn, so that none waits for a long list.
         """
         batch: list[tuple[_Job, int]] = []
+        served: set[str] = set()
         budget = self.config.max_num_batched_tokens
-        while self.queue and len(batch) < self.config.max_num_seqs:
-            job = self.queue[0]
+        while self.queues and len(batch) < self.config.max_num_seqs:
+            name = min(self.queues, key=self._times.of)
+            job = self.queues[name][0]
             size = len(job.message.inputs[job.next_input])
             if batch and size > budget:
                 break
             budget -= size
-            self.queue.popleft()
+            self._take(job)
             batch.append((job, job.next_input))
             job.next_input += 1
+            self._times.charge(name, size / job.message.tenant.weight)
+            served.add(name)
             if job.next_input < len(job.message.inputs):
-                self.queue.append(job)
+                self.queues.setdefault(name, deque()).append(job)
+        if served:
+            self._times.advance(served)
         return batch
+
+    def _take(self, job: _Job) -> None:
+        """Take the request out of its tenant's queue."""
+        name = job.message.tenant.key
+        self.queues[name].remove(job)
+        if not self.queues[name]:
+            del self.queues[name]
 
     def _count(self, tokens: int, texts: int, elapsed: float) -> None:
         self.stats.steps += 1
@@ -233,8 +258,8 @@ class EmbeddingCore:
 
     def _end(self, job: _Job, outputs: ClientOutputs, output: RequestOutput) -> None:
         del self.jobs[job.key]
-        if job in self.queue:
-            self.queue.remove(job)
+        if job.next_input < len(job.message.inputs):
+            self._take(job)
         outputs.setdefault(job.key[0], []).append(output)
 
 

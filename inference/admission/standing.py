@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.messages import Tenant
+from engine.messages import NOBODY, Tenant
 from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ FAIRNESS_ID = "x-gateway-fairness-id"
 OBJECTIVE = "x-gateway-inference-objective"
 TIMEOUT = "x-request-timeout"
 MAX_CHARACTERS = 128
-NOBODY = Tenant()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import structlog
 
 from engine.client import EngineDead
 from engine.failures import FailureCode, FinishReason, words
+from engine.messages import Embed
 from inference.errors import (
     DeadlineExceeded,
     GenerationFailed,
@@ -39,7 +41,7 @@ from inference.workers.target import Superseded
 from inference.workers.tokenizer import CHARACTERS_PER_TOKEN, Beginning
 
 if TYPE_CHECKING:
-    from engine.messages import EmbeddingInfo, RequestOutput
+    from engine.messages import EmbeddingInfo, RequestOutput, Tenant
     from inference.generation.caller import Caller
     from inference.generation.generation import Observer
     from inference.workers.router import EngineRouter
@@ -144,7 +146,8 @@ class Embedder:
             while True:
                 try:
                     timeout_s = exchange.standing.within(self.request_timeout_s)
-                    output = await self._run(target, inputs, request.dimensions, normalise, timeout_s)
+                    asked = Embed(0, inputs, request.dimensions, normalise)
+                    output = await self._run(target, asked, exchange.standing.tenant, timeout_s)
                     break
                 except Superseded as error:
                     target = error.target
@@ -164,11 +167,9 @@ class Embedder:
         )
         return Embeddings(target, vectors, tokens)
 
-    async def _run(
-        self, target: Target, inputs: list[list[int]], dimensions: int | None, normalise: bool, timeout_s: float
-    ) -> RequestOutput:
+    async def _run(self, target: Target, asked: Embed, tenant: Tenant, timeout_s: float) -> RequestOutput:
         """Run, and retry at other workers if one dies or does not take it (nothing has been sent yet)."""
-        demand = Demand(range(sum(map(len, inputs))), max_tokens=0, reads_cache=False)
+        demand = Demand(range(sum(map(len, asked.inputs))), max_tokens=0, reads_cache=False)
         deadline = time.monotonic() + timeout_s
         placement = Placement(
             target,
@@ -182,8 +183,9 @@ class Embedder:
         while (assignment := await placement.worker(ended, demand, begun=False)) is not None:
             client = assignment.client
             try:
+                left_s = deadline - time.monotonic()
                 output = await client.embed(
-                    inputs, dimensions=dimensions, normalise=normalise, timeout_s=deadline - time.monotonic()
+                    msgspec.structs.replace(asked, request_id=client.next_request_id(), timeout_s=left_s, tenant=tenant)
                 )
                 assignment.note(output)
                 ended = interruption(client, output)

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel
 from engine.config import EngineConfig
 from engine.embedding.core import EmbeddingCore
 from engine.failures import Failure, FailureCode
-from engine.messages import Embed, Submit
+from engine.messages import Embed, Submit, Tenant
 from engine.models.files import ModelError, makes_embeddings
 from engine.sampling.params import SamplingParams
 from tests.conftest import DEMO
@@ -100,6 +100,34 @@ def test_many_requests_share_steps_and_keep_their_vectors(tmp_path):
     for n in jobs:
         np.testing.assert_allclose(together[n], alone[n], atol=1e-5)
     assert order.index(1) < order.index(8), "a short request does not wait for a long one"
+
+
+def test_tenants_share_steps_by_weight(tmp_path):
+    """However many requests each of them has."""
+    core = made_by(encoder(tmp_path, "bert"), max_num_batched_tokens=64, max_waiting_requests=64)
+    texts = [[1] * 8] * 16
+    for number, name in enumerate([*["many"] * 8, "one", "heavy"]):
+        weight = 2.0 if name == "heavy" else 1.0
+        assert core.submit(1, Embed(number, texts, None, True, tenant=Tenant(name, weight=weight))) is None
+    order = []
+    while core.has_work:
+        order += [output.request_id for output in core.step().get(1, [])]
+    core.check_integrity()
+    assert order[:2] == [9, 8]
+    assert sorted(order[2:]) == [*range(8)]
+
+
+def test_one_tenant_holds_half_of_the_places_while_others_wait(tmp_path):
+    core = made_by(encoder(tmp_path, "bert"), max_waiting_requests=4)
+
+    def codes(numbers, tenant):
+        refused = [core.submit(1, Embed(number, [[1]], None, True, tenant=tenant)) for number in numbers]
+        return [None if each is None else each.error.code for each in refused]
+
+    assert codes([1, 2, 3], Tenant("many")) == [None] * 3
+    assert codes([4], Tenant("one")) == [None]
+    assert codes([5], Tenant("many")) == [FailureCode.OVER_SHARE]
+    assert codes([6], Tenant("other")) == [FailureCode.OVERLOADED]
 
 
 def test_a_plain_directory_is_pooled_and_normalised(tmp_path):
