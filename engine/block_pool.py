@@ -84,6 +84,11 @@ class BlockPool:
                 del self._free[block]
             self._references[block] += 1
 
+    def refresh(self, blocks: list[int]) -> None:
+        """Count these cached blocks, a chain, as used now: they are evicted after all others, the first of them last."""
+        self.touch(blocks)
+        self._release(blocks)
+
     def allocate(self, request: Request, num_tokens: int) -> bool:
         """Grow the request's block table to hold `num_tokens`. False, with nothing changed, if too few
         blocks are free.

@@ -62,8 +62,10 @@ class OffloadGate(Gate):
         if request in self._returns:
             return
         wanted = self._pool.reusable(request)
-        cached = len(self._pool.match(wanted))
-        found = self._offload.find(wanted, cached)
+        head = self._pool.match(wanted)
+        found, cached = self._offload.find(wanted, len(head)), len(head)
+        if found:  # without the blocks before them those that come would be of no use
+            self._pool.refresh(head)
         wait_s = self._compute_s(len(found) * self._pool.block_size) if found else 0.0
         self._returns[request] = _Return(wanted[: cached + len(found)], found, time.monotonic() + wait_s)
 

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -239,8 +240,28 @@ def test_a_slow_disk_delays_nobody_else_and_its_request_only_as_long_as_computin
     assert stats(driver).late == 1
 
 
+def test_a_prefix_that_comes_back_keeps_the_blocks_before_it(start):
+    """Another request takes blocks while they are read."""
+    driver = start(max_num_seqs=2, speculative_tokens=0)
+    tokens = ask(driver, 0)
+    ask(driver, 1, OTHER)
+    ask(driver, 2, OTHER[::-1])
+    pool = driver.engine.scheduler.pool
+    assert driver.submit(3, OTHER[:20], max_tokens=200, ignore_eos=True) is None
+    driver.step()
+    assert driver.submit(4, FIRST, ignore_eos=True) is None
+    (waiting,) = driver.engine.scheduler.waiting
+    (head,) = pool.match(waiting.block_hashes)
+    assert list(pool._free).index(head) < 4, "it would be evicted soon"
+    driver.step()
+    assert list(pool._free).index(head) == len(pool._free) - 1
+    driver.run()
+    assert driver.tokens(4) == tokens
+    assert cached(driver, 4) == CACHED
+
+
 def test_a_long_prefix_comes_back_in_parts_beside_others(start):
-    driver = start(max_num_seqs=2)
+    driver = start(max_num_seqs=2, speculative_tokens=0)
     tokens = ask(driver, 0)
     ask(driver, 1, OTHER)
     ask(driver, 2, OTHER[::-1])
@@ -248,12 +269,15 @@ def test_a_long_prefix_comes_back_in_parts_beside_others(start):
     assert driver.submit(3, OTHER[:20], max_tokens=200, ignore_eos=True) is None
     driver.step()
     assert driver.submit(4, FIRST, ignore_eos=True) is None
-    steps = []
+    driver.step()  # asks for the blocks
+    staged = list(driver.engine.offload._staged.values())
+    wait_until(lambda: all(each.done for each in staged))
+    came = [stats(driver).disk.hits]
     while driver.engine.has_work:
         driver.step()
-        steps.append(stats(driver).disk.hits)
-    came = sorted(set(steps))
-    assert max(later - earlier for later, earlier in zip(came[1:], came, strict=False)) <= 2
+        came.append(stats(driver).disk.hits)
+    assert came[-1] - came[0] == len(staged) > 4
+    assert max(later - earlier for earlier, later in pairwise(came)) <= 2
     assert driver.tokens(4) == tokens
     assert cached(driver, 4) == CACHED
 

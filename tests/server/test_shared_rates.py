@@ -81,7 +81,7 @@ async def test_requests_are_counted_together(own, three):
     assert b.admitted(key) == 2
     await exchange(*three)
     assert [a.admitted(key), c.admitted(key)] == [0, 0]
-    assert b"x-ratelimit-remaining-requests", b"0" in a.meter.headers(key)
+    assert (b"x-ratelimit-remaining-requests", b"0") in a.meter.headers(key)
 
 
 async def test_tokens_and_days_too_and_they_outlive_the_processes(own, three):

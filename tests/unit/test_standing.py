@@ -139,7 +139,7 @@ async def test_a_slow_reader_is_no_stall(start):
 async def test_the_first_token_may_take_as_long_as_the_deadline_lets_it(start):
     serving = await start(token_timeout_s=0.05)
     gate = Gate()
-    serving.worker.scripts.append(Script(tokens=ids(" of Spain"), gate_after=0, gate=gate))
+    serving.worker.scripts.append(Script(tokens=ids(" of Spain"), per_step=99, gate_after=0, gate=gate))
     call = serving.begin(PATH, ASK)
     await gate.reached.wait()
     await asyncio.sleep(0.3)

@@ -32,7 +32,7 @@ def one_port(tmp_path_factory):
         tmp_path_factory.mktemp("one"),
         {"MIES_SERVICE_MONITOR_MODE": "1", "MINDIE_LLM_BENCHMARK_ENABLE": "1"},
         server={"port": port, "managementPort": port, "metricsPort": port, "fullTextEnabled": True,
-                "openAiSupport": "openai", "tokenTimeout": 1, "maxRequestLength": 1},
+                "openAiSupport": "openai", "maxRequestLength": 1},
     )  # fmt: skip
     yield server, f"http://127.0.0.1:{port}"
     assert server.stop() == 0, server.log

@@ -86,9 +86,14 @@ def test_mindie(exact):
 
 
 def test_a_client_that_hangs_up_ends_the_search(exact):
+    before = exact.metric("vllm:generation_tokens_total")
     with exact.raw("/v1/completions", ask("Once", n=4, max_tokens=1500)):
-        pass
+        wait_until(lambda: exact.metric("vllm:generation_tokens_total") > before + 8)
     exact.wait_idle()
+    done = exact.metric("vllm:generation_tokens_total")
+    exact.post("/v1/completions", {"prompt": "a", "max_tokens": 1, "ignore_eos": True, "temperature": 0})
+    wait_until(lambda: exact.metric("vllm:generation_tokens_total") > done)
+    assert exact.metric("vllm:generation_tokens_total") == done + 1, "no step of the search came after"
 
 
 def test_biases_hold_for_beams(exact):
