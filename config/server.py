@@ -79,7 +79,9 @@ class Server:
         """`setups` are the configured dialects. Raises SetupError, TlsError, TelemetryError or another ValueError, and binds nothing."""
         self.options, self.dialects, self.control = options, dialects, control
         self.holder = control.holder
-        self.holding = HoldQueue(options.max_held_requests_per_deployment, options.max_held_requests)
+        self.holding = HoldQueue(
+            max_per_deployment=options.max_held_requests_per_deployment, max_total=options.max_held_requests
+        )
         self.router = EngineRouter(
             self.holder,
             self.holding,
@@ -113,7 +115,11 @@ class Server:
             holder=self.holder,
             router=self.router,
             generator=Generator(
-                self.router, observers, options.request_timeout_s, options.replay_wait_s, options.token_timeout_s
+                self.router,
+                observers,
+                request_timeout_s=options.request_timeout_s,
+                replay_wait_s=options.replay_wait_s,
+                token_timeout_s=options.token_timeout_s,
             ),
             embedder=Embedder(
                 self.router,
