@@ -91,7 +91,7 @@ def _closed(schema: Any, field: str, depth: int, bare_too: bool, conjoined: bool
     for key, value in schema.items():
         if key in VALUES:
             inner[key] = value
-        elif key in MAPPINGS and isinstance(value, dict):
+        elif key in MAPPINGS:
             inner[key] = {
                 name: _closed(each, field, depth + 1, bare_too, f"#/{key}/{name}" in shared, shared)
                 for name, each in value.items()
@@ -105,7 +105,7 @@ def _closed(schema: Any, field: str, depth: int, bare_too: bool, conjoined: bool
 
 
 def _conjoined(schema: Any, field: str, depth: int, conjoined: bool) -> Iterator[str]:
-    """The references of schemas whose value must fit others too. Raises InvalidRequest if a schema is nested too deeply."""
+    """The references of schemas whose value must fit others too. Raises InvalidRequest if a schema is nested too deeply or is none."""
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"{field}: a schema may be nested {MAX_DEPTH} levels deep.", field)
     if isinstance(schema, list):
@@ -116,7 +116,9 @@ def _conjoined(schema: Any, field: str, depth: int, conjoined: bool) -> Iterator
         if several and isinstance(schema.get("$ref"), str):
             yield schema["$ref"]
         for key, value in schema.items():
-            if key in MAPPINGS and isinstance(value, dict):
+            if key in MAPPINGS:
+                if not isinstance(value, dict):
+                    raise InvalidRequest(f"{field}: {key} of a schema must be an object.", field)
                 yield from _conjoined([*value.values()], field, depth, False)
             elif key not in VALUES:
                 same_value = key in CONJUNCTIONS or (several and key in ALTERNATIVES)
