@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import settings
 
@@ -30,6 +31,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Two test processes on two cores: threads that meet at barriers would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("DRAGOMAN_THREADS", "1")
+
+# httpx gives up after 5 s of its own, which on a busy machine says nothing.
+for kind in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, kind, 60.0)
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("tests", deadline=None, derandomize="CI" in os.environ)

@@ -70,8 +70,9 @@ def test_streams_that_outlast_the_drain_end_with_an_error(tmp_path):
 
 def test_refused_while_draining(live):
     results: list[httpx.Response] = []
-    thread = in_background(live, {**STORY, "max_tokens": 1900}, results)
-    wait_until(lambda: live.metric("vllm:num_requests_running") == 1)
+    # At this temperature few drafts are right, so that it outlasts the calls beside it.
+    thread = in_background(live, {**STORY, "max_tokens": 1900, "n": 4, "temperature": 2.0}, results)
+    wait_until(lambda: live.metric("vllm:num_requests_running") > 0)
     with httpx.Client(base_url=live.url) as kept:  # a kept connection outlives the listener
         assert kept.get("/health").status_code == 200
         live.process.send_signal(signal.SIGTERM)
