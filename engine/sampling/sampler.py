@@ -77,7 +77,7 @@ class Sampler:
             if p.logprobs_mode == "raw" and raw is not None:
                 distribution = raw[row]
             else:
-                distribution = processed[row] if p.greedy else _filtered_logits(processed[row : row + 1], p)[0]
+                distribution = processed[row] if p.greedy else _filtered_logits(processed[row], p, chosen[row])
             logprobs[row] = token_logprobs(
                 distribution[None], [chosen[row]], p.logprobs, p.logprobs_mode, p.logprob_token_ids
             )[0]
@@ -288,12 +288,16 @@ def _typical(weights: torch.Tensor, keep: torch.Tensor, mass: float) -> torch.Te
     return distance <= distance[order[min(last, len(order) - 1)]]
 
 
-def _filtered_logits(logits: torch.Tensor, p: SamplingParams) -> torch.Tensor:
-    """The distribution that was sampled from, as logits [1, V] with -inf for what the filters removed."""
+def _filtered_logits(logits: torch.Tensor, p: SamplingParams, drawn: int) -> torch.Tensor:
+    """The distribution that `drawn` was sampled from, as logits [V] with -inf for what the filters removed."""
     scaled = logits / p.temperature
     if not p.filtered:
         return scaled
-    ids, weights = _candidates(scaled[0], p)
+    ids, weights = _candidates(scaled, p)
     out = torch.full_like(scaled, -torch.inf)
-    out[0, ids] = weights.log()
+    out[ids] = weights.log()
+    if out[drawn] == -torch.inf:  # of equals at the edge of top-k the sampling has kept another one
+        equals = ids[(scaled[ids] == scaled[drawn]) & (weights > 0)]
+        out[drawn] = out[equals].max() if len(equals) else -torch.inf
+        out[equals[-1:]] = -torch.inf
     return out

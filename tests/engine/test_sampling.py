@@ -144,6 +144,16 @@ def test_raw_logprobs_are_over_what_a_grammar_allows():
     assert [value for _, value in found.top[:2]] == pytest.approx(reference.topk(2).values.tolist(), abs=1e-6)
 
 
+def test_a_token_that_was_drawn_has_a_probability_among_equals_too():
+    """Logits that are rounded to bfloat16 have equals at the edge of top-k, of which any may be drawn."""
+    logits = torch.zeros(1, 20_000)
+    logits[0, torch.randperm(20_000, generator=torch.Generator().manual_seed(4))[:100]] = 9.0
+    for seed in range(40):
+        asked = request(top_k=50, logprobs=1, logprobs_mode="processed", seed=seed)
+        _, (found,) = Sampler([]).sample([(asked, 0)], logits.clone())
+        assert math.isfinite(found.logprob)
+
+
 def test_processed_alternatives_are_those_that_the_filters_keep():
     logits = torch.arange(10.0)[None]
     asked = request(top_k=2, logprobs=5, logprobs_mode="processed", seed=1)
