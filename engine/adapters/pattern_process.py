@@ -1,8 +1,8 @@
 """The process that matches patterns for `engine.adapters.patterns`; the kernel ends it when it exceeds its CPU time.
 
-stdin: a JSON object with `patterns`, `names`, and whether they are to match `whole`. stdout: a line with the number of each pattern before it is tried,
-then a line with a JSON list: for each name, the number of the first pattern that matches it, or null. Exit status 2:
-the pattern whose number is on the last line is not a regular expression.
+stdin: a JSON object with `patterns`, `names`, and whether they are to match `whole`. stdout: a line with the number of
+each pattern before it is tried, then a line with a JSON list: for each name, the number of the first pattern that
+matches it, or null. Exit status 2: the pattern whose number is on the last line is not a regular expression.
 """
 
 from __future__ import annotations

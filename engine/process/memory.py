@@ -37,9 +37,8 @@ def _left(version: int, folder: Path) -> int | None:
         lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except OSError:
         return None
-    # Files that nobody has used lately are read again if need be. Without a limit version 2 says "max", 1 a huge number.
-    return (
-        None
-        if limit == "max"
-        else int(limit) - used + next((int(value) for name, value in lines if name == inactive), 0)
-    )
+    if limit == "max":  # version 1 has a huge number instead
+        return None
+    # Files that nobody has used lately are read again if need be.
+    reclaimable = next((int(value) for name, value in lines if name == inactive), 0)
+    return int(limit) - used + reclaimable

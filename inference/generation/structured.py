@@ -77,13 +77,13 @@ def closed(schema: Any, field: str, bare_too: bool = True) -> Any:
     """The schema, with `additionalProperties` set to false in every object that does not set it. Objects without properties stay open
     unless `bare_too`, and those that must fit several schemas always do: each of these names some of the properties.
     """
-    return _closed(schema, field, 0, bare_too, False, set(_conjoined(schema, field, 0, False)))
+    return _closed(schema, bare_too, False, set(_conjoined(schema, field, 0, False)))
 
 
-def _closed(schema: Any, field: str, depth: int, bare_too: bool, conjoined: bool, shared: set[str]) -> Any:
+def _closed(schema: Any, bare_too: bool, conjoined: bool, shared: set[str]) -> Any:
     """`conjoined`: the value must fit other schemas too; `shared`: the references of such schemas."""
     if isinstance(schema, list):
-        return [_closed(item, field, depth + 1, bare_too, conjoined, shared) for item in schema]
+        return [_closed(item, bare_too, conjoined, shared) for item in schema]
     if not isinstance(schema, dict):
         return schema
     several = conjoined or _has_several(schema)
@@ -93,12 +93,11 @@ def _closed(schema: Any, field: str, depth: int, bare_too: bool, conjoined: bool
             inner[key] = value
         elif key in MAPPINGS:
             inner[key] = {
-                name: _closed(each, field, depth + 1, bare_too, f"#/{key}/{name}" in shared, shared)
-                for name, each in value.items()
+                name: _closed(each, bare_too, f"#/{key}/{name}" in shared, shared) for name, each in value.items()
             }
         else:
             same_value = key in CONJUNCTIONS or (several and key in ALTERNATIVES)
-            inner[key] = _closed(value, field, depth + 1, bare_too, same_value, shared)
+            inner[key] = _closed(value, bare_too, same_value, shared)
     if not several and (isinstance(schema.get("properties"), dict) or (bare_too and schema.get("type") == "object")):
         inner.setdefault("additionalProperties", False)
     return inner

@@ -193,7 +193,7 @@ def test_a_run_of_which_nothing_was_written_is_none(broken, tmp_path):
     left = tmp_path / "ramp.json"
     left.write_text("{}")
     command = [sys.executable, "-W", "ignore", "-m", "loadtests", "--host", broken, "--shapes", "ramp", "--targets", str(targets),
-               "--out", str(tmp_path), "--", "--tags", "a", "--expect-workers", "nobody"]  # fmt: skip
+               "--out", str(tmp_path), "--", "-f", "/nowhere.py"]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2
     assert "ramp: the run was not made" in done.stderr
