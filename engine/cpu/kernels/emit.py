@@ -203,9 +203,9 @@ def prefetch(builder: Any, address: Any, start: Any, count: Any, kind: int) -> N
         _prefetch_at(builder, address, first, SECOND)
 
 
-def prefetch_line(builder: Any, address: Any, number: Any) -> None:
-    """Prefetch the cache line of this number, counted from `address`, into the second cache."""
-    _prefetch_at(builder, address, builder.mul(number, I64(LINE_BYTES)), SECOND)
+def prefetch_line(builder: Any, address: Any, number: Any, where: int = SECOND) -> None:
+    """Prefetch the cache line of this number, counted from `address`."""
+    _prefetch_at(builder, address, builder.mul(number, I64(LINE_BYTES)), where)
 
 
 def prefetch_element(builder: Any, address: Any, index: Any, kind: int, where: int = FIRST) -> None:
@@ -235,10 +235,14 @@ def put_aside(builder: Any, sums: list[Any]) -> list[Any]:
     places = [builder.gep(area, [I32(0), I32(i)]) for i in range(len(sums))]
     for total, place in zip(sums, places, strict=True):
         builder.store(builder.load(total), place)
-    anything = ir.FunctionType(ir.VoidType(), [area.type])
-    # As far as LLVM knows, this reads and changes the area.
-    builder.asm(anything, "", "r,~{memory}", [area], side_effect=True)
+    hide(builder, places)
     return places
+
+
+def hide(builder: Any, places: list[Any]) -> None:
+    """From here on LLVM takes what was put aside for read and changed."""
+    anything = ir.FunctionType(ir.VoidType(), [places[0].type])
+    builder.asm(anything, "", "r,~{memory}", [places[0]], side_effect=True)
 
 
 def add_pairs(builder: Any, total: Any, a: Any, b: Any) -> None:

@@ -14,9 +14,9 @@ from engine.cpu.kernels.tiles import (
     GATE,
     KEEPING_ROWS,
     MAX_CODED_ROWS,
-    MAX_ROWS,
     ONCE,
     PANEL,
+    PRODUCT_ROWS,
     WIDEN,
     product,
     widen_panel,
@@ -45,9 +45,9 @@ MOST_AHEAD_BYTES = 400 << 10
 @inlined
 def tile_rows(rows: int, coded: int = 0) -> int:
     """The rows of one tile, such that all tiles are of nearly equal size, but for the first of many over a coded panel."""
-    most = MAX_ROWS
+    most = PRODUCT_ROWS
     if coded:
-        rows, most = (rows, MAX_CODED_ROWS) if rows <= MOST_DECODING_ROWS else (rows - KEEPING_ROWS, MAX_ROWS)
+        rows, most = (rows, MAX_CODED_ROWS) if rows <= MOST_DECODING_ROWS else (rows - KEEPING_ROWS, PRODUCT_ROWS)
     tiles = (rows + most - 1) // most
     return (rows + tiles - 1) // tiles
 

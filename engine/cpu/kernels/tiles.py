@@ -5,6 +5,7 @@ Addresses are int64, strides count elements, `kind` has to be a compile-time con
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ from engine.cpu.kernels.emit import (
     element_type,
     halves,
     has_bf16_dot,
+    hide,
     load_vector,
     load_words,
     pointer_at,
@@ -60,7 +62,9 @@ from engine.cpu.kernels.emit import (
 )
 
 MAX_ROWS = min(12, HELD - 1)
-"""Rows of one tile. Where registers hold the sums of two vectors each, it goes once over its panel, else once for each vector."""
+"""Rows whose sums of one vector registers hold."""
+PRODUCT_ROWS = 12
+"""Rows of one tile of a product. Where registers do not hold all sums, rows and vectors take turns."""
 MAX_CODED_ROWS = 11
 """The same of a tile that decodes its panel, which takes some registers."""
 KEEPING_ROWS = 8
@@ -90,6 +94,8 @@ def end_row(builder: Any, parts: list[Any], out: Any, first: Any, kind: int, end
 
 
 GROUP_LINES = GROUP_BYTES // LINE_BYTES
+Sums = list[Any] | dict[int, Any]
+"""Accumulators of rows and vectors: that of row r and vector v is number 2 * r + v."""
 _PRODUCT_ARGS = (types.int64,) * 13
 RUN = 16
 """Steps of the sum between two runs of prefetches, a line for each step. Among the steps they would take registers that the
@@ -97,6 +103,10 @@ addresses of 12 rows need.
 """
 STEPS_AHEAD = 32
 """What a step prefetches of its own panel is read so many steps later."""
+STRETCH = 128
+"""Steps of the sum in a stretch: where rows take turns, each goes over a stretch of the panel while it lies in the first cache."""
+STRETCH_AHEAD = 8 << 10
+"""What rows that take turns prefetch of their own panel is read so many bytes later: half a stretch of float32."""
 ONCE = -1
 """In place of the address of what is prefetched: no other tile of rows reads the panel, so that no cache keeps it. Else weights would
 drive all that the host needs between two kernels out of the caches.
@@ -129,7 +139,7 @@ def product(
     factors: Any, column: Any, ahead: Any, decoded: Any,
     kind: Any, paired: Any, coded: Any, ending: Any,
 ) -> Any:  # fmt: skip
-    """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most MAX_ROWS rows; `ending` says what follows.
+    """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most PRODUCT_ROWS rows; `ending` says what follows.
 
     The sum begins at start[r, :32] (float32; 0: at zero; rows `start_stride` apart, so a bias has stride 0). x and out
     are of `kind`, but for ADD and WIDEN, and but for x in float32 with WIDE_PAIRS and WIDENED. factors (0: none): an int64 a row, 0 or the address of float32 factors by
@@ -150,36 +160,39 @@ def product(
             args
         )
 
-        def add_words(sums: list[Any], words: dict[int, Any], i: Any, count: int) -> None:
+        def add_words(sums: Sums, words: dict[int, Any], i: Any, these: range) -> None:
             """The products with a pair of inputs, number `i`; `words` are the pairs of the panel's vectors."""
             split = {v: halves(builder, word) for v, word in words.items()} if way == WIDE_PAIRS else {}
-            for r in range(count):
+            if way == WIDE_PAIRS:  # one after the other, as if they did not lie side by side
+                for half, r in itertools.product(range(2), these):
+                    index = builder.add(builder.mul(x_stride, I64(r)), builder.mul(i, I64(2)))
+                    scalar = builder.load(pointer_at(builder, x, builder.add(index, I64(half)), FLOAT), align=4)
+                    factor = broadcast(builder, scalar)
+                    for v in split:
+                        add_product(builder, sums[2 * r + v], factor, split[v][half])
+                return
+            for r in these:
                 index = builder.add(builder.mul(x_stride, I64(r)), builder.mul(i, I64(2)))
-                if way == WIDE_PAIRS:  # one after the other, as if they did not lie side by side
-                    for half in range(2):
-                        scalar = builder.load(pointer_at(builder, x, builder.add(index, I64(half)), FLOAT), align=4)
-                        factor = broadcast(builder, scalar)
-                        for v in split:
-                            add_product(builder, sums[2 * r + v], factor, split[v][half])
-                    continue
                 pair = builder.load(pointer_at(builder, x, index, I16, FLOAT), align=2)
                 factor = builder.bitcast(broadcast(builder, pair), PAIRS)
                 for v, word in words.items():
                     add_pairs(builder, sums[2 * r + v], factor, builder.bitcast(word, PAIRS))
 
-        def step(sums: list[Any], vectors: Sequence[int], i: Any, count: int, where: int) -> None:
+        def fetching_step(sums: list[Any], i: Any, count: int, where: int) -> None:
             base = builder.mul(i, I64(PANEL))
             for line in range(0, PANEL, LINE_BYTES // element_bytes(in_panel)):
-                if line // LANES in vectors:
-                    index = builder.add(base, I64(line + STEPS_AHEAD * PANEL))
-                    prefetch_element(builder, panel, index, in_panel, where)
+                prefetch_element(builder, panel, builder.add(base, I64(line + STEPS_AHEAD * PANEL)), in_panel, where)
+            step(sums, range(2), i, range(count))
+
+        def step(sums: Sums, vectors: Sequence[int], i: Any, these: range) -> None:
+            base = builder.mul(i, I64(PANEL))
             places = {v: builder.add(base, I64(v * LANES)) for v in vectors}
             if in_pairs:
                 words = {v: load_words(builder, panel, builder.mul(place, I64(2))) for v, place in places.items()}
-                add_words(sums, words, i, count)
+                add_words(sums, words, i, these)
                 return
             columns = {v: load_vector(builder, panel, place, source) for v, place in places.items()}
-            for r in range(count):
+            for r in these:
                 index = builder.add(builder.mul(x_stride, I64(r)), i)
                 pointer = pointer_at(builder, x, index, element_type(source))
                 scalar = widen(builder, builder.load(pointer, align=element_bytes(source)), source, 1)
@@ -209,7 +222,9 @@ def product(
                 if keep:
                     store_group(builder, decoded, number, steps)
                 for s, words in enumerate(steps):
-                    add_words(sums, dict(enumerate(words)), builder.add(builder.mul(number, I64(2)), I64(s)), count)
+                    add_words(
+                        sums, dict(enumerate(words)), builder.add(builder.mul(number, I64(2)), I64(s)), range(count)
+                    )
 
             def group(number: Any) -> None:
                 prefetch_group(builder, panel, number, where)
@@ -229,27 +244,29 @@ def product(
                 builder.store(builder.add(number, I64(1)), done)
             stretch(builder.udiv(inner, I64(GROUP_INPUTS)))
 
-        def all_steps(sums: list[Any], vectors: Sequence[int], count: int, where: int, more_tiles: bool) -> None:
+        def all_steps(sums: list[Any], count: int, where: int, more_tiles: bool) -> None:
             many = more_tiles and way != WIDE_PAIRS and 2 * count > MAX_ROWS  # fewer rows have no second tile
             if in_code:
                 coded_steps(sums, count, where, many)
                 return
-            steps, done = builder.udiv(inner, I64(2)) if in_pairs else inner, I64(0)
-            if many and 0 in vectors:
-                done = in_runs(done, steps, RUN, RUN, lambda i: step(sums, vectors, i, count, where))
+            steps, done = steps_of_panel(), I64(0)
+            if many:
+                done = in_runs(done, steps, RUN, RUN, lambda i: fetching_step(sums, i, count, where))
             with cgutils.for_range_slice(builder, done, steps, I64(1)) as (i, _):
-                step(sums, vectors, i, count, where)
+                fetching_step(sums, i, count, where)
 
-        def steps_once_or_again(sums: list[Any], vectors: Sequence[int], count: int) -> None:
-            last = PASSING if 1 in vectors else FIRST  # the pass for the second vector reads the same lines
+        def steps_of_panel() -> Any:
+            return builder.udiv(inner, I64(2)) if in_pairs else inner
+
+        def steps_once_or_again(sums: list[Any], count: int) -> None:
             if count <= SURELY_ONCE:
-                all_steps(sums, vectors, count, last, more_tiles=False)
+                all_steps(sums, count, PASSING, more_tiles=False)
                 return
             with builder.if_else(builder.icmp_signed("==", ahead, I64(ONCE))) as (once, again):
                 with once:
-                    all_steps(sums, vectors, count, last, more_tiles=False)
+                    all_steps(sums, count, PASSING, more_tiles=False)
                 with again:
-                    all_steps(sums, vectors, count, FIRST, more_tiles=True)
+                    all_steps(sums, count, FIRST, more_tiles=True)
 
         def scale(sums: list[Any], address: Any) -> None:
             with builder.if_then(builder.icmp_signed("!=", address, I64(0))):
@@ -257,30 +274,65 @@ def product(
                     factor = load_vector(builder, address, builder.add(column, I64(v * LANES)), F32)
                     builder.store(builder.fmul(builder.load(total), factor), total)
 
-        def add_up(sums: list[Any], vectors: Sequence[int], count: int) -> None:
-            """The sums of these vectors of the panel."""
+        def begin(sums: list[Any], count: int) -> None:
             with builder.if_then(builder.icmp_signed("!=", start, I64(0))):
                 for r in range(count):
-                    for v in vectors:
+                    for v in range(2):
                         index = builder.add(builder.mul(start_stride, I64(r)), I64(v * LANES))
                         builder.store(load_vector(builder, start, index, F32), sums[2 * r + v])
+
+        def add_up(sums: list[Any], count: int) -> None:
             if in_code and count == KEEPING_ROWS:
                 with builder.if_else(builder.icmp_signed("!=", decoded, I64(0))) as (more, alone):
                     with more:
                         coded_steps(sums, count, FIRST, many=False, keep=True)
                     with alone:
-                        steps_once_or_again(sums, vectors, count)
+                        steps_once_or_again(sums, count)
             else:
-                steps_once_or_again(sums, vectors, count)
+                steps_once_or_again(sums, count)
+
+        def add_up_by_turns(sums: list[Any], count: int) -> None:
+            """With `sums` that were put aside. The panel goes through the first cache a stretch at a time, and what is prefetched is
+            spread evenly over all steps: memory rests less than if each vector read its half of the panel by itself.
+            """
+            groups = -(-count // MAX_ROWS)
+            turns = [
+                (range(g * count // groups, (g + 1) * count // groups), v) for g in range(groups) for v in range(2)
+            ]
+            own = builder.or_(builder.icmp_signed("==", ahead, I64(0)), builder.icmp_signed("==", ahead, I64(ONCE)))
+            share = PANEL * element_bytes(in_panel) // len(turns)  # bytes a step
+            each = builder.select(own, I64(share), I64(share // 2))
+            fetched = builder.select(own, builder.add(panel, I64(STRETCH_AHEAD)), ahead)
+            steps = steps_of_panel()
+            with cgutils.for_range(
+                builder, builder.udiv(builder.add(steps, I64(STRETCH - 1)), I64(STRETCH))
+            ) as stretch:
+                first = builder.mul(stretch.index, I64(STRETCH))
+                full = builder.add(first, I64(STRETCH))
+                end = builder.select(builder.icmp_signed("<", full, steps), full, steps)
+                for turn, (these, v) in enumerate(turns):
+                    done = builder.add(
+                        builder.mul(first, I64(len(turns))), builder.mul(builder.sub(end, first), I64(turn))
+                    )
+                    place = cgutils.alloca_once_value(builder, builder.add(fetched, builder.mul(done, each)))
+                    held = {2 * r + v: cgutils.alloca_once_value(builder, builder.load(sums[2 * r + v])) for r in these}
+                    with cgutils.for_range_slice(builder, first, end, I64(1)) as (i, _):
+                        there = builder.load(place)
+                        prefetch_line(builder, there, I64(0), FIRST)
+                        builder.store(builder.add(there, each), place)
+                        step(held, [v], i, these)
+                    for at, total in held.items():
+                        builder.store(builder.load(total), sums[at])
+                hide(builder, sums)
 
         def tile(count: int) -> None:
             sums = zeros(builder, 2 * count)
+            begin(sums, count)
             if vectors_at_once(count) >= 2:
-                add_up(sums, range(2), count)
+                add_up(sums, count)
             else:
-                add_up(sums, range(1), count)
-                sums[::2] = put_aside(builder, sums[::2])
-                add_up(sums, range(1, 2), count)
+                sums = put_aside(builder, sums)
+                add_up_by_turns(sums, count)
             with builder.if_then(builder.icmp_signed("!=", factors, I64(0)), likely=False):
                 for r in range(count):
                     scale(sums[2 * r : 2 * r + 2], builder.load(pointer_at(builder, factors, I64(r), I64)))
@@ -288,7 +340,7 @@ def product(
                 parts = [builder.load(sums[2 * r]), builder.load(sums[2 * r + 1])]
                 end_row(builder, parts, out, builder.mul(out_stride, I64(r)), number, then)
 
-        switch(builder, rows, MAX_CODED_ROWS if in_code else MAX_ROWS, tile)
+        switch(builder, rows, MAX_CODED_ROWS if in_code else PRODUCT_ROWS, tile)
         return context.get_dummy_value()
 
     return types.void(*_PRODUCT_ARGS, kind, paired, coded, ending), emit
