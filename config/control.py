@@ -115,6 +115,8 @@ class EmbeddedControl:
         if standing is None:  # it never began
             return
         close_old_connections()
+        if not standing.epoch:  # the workers in the rows are another's
+            return
         try:
             self._reconciler.ledger.forget_earlier_workers()
             standing.resign()

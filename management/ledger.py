@@ -126,6 +126,11 @@ class Ledger:
     reachable: bool = True
     """Whether the database could be used when it was last tried."""
 
+    @property
+    def displaced(self) -> bool:
+        """Whether this process acts alone, and another has taken its lease: it was suspended for longer than that lasts."""
+        return self.standing is not None and not self.standing.epoch
+
     def forget_earlier_workers(self) -> None:
         """Mark workers of an earlier server process as exited, and continue their epochs. Raises `django.db.Error`."""
         rows = Worker.objects.filter(state__in=Worker.LIVE)
@@ -234,14 +239,19 @@ class Ledger:
     def _fenced(self) -> Iterator[None]:
         """A transaction in which this process still leads."""
         with transaction.atomic():
-            if self.leadership is not None:
-                self.leadership.fence()
+            lease = self.leadership or self.standing
+            if lease is not None:
+                lease.fence()
             yield
 
     def campaign(self) -> None:
         """Acquire or renew the leadership if that is due. What a new leader finds is read before it acts."""
-        if self.standing is not None and self.standing.due:
+        if self.standing is not None and self.standing.epoch and self.standing.due:
             self.standing.campaign()
+            if self.displaced:
+                logger.error(
+                    "another reconciler has taken over while this process was suspended; it changes nothing any more"
+                )
         leadership = self.leadership
         if leadership is None:
             return

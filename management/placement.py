@@ -72,7 +72,7 @@ class Placement:
             price_per_hour=price_per_hour or 0.0,
             started_at=timezone.now(),
         )
-        options = self._options(worker, workers_on_host)
+        options, claimed = self._options(worker, workers_on_host), False
         try:
             worker.address = self.launcher.address(f"{deployment.pk}-{index}-{worker.epoch}")
             place = place_of(deployment, self._prices(), left)
@@ -83,6 +83,7 @@ class Placement:
             config = msgspec.convert({**options, "address": worker.address}, EngineConfig)
             secrets = self._secrets(deployment)
             self.ledger.claim(worker)
+            claimed = worker.pk is not None
             handle = self.launcher.launch(config, secrets, place)
         except msgspec.ValidationError as error:  # options that an earlier release stored
             crashes.failed = f"engine_options: {error}"
@@ -93,7 +94,11 @@ class Placement:
             return None
         except (OSError, Error, RegistryError) as error:
             close_old_connections()
-            crashes.note_launch_failure(getattr(error, "strerror", None) or str(error))
+            text = getattr(error, "strerror", None) or str(error)
+            crashes.note_launch_failure(text)
+            if claimed:  # nothing runs that would end the row
+                worker.state, worker.reason, worker.ended_at = Worker.State.FAILED, text, timezone.now()
+                self.ledger.note(worker, "state", "reason", "ended_at")
             logger.error("worker not launched", worker=worker.worker_id, error=str(error))
             return None
         crashes.failed_launches, crashes.reason = 0, ""

@@ -41,7 +41,7 @@ from management.scaling import (
     observed_state,
 )
 from management.services.snapshots import Registries, build_snapshot
-from management.watched import LEAVING_S, Crashes, Watched, hang_reason, is_replacing, serving_of
+from management.watched import LEAVING_S, Crashes, Watched, hang_reason, is_replacing, replacements_of, serving_of
 
 if TYPE_CHECKING:
     from management.autoscale.decision import Outcome
@@ -109,7 +109,10 @@ class Reconciler:
             return
         self._take_loads(registries)
         for deployment in registries.deployments:
-            self._converge(deployment, registries)
+            try:
+                self._converge(deployment, registries)
+            except Exception:  # one deployment must not keep the others from being served
+                logger.exception("deployment not reconciled", deployment=deployment.name)
         known = {deployment.pk for deployment in registries.deployments}
         for watched in list(self.watched.values()):
             if watched.worker.deployment_id not in known and watched.draining_since is None:
@@ -165,7 +168,7 @@ class Reconciler:
         """
         leadership = self.ledger.leadership
         if leadership is None:
-            return True
+            return not self.ledger.displaced
         epoch, leads = leadership.epoch, leadership.leads
         if not epoch:
             if self.watched:
@@ -262,12 +265,14 @@ class Reconciler:
             self._give_up(deployment, scaler, crashes)
             return
         self._retire_outdated(deployment, mine)
+        hidden = replacements_of(deployment, mine, scaler.memory.target)
+        self._end_late(deployment, hidden, mine, crashes)
         ready, now = sum(w.ready and w.draining_since is None for w in mine), time.monotonic()
         if scaler.due(deployment, sum(w.draining_since is None for w in mine), ready, now) or crashes.of_ready:
             crashed, crashes.of_ready = tuple(crashes.of_ready), []
             outcome = scaler.tick(
                 deployment,
-                [w for w in mine if not self._is_replacement(w, deployment, mine)],
+                [w for w in mine if w not in hidden],
                 self._loads.running,
                 crashed,
                 capacity_for(deployment, registries, self._live()),
@@ -289,9 +294,9 @@ class Reconciler:
                 case Prepare():
                     spare = self._launch(deployment, crashes)
                     if spare is not None:
-                        spare.spare = True
+                        spare.write(spare=True)
                 case Promote(key) if key in by_name:
-                    by_name[key].spare = False
+                    by_name[key].write(spare=False)
                 case Drain(key) if key in by_name and by_name[key].draining_since is None:
                     self._drain(by_name[key])
                 case Abort(key) | Kill(key) if key in by_name:
@@ -319,9 +324,16 @@ class Reconciler:
         if outdated and len(serving) <= target and not is_replacing(deployment, serving):
             self._launch(deployment, crashes)
 
-    def _is_replacement(self, watched: Watched, deployment: Deployment, mine: list[Watched]) -> bool:
-        """Whether the worker starts only to take an outdated one's place. The scaling rules do not count it."""
-        return bool(serving_of(deployment, mine)[1]) and is_replacing(deployment, [watched])
+    def _end_late(self, deployment: Deployment, hidden: list[Watched], mine: list[Watched], crashes: Crashes) -> None:
+        """End replacements that take too long, as the scaling rules end other starts. What serves goes on."""
+        if crashes.late and not serving_of(deployment, mine)[1]:
+            crashes.late = ""
+        for watched in hidden:
+            if watched.draining_since is None and time.monotonic() - watched.since > deployment.start_timeout_s:
+                crashes.late = f"a replacement was not ready within {deployment.start_timeout_s:g} s"
+                crashes.pause()
+                logger.error("replacement not ready in time", worker=watched.worker.worker_id)
+                self._end(watched, force=True)
 
     def _launch(self, deployment: Deployment, crashes: Crashes) -> Watched | None:
         """Launch one worker; None if that has to wait, or failed."""
@@ -366,7 +378,8 @@ class Reconciler:
     def _give_up(self, deployment: Deployment, scaler: Scaler, crashes: Crashes) -> None:
         """Launch nothing more. What serves, perhaps an older version, goes on until a person acts."""
         staying = [w for w in self._of(deployment) if w.draining_since is None]
-        serving = [w for w in staying if w.ready and not deployment.deleted and not deployment.stopped]
+        stays = not deployment.deleted and not deployment.stopped
+        serving = [w for w in staying if w.ready and not w.spare and stays]
         for watched in staying:
             if watched not in serving:
                 self._drain(watched)

@@ -244,9 +244,9 @@ def observed_state(outcome: Outcome, mine: Sequence[Watched], crashes: Crashes) 
     reason = ""
     if outcome.memory.failed is not None:
         reason = FAILURES[outcome.memory.failed]
-    elif state == Deployment.State.PROVISIONING or crashes.reason:
+    elif state == Deployment.State.PROVISIONING or crashes.reason or crashes.late:
         doing = next((w.worker.reason for w in mine if w.worker.state == Worker.State.LOADING), "")
-        reason = doing or crashes.reason
+        reason = crashes.late or doing or crashes.reason
     blocked = "" if outcome.scale_blocked is None else outcome.scale_blocked.value
     return str(state), reason, outcome.memory.target, blocked
 

@@ -61,9 +61,13 @@ class Watched:
     ready_since: float | None = None
     silent_s: float = 0.0
     """Seconds since its last report, without time in which this process was suspended."""
-    spare: bool = False
     leaves_at: float | None = None
     """When its machine will be taken away, if that is known."""
+
+    @property
+    def spare(self) -> bool:
+        """Whether it waits until another worker is wanted, and takes no requests."""
+        return self.worker.spare
 
     @property
     def key(self) -> Key:
@@ -163,6 +167,8 @@ class Crashes:
     """Why this generation has failed; the row may not be written yet."""
     reason: str = ""
     """Why it cannot launch a worker at the moment."""
+    late: str = ""
+    """Why an outdated worker was not replaced, until one is."""
     of_ready: list[str] = field(default_factory=list)
     """Names of ready workers that died since the autoscaler's last tick."""
 
@@ -184,10 +190,14 @@ class Crashes:
             self.killed_while_loading += 1
         self.failed = self._failure(code, watched.ready_since is not None, reason) or self.failed
 
-    def note_launch_failure(self, text: str) -> None:
-        """Record that no worker could be launched; it is tried again later."""
+    def pause(self) -> None:
+        """Let the next launch wait, longer after each failure."""
         self.failed_launches += 1
         self.next_launch = time.monotonic() + pause_s(self.failed_launches)
+
+    def note_launch_failure(self, text: str) -> None:
+        """Record that no worker could be launched; it is tried again later."""
+        self.pause()
         self.reason = f"a worker could not be launched: {text}"
 
     def _failure(self, code: int, was_ready: bool, reason: str) -> str | None:
@@ -210,6 +220,18 @@ def serving_of(deployment: Deployment, mine: Iterable[Watched]) -> tuple[list[Wa
 def is_replacing(deployment: Deployment, serving: Iterable[Watched]) -> bool:
     """Whether a worker with the desired version and options is not ready yet."""
     return any(watched.loading and watched.is_current(deployment) for watched in serving)
+
+
+def replacements_of(deployment: Deployment, mine: Iterable[Watched], target: int) -> list[Watched]:
+    """The workers beyond `target` that load only to take outdated ones' places, the latest launched. The scaling rules do not count
+    them.
+    """
+    serving, outdated = serving_of(deployment, mine)
+    if not outdated:
+        return []
+    coming = [w for w in serving if w.loading and not w.spare and w.is_current(deployment)]
+    surplus = sum(not w.spare for w in serving) - target
+    return coming[max(0, len(coming) - max(0, surplus)) :]
 
 
 def pause_s(failures: int) -> float:

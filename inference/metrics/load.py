@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from inference.workers.target import Target
 
 KEPT_SLICES = 30
+FORGOTTEN_AFTER_S = 60.0
+"""A deployment that has gone is reported for so long after its last request, in which everybody has read its last second."""
 """Seconds that a report repeats; a reader that reads more often misses none."""
 MAX_AGES = 256
 
@@ -147,6 +149,7 @@ class LoadRecorder(Observer):
             queued[name] = sum(client.stats.waiting for _, client in clients)
             if target.responsive:
                 served.add(name)
+        known = {*workers, *(entry.public_id for entry in self._router.deployments)}
         names = {*self._loads, *workers, *self._holding.deployments}
         deployments = {}
         for name in names:
@@ -169,6 +172,9 @@ class LoadRecorder(Observer):
                 last_activity_at=load.last_activity_at,
             )
             deployments[name] = DeploymentLoad(tuple(load.slices), gauges, workers.get(name, {}))
+            active_s = now - (load.last_activity_at or 0.0)
+            if name not in known and not held and not running.get(name) and active_s > FORGOTTEN_AFTER_S:
+                del self._loads[name]
         self._report = LoadReport(self._process, now, deployments)
 
     def reports(self) -> Sequence[LoadReport]:

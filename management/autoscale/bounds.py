@@ -69,4 +69,4 @@ def refill(memory: Memory, situation: Situation) -> Move | None:
     if situation.fleet.live >= wanted:
         return None
     rule = Rule.REPEATED if situation.fleet.live < memory.target else Rule.BELOW_FLOOR
-    return situation.grow(memory, Rule.CRASH if situation.observation.crashed else rule, wanted)
+    return situation.grow(memory, Rule.CRASH if situation.observation.crashed else rule, wanted, lasting=True)

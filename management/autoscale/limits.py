@@ -53,10 +53,11 @@ def _affordable(max_price: float, unit_price: float | None, fleet: Fleet) -> int
     left = max_price - current_price(fleet.billed)
     if unit_price <= 0:
         return fleet.live if left < 0 else _UNLIMITED
-    return fleet.live + max(0, math.floor(left / unit_price + ROUNDING))
+    return fleet.live + max(0, math.floor(min(left / unit_price + ROUNDING, _UNLIMITED)))
 
 
 _UNLIMITED = 2**31
+"""More workers than anybody has. Quotients of extreme numbers are infinite."""
 
 
 def floor_of(config: ScalingConfig, memory: Memory, cap: Cap) -> int:
@@ -64,5 +65,5 @@ def floor_of(config: ScalingConfig, memory: Memory, cap: Cap) -> int:
     floor = config.first_workers
     if config.min_throughput_rate is not None:
         rate = memory.served[0].rate if memory.served else NOMINAL_RATE
-        floor = max(floor, math.ceil(config.min_throughput_rate / rate - ROUNDING))
+        floor = max(floor, math.ceil(min(config.min_throughput_rate / rate - ROUNDING, _UNLIMITED)))
     return min(floor, max(1, cap.workers))

@@ -33,8 +33,8 @@ def up(memory: Memory, situation: Situation) -> Move | None:
         return None
     wanted = ready + 1
     if config.strategy is Strategy.RPS:
-        needed = math.ceil(seen.value * ready / config.upper - ROUNDING)
-        wanted = max(wanted, min(needed, MAX_GROWTH * ready))
+        needed = math.ceil(min(seen.value * ready / config.upper - ROUNDING, MAX_GROWTH * ready))
+        wanted = max(wanted, needed)
     move = situation.grow(memory, Rule.UP, wanted, seen)
     if not move.decision.actions:
         return move

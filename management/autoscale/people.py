@@ -37,7 +37,7 @@ def scale(memory: Memory, situation: Situation) -> Move | None:
     wanted = max(asked, situation.config.min_workers)
     if wanted < fleet.live:
         return situation.shrink(memory, Rule.MANUAL, fleet.victims(fleet.live - wanted))
-    return situation.grow(memory, Rule.MANUAL, wanted)
+    return situation.grow(memory, Rule.MANUAL, wanted, lasting=True)
 
 
 def seen(memory: Memory, situation: Situation) -> Memory:

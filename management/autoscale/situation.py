@@ -68,14 +68,17 @@ class Situation:
             blocked=blocked,
         )
 
-    def grow(self, memory: Memory, rule: Rule, wanted: int, seen: Measure | None = None) -> Move:
-        """Have `wanted` workers, or as many as the cap allows; the spare first. Blocked growth changes nothing else."""
+    def grow(self, memory: Memory, rule: Rule, wanted: int, seen: Measure | None = None, lasting: bool = False) -> Move:
+        """Have `wanted` workers, or as many as the cap allows; the spare first. Blocked growth changes nothing else, but a `lasting`
+        wish where nothing lives stays until there is room or money for it.
+        """
         target = min(wanted, self.cap.workers)
         blocked = self.cap.limit if target < wanted else None
         missing = target - self.fleet.live
         if missing <= 0:
-            memory = msgspec.structs.replace(memory, target=self.fleet.live)
-            return Move(memory, self.decision(rule, self.fleet.live, (), seen, blocked))
+            waits = lasting and not self.fleet.live and blocked in (Limit.MAX_PRICE, Limit.CAPACITY)
+            kept = wanted if waits else self.fleet.live
+            return Move(msgspec.structs.replace(memory, target=kept), self.decision(rule, kept, (), seen, blocked))
         promoted = self.fleet.spares[:1]
         actions: tuple[Action, ...] = tuple(Promote(spare.key) for spare in promoted)
         if missing > len(promoted):

@@ -32,6 +32,7 @@ class Worker(models.Model):
     index = models.PositiveIntegerField()
     epoch = models.PositiveIntegerField()
     state = models.CharField(max_length=16, choices=State, default=State.STARTING)
+    spare = models.BooleanField(default=False, help_text="Waits until another worker is wanted, and takes no requests.")
     reason = models.TextField(blank=True)
     address = models.CharField(max_length=256, help_text="The address that the worker listens on.")
     process_id = models.PositiveIntegerField(null=True)

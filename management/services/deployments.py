@@ -16,6 +16,7 @@ from django.db.models import Q
 from engine.config import OPTIONS, RESERVED, EngineConfig
 from management.model_files import longest_sequence
 from management.models import Deployment
+from management.models.deployment import MAX_WORKERS
 from management.services import audit
 from management.services.errors import RegistryConflict, RegistryError, refused
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from management.models import Adapter, ModelVersion
 
 RESERVED_NAMES = {"tgi", "dummy"}
-MAX_REPLICAS = 64
 CHANGES_OF_SEVERAL = 0x64726167
 """PostgreSQL's advisory lock of changes that concern several deployments (pg_advisory_xact_lock)."""
 
@@ -86,14 +86,17 @@ def start_deployment(deployment: Deployment, actor: str, replicas: int | None = 
     current = _locked(deployment)
     if replicas is None:
         replicas = max(1, current.min_workers)
-    if not 1 <= replicas <= MAX_REPLICAS:
+    if not 1 <= replicas <= MAX_WORKERS:
         raise RegistryError(
-            f"replicas: must be between 1 and {MAX_REPLICAS}, got {replicas}",
-            fields={"replicas": [f"must be between 1 and {MAX_REPLICAS}"]},
+            f"replicas: must be between 1 and {MAX_WORKERS}, got {replicas}",
+            fields={"replicas": [f"must be between 1 and {MAX_WORKERS}"]},
         )
+    limits = current.min_workers, current.max_workers
     if current.min_workers == current.max_workers:  # a fixed number of workers
         current.min_workers = current.max_workers = replicas
     current.max_workers = max(current.max_workers, replicas)
+    if limits != (current.min_workers, current.max_workers):
+        _save(current)
     _ask(current, replicas)
     audit.record(actor, "deployment.start", deployment.name, replicas=replicas)
 
@@ -162,8 +165,8 @@ def set_workers(deployment: Deployment, actor: str, minimum: int, maximum: int) 
     """
     current = _locked(deployment)
     for name, value in (("min_workers", minimum), ("max_workers", maximum)):
-        if not 0 <= value <= MAX_REPLICAS:
-            text = f"must be between 0 and {MAX_REPLICAS}"
+        if not 0 <= value <= MAX_WORKERS:
+            text = f"must be between 0 and {MAX_WORKERS}"
             raise RegistryError(f"{name}: {text}, got {value}", fields={name: [text]})
     if minimum > maximum:
         text = f"must be at least min_workers, which is {minimum}"

@@ -22,12 +22,11 @@ def register_model(name: str, source: str, actor: str, kind: str = "llm") -> Mod
     if longest is not None and len(source) > longest:
         text = f"must have at most {longest} characters"
         raise RegistryError(f"source: {text}", fields={"source": [text]})
-    model, created = Model.objects.get_or_create(name=name, defaults={"kind": kind})
-    if created:
-        try:
-            model.full_clean()
-        except ValidationError as error:
-            raise RegistryError(f"name: {'; '.join(error.messages)}") from error
+    try:  # before anything is written: PostgreSQL refuses what is too long in words of its own
+        Model(name=name, kind=kind).clean_fields()
+    except ValidationError as error:
+        raise RegistryError(f"name: {'; '.join(error.messages)}", fields={"name": error.messages}) from error
+    model, _ = Model.objects.get_or_create(name=name, defaults={"kind": kind})
     Model.objects.select_for_update(no_key=True).get(
         pk=model.pk
     )  # of two sources at once each gets a number of its own

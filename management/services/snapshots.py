@@ -65,8 +65,8 @@ def read_registries() -> Registries:
 
 
 def read_ready_workers() -> tuple[Worker, ...]:
-    """The workers that the reconciler has recorded as ready, in launch order. Raises `django.db.Error`."""
-    rows = Worker.objects.filter(state=Worker.State.READY).select_related("deployment", "version__model")
+    """The workers that the reconciler has recorded as ready, in launch order, without spares. Raises `django.db.Error`."""
+    rows = Worker.objects.filter(state=Worker.State.READY, spare=False).select_related("deployment", "version__model")
     return tuple(rows.order_by("started_at", "pk"))
 
 

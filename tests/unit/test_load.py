@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inference.metrics import load
 from inference.metrics.load import LoadRecorder
 from inference.workers.holding import HoldQueue
 from tests.unit.scripts import Gate, Script, ids
@@ -70,3 +71,15 @@ async def test_refused_requests_are_load_too(start):
     made.rejected("")
     (piece,) = load_of(made).slices
     assert (piece.arrivals, piece.rejected) == (0, 1)
+
+
+async def test_a_deployment_that_has_gone_is_forgotten(start, monkeypatch):
+    serving = await start()
+    made = recorder(serving)
+    made.rejected("gone")
+    made.refresh()
+    assert set(made.reports()[0].deployments) == {"", "gone"}
+    monkeypatch.setattr(load, "FORGOTTEN_AFTER_S", -1.0)
+    for _ in range(2):
+        made.refresh()
+    assert set(made.reports()[0].deployments) == {""}

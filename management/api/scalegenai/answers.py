@@ -52,7 +52,7 @@ def shown_deployments() -> QuerySet[Deployment]:
         until=Coalesce("ended_at", Now()),
         decision=Subquery(decisions.order_by("-pk").values("pk")[:1]),
         has_token=Exists(Secret.objects.filter(deployment=OuterRef("pk"), name=HUB_TOKEN)),
-        ready=Count("workers", filter=Q(workers__state=Worker.State.READY), distinct=True),
+        ready=Count("workers", filter=Q(workers__state=Worker.State.READY, workers__spare=False), distinct=True),
         starting=Count(
             "workers", filter=Q(workers__state__in=(Worker.State.STARTING, Worker.State.LOADING)), distinct=True
         ),

@@ -11,7 +11,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 
 from management.autoscale.config import Strategy
 from management.models.deployment import LONGEST_S, MAX_WORKERS
-from management.services.deployments import MAX_REPLICAS
 
 InferenceType = Literal["llm", "embedding", "tti", "vlm"]
 Engine = Literal["tei", "vllm", "nim", "lmdeploy", "nos", "friendli"]
@@ -66,6 +65,8 @@ GPU_TYPES = frozenset(
 )
 """The accelerators that the vendor names. Others are kept, with a warning."""
 
+MOST_STARTED = 64
+"""Of workers, which the vendor's API lets a request start, or keep, at once."""
 MAX_TEXT = 2048
 MAX_ENTRIES = 256
 
@@ -112,7 +113,7 @@ class CloudProvider(Section):
 class WorkerConfig(Section):
     """`initial_worker_config`: the number and placement of workers."""
 
-    min_workers: Annotated[Whole, Field(ge=0, le=MAX_REPLICAS)] = 0
+    min_workers: Annotated[Whole, Field(ge=0, le=MOST_STARTED)] = 0
     initial_workers_gpu: Annotated[str, Field(max_length=64)] | None = None
     initial_workers_gpu_num: Annotated[Whole, Field(ge=0, le=64)] | None = None
     use_other_gpus: StrictBool = False
@@ -226,7 +227,7 @@ class DeploymentIn(UpdateIn):
 class ScaleUpIn(Section):
     """The body of a scale-up, which may be absent."""
 
-    vm_num: Annotated[Whole, Field(ge=1, le=MAX_REPLICAS)] = 1
+    vm_num: Annotated[Whole, Field(ge=1, le=MOST_STARTED)] = 1
 
 
 SERVED_TYPES = tuple(STRATEGIES)

@@ -8,7 +8,8 @@ from typing import Any
 HIDDEN = "***"
 """What is shown instead of a secret; sent back, it means the stored one."""
 _SECRET_NAME = re.compile(
-    r"token(?!s|iz)|secret|passw|passphrase|\bpwd\b|credential|(?:api|private|ssh|access|auth)[_-]?key|authorization|bearer",
+    r"token(?!s|iz)|(?:auth|hf|hub|access|api|bearer|refresh|session|secret)[_-]?tokens"
+    r"|secret|passw|passphrase|\bpwd\b|credential|(?:^|[_-])keys?(?![\w-])|(?:api|private|ssh|access|auth)[_-]?key|authorization|bearer",
     re.IGNORECASE,
 )
 

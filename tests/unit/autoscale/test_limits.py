@@ -7,7 +7,7 @@ import pytest
 from management.autoscale.config import Fault, InvalidScaling, ScalingConfig, Strategy
 from management.autoscale.cost import cost, current_price
 from management.autoscale.decision import DeploymentState, Drain, Kill, Prepare, Promote, Rule, Start
-from management.autoscale.memory import Limit
+from management.autoscale.memory import Limit, Memory, ServedRate
 from scripts.autoscale_simulation import Simulation
 from tests.unit.autoscale.helpers import DRAINING, SPARE, STARTING, acted, rules, see, worker
 
@@ -137,3 +137,22 @@ def test_decisions_have_the_facts_of_their_tick() -> None:
     assert (decision.ready, decision.live, decision.cap, decision.target) == (1, 1, 8, 2)
     assert (decision.upper, decision.lower) == (1.0, 0.2)
     assert decision.actions == (Start(1),)
+
+
+def test_numbers_that_overflow_are_no_error() -> None:
+    dear = ScalingConfig(max_price_per_hour=1e308)
+    assert see(dear, 0, worker("a", price_per_hour=0.1), unit_price=0.1, asked=2).actions == (Start(1),)
+    fast = ScalingConfig(min_throughput_rate=1e308, max_workers=3)
+    slow = Memory(served=(ServedRate(at=0.0, rate=1e-3),), target=2)
+    assert see(fast, 1, worker("a"), worker("b"), memory=slow).actions == (Start(1),)
+
+
+@pytest.mark.parametrize("limit", [Limit.MAX_PRICE, Limit.CAPACITY])
+def test_a_start_waits_for_room_or_money(limit: Limit) -> None:
+    blocked = {"unit_price": 9.0} if limit is Limit.MAX_PRICE else {"unit_price": 1.0, "capacity": 0}
+    outcome = see(CAPPED, 0, asked=2, **blocked)
+    for at in (10, 20, 30):
+        assert (outcome.actions, outcome.scale_blocked) == ((), limit)
+        assert outcome.state is DeploymentState.PROVISIONING
+        outcome = see(CAPPED, at, memory=outcome.memory, **blocked)
+    assert see(CAPPED, 40, memory=outcome.memory, unit_price=1.0).actions == (Start(2),)

@@ -10,7 +10,7 @@ from django.db import OperationalError
 
 from management import leadership as leadership_module
 from management import ledger as ledger_module
-from management.leadership import ACT_FOR_S, RENEW_AFTER_S, Leadership
+from management.leadership import ACT_FOR_S, RENEW_AFTER_S, Leadership, LeadershipLost
 from management.models import LeaderLease, Worker
 from management.reconcile import Reconciler
 from management.services.deployments import set_workers, start_deployment
@@ -165,3 +165,39 @@ def test_workers_are_taken_over_all_at_once(leader, launcher, clock, deployment,
     second = leading(launcher)
     both_threads(second)
     assert len(second.watched) == 4
+
+
+def test_a_process_that_acts_alone_stops_when_another_has_its_lease(launcher, clock, deployment):
+    """It was suspended for longer than the lease: the other one has its own workers for the same rows."""
+    made = Reconciler(launcher, SnapshotHolder(), "")
+    standing = made.ledger.standing = Leadership()
+    assert standing.campaign()
+    start_deployment(deployment, "tester")
+    both_threads(made)
+    assert len(launcher.workers) == 1
+    LeaderLease.objects.update(expires_at=0.0)
+    assert Leadership().campaign()
+    set_workers(deployment, "tester", 2, 2)
+    made.ledger.note(next(iter(made.watched.values())).worker, "state")
+    clock.now += RENEW_AFTER_S
+    for _ in range(2):
+        made.ledger.campaign()
+        assert made.ledger.displaced
+        made.ledger.read()
+        made.step()
+        assert len(launcher.workers) == 1
+        with pytest.raises(LeadershipLost):
+            made.ledger.write()
+        LeaderLease.objects.update(expires_at=0.0)  # the other one has gone; its workers' rows are not this process's
+
+
+def test_a_launch_that_fails_leaves_no_worker_that_seems_to_start(leader, launcher, clock, deployment):
+    launcher.error = OSError("no processes are left")
+    set_workers(deployment, "tester", 2, 2)
+    for _ in range(3):
+        clock.now += RENEW_AFTER_S
+        both_threads(leader)
+    states = list(Worker.objects.order_by("index", "epoch").values_list("index", "state", "reason"))
+    assert states[0][:2] == (0, "ready")
+    assert states[1:] == [(1, "failed", "no processes are left")] * (len(states) - 1)
+    assert len(states) > 1

@@ -131,7 +131,7 @@ def test_the_price_of_a_machine_is_that_of_the_row_that_says_most_of_it():
 
 def test_what_is_left_is_what_the_others_do_not_cost():
     def watched(price: float, spare: bool = False) -> Watched:
-        return Watched(Worker(price_per_hour=price), None, None, 0.0, 0.0, spare=spare)
+        return Watched(Worker(price_per_hour=price, spare=spare), None, None, 0.0, 0.0)
 
     mine = [watched(0.5), watched(0.25), watched(9.0, spare=True)]
     assert left_of(Deployment(max_price_per_hour=1.0), mine) == 0.25

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from management.models import Worker
 from management.services.deployments import change_deployment, start_deployment, stop_deployment
 from management.services.models import register_model
+from management.services.snapshots import read_ready_workers
 
 
 def running(reconciler, launcher, deployment, count, **fields):
@@ -113,3 +115,80 @@ def test_workers_whose_options_change_outputs_are_of_another_kind(reconciler, la
     running(reconciler, launcher, deployment, 1, engine_options=options)
     (after,) = [w for w in reconciler.holder.current.deployments[0].workers if w != before]
     assert (before.kind == after.kind) == same
+
+
+def changed(reconciler, launcher, deployment, **fields):
+    """One ready worker, and then a change of its options, which needs a replacement."""
+    running(reconciler, launcher, deployment, 1)
+    change_deployment(deployment, "tester", engine_options={"max_num_seqs": 5}, **fields)
+    reconciler.reconcile_once()
+
+
+@pytest.mark.parametrize("asked", ["with the change", "during it"])
+def test_a_higher_number_during_a_replacement_starts_as_many_as_are_missing(
+    reconciler, launcher, deployment, clock, asked
+):
+    at_once = {"min_workers": 2, "max_workers": 2} if asked == "with the change" else {}
+    changed(reconciler, launcher, deployment, **at_once)
+    if not at_once:
+        start_deployment(deployment, "tester", replicas=2)
+    most = 0
+    for _ in range(60):
+        clock.now += 1
+        for worker in launcher.workers:
+            worker.beat()
+        reconciler.reconcile_once()
+        most = max(most, sum(not worker.drained for worker in launcher.workers))
+    assert most == (2 if at_once else 3)
+    while not launcher.workers[0].drained:
+        for worker in launcher.workers[1:]:
+            worker.ready()
+        clock.now += 1
+        reconciler.reconcile_once()
+    for worker in launcher.workers[1:]:
+        worker.ready()
+    reconciler.reconcile_once()
+    assert len(published(reconciler)[1]) == 2
+    assert len(launcher.workers) == 3
+
+
+def test_a_replacement_that_is_not_ready_in_time_is_ended(reconciler, launcher, deployment, clock):
+    changed(reconciler, launcher, deployment)
+    for _ in range(3):
+        clock.now += deployment.start_timeout_s / 2 + 1
+        for worker in launcher.workers:
+            worker.beat()
+        reconciler.reconcile_once()
+    old, late, *_ = launcher.workers
+    assert late.killed
+    assert not old.drained
+    deployment.refresh_from_db()
+    reason = f"a replacement was not ready within {deployment.start_timeout_s:g} s"
+    assert (deployment.state, deployment.reason) == ("active", reason)
+    clock.now += 60
+    old.beat()
+    reconciler.reconcile_once()
+    launcher.workers[-1].ready()
+    reconciler.reconcile_once()
+    assert old.drained
+    old.code = 0
+    for _ in range(2):
+        reconciler.reconcile_once()
+    deployment.refresh_from_db()
+    assert (deployment.state, deployment.reason) == ("active", "")
+
+
+def test_a_spare_takes_no_requests_in_other_processes(reconciler, launcher, deployment):
+    running(reconciler, launcher, deployment, 2, min_workers=1, fast_autoscaling=True)
+    start_deployment(deployment, "tester", replicas=1)
+    while not any(watched.spare for watched in reconciler.watched.values()):
+        for worker in launcher.workers:
+            worker.code = 0 if worker.drained else None
+        reconciler.reconcile_once()
+    launcher.workers[-1].ready()
+    reconciler.reconcile_once()
+    (spare,) = [watched.worker for watched in reconciler.watched.values() if watched.spare]
+    assert spare.state == "ready"
+    assert spare.pk not in {worker.pk for worker in read_ready_workers()}
+    adopted = reconciler.placement.adopt(Worker.objects.filter(pk=spare.pk).select_related("deployment"))
+    assert [watched.spare for watched in adopted] == [True]

@@ -8,7 +8,7 @@ import json
 import pytest
 from django.utils import timezone
 
-from management.models import ApiKey, AuditEvent, Deployment, Worker
+from management.models import ApiKey, AuditEvent, Deployment, Model, Worker
 from management.services.deployments import (
     change_deployment,
     create_deployment,
@@ -83,8 +83,8 @@ def test_deployment_refusals(deployment):
         create_deployment("demo", deployment.version, "tester")
     with pytest.raises(RegistryError, match="always means the default"):
         create_deployment("tgi", deployment.version, "tester")
-    for replicas in (0, 65):
-        with pytest.raises(RegistryError, match="between 1 and 64"):
+    for replicas in (0, 1001):
+        with pytest.raises(RegistryError, match="between 1 and 1000"):
             start_deployment(deployment, "tester", replicas)
     with pytest.raises(RegistryError, match="dtype"):
         change_deployment(deployment, "tester", engine_options={"dtype": 5})
@@ -174,3 +174,17 @@ def test_audit_events_are_for_ever(deployment):
         event.save()
     with pytest.raises(TypeError, match="never deleted"):
         event.delete()
+
+
+def test_a_start_beyond_the_limits_keeps_to_what_they_must_fit(deployment):
+    change_deployment(deployment, "tester", min_workers=3, max_workers=3, prefill_workers=1)
+    with pytest.raises(RegistryError, match="prefill_workers: must be below max_workers"):
+        start_deployment(deployment, "tester", 1)
+    deployment.refresh_from_db()
+    assert (deployment.min_workers, deployment.max_workers) == (3, 3)
+
+
+def test_a_name_that_is_too_long_is_refused_before_it_is_written(db):
+    with pytest.raises(RegistryError, match=r"name: .*at most 128 characters"):
+        register_model("a" * 129, "/a", "tester")
+    assert not Model.objects.exists()

@@ -240,8 +240,12 @@ def test_unknown_fields_are_kept_without_secrets():
 
 
 @pytest.mark.parametrize(
-    "name", ["Authorization", "access_key", "auth-key", "passphrase", "pwd", "bearer", "api_key", "HF_TOKEN", "ssh_key"]
-)
+    "name",
+    [
+        "Authorization", "access_key", "auth-key", "passphrase", "pwd", "bearer", "api_key", "HF_TOKEN", "ssh_key",
+        "encryption_key", "signing-key", "auth_tokens", "hf_tokens",
+    ],
+)  # fmt: skip
 def test_names_of_secrets(name):
     arguments = f"-H '{name}: s3cret' --{name} s3cret --extra='{{\"{name}\": \"s3cret\"}}' --port 80"
     kept = normalise({**MINIMAL, name: "s3cret", "vllm_extra_args": arguments}).vendor_fields
