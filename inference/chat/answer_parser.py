@@ -43,11 +43,14 @@ class AnswerParser:
         tools: Tools,
         choice: Choice,
         whole: bool = False,
+        reasons: bool = True,
     ) -> None:
-        """`whole`: the answer is not streamed, so a call may be taken back until it has ended."""
+        """`whole`: the answer is not streamed, so a call may be taken back until it has ended. `reasons`: the text may begin with
+        reasoning, which a grammar of the whole text excludes.
+        """
         self._splitter: ReasoningSplitter | None = None
         self._parser: ToolCallParser | None = None
-        if tokenizer.may_reason:
+        if reasons and tokenizer.may_reason:
             self._splitter = ReasoningSplitter(tokenizer.leaves_reasoning_open(prompt_token_ids))
         if may_call(tools, choice):
             machine, named = MACHINES[tokenizer.tool_style], named_tool(choice)
@@ -56,6 +59,11 @@ class AnswerParser:
             elif choice == "required":
                 machine = listed
             self._parser = ToolCallParser(machine, tool_names(tools), whole)
+
+    @property
+    def may_reason(self) -> bool:
+        """Whether part of the text may be reasoning."""
+        return self._splitter is not None
 
     @property
     def plain(self) -> bool:

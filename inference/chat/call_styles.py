@@ -25,10 +25,13 @@ def style_of(template: str) -> Style:
 
 
 def _hermes(parser: ToolCallParser) -> Wait:
+    begin, end = TAGS["hermes"], "</tool_call>"
     while True:
-        tag = yield from parser.text_until("<tool_call>")
-        if (yield from parser.call(tag, strict=False)):
-            yield from parser.skip_until("</tool_call>")
+        tag = yield from parser.text_until(begin)
+        while (yield from parser.call(tag, strict=False)):
+            tag = yield from parser.skip_until(end, begin)
+            if tag == end:
+                break
 
 
 def _llama3(parser: ToolCallParser) -> Wait:

@@ -195,11 +195,23 @@ class ToolCallParser:
             raise
         return "".join(space) + begun
 
-    def skip_until(self, tag: str) -> Wait:
-        """Drop text until `tag` is complete."""
+    def skip_until(self, *tags: str) -> Character:
+        """Drop text until one of `tags` is complete, and return the tag. Without one the text is emitted at the end, but for white
+        space and a first tag that was cut.
+        """
         seen = ""
-        while not seen.endswith(tag):
-            seen = (seen + (yield from self.next()))[-len(tag) :]
+        try:
+            while True:
+                seen += yield from self.next()
+                for tag in tags:
+                    if seen.endswith(tag):
+                        return tag
+        except End:
+            cut = next(size for size in range(len(tags[0]), -1, -1) if seen.endswith(tags[0][:size]))
+            seen = seen[: len(seen) - cut]
+            if not seen.isspace():
+                self.emit(seen)
+            raise
 
     def separator(self, begin: str) -> Wait:
         """Drop white space and a separator between calls, which begin with a character of `begin`."""
@@ -266,6 +278,7 @@ class ToolCallParser:
                 self.push(character)
                 if not (yield from self.call(tag, strict=False)):
                     return
+                tag = ""  # the bracket belongs to the first call
 
     def arguments(self, emit: Callable[[str], None]) -> Wait:
         """Parse a call's arguments: an object, or a string that contains one. Control characters in its strings are escaped."""

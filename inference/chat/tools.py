@@ -110,7 +110,15 @@ def _moved(schema: Any, place: str) -> Any:
         return schema
     reference = schema.get("$ref")
     own = {"$ref": place + reference[1:]} if isinstance(reference, str) and reference.startswith("#") else {}
-    return {key: value if key in structured.VALUES else _moved(value, place) for key, value in schema.items()} | own
+    moved: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in structured.VALUES:
+            moved[key] = value
+        elif key in structured.MAPPINGS:  # its keys are names
+            moved[key] = {name: _moved(each, place) for name, each in value.items()}
+        else:
+            moved[key] = _moved(value, place)
+    return moved | own
 
 
 def _parameters(function: dict[str, Any]) -> dict[str, Any]:

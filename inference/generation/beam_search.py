@@ -29,7 +29,7 @@ from inference.generation.text import IncrementalDecoder
 from inference.workers.target import Superseded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from engine.messages import TokenLogprob
     from inference.generation.placement import Placement
@@ -54,6 +54,23 @@ def check_beams(request: GenerationRequest) -> None:
         value = given.get(name)
         if value not in (None, [], getattr(NEUTRAL, name, None)):
             raise InvalidRequest(f"{name} cannot be used with use_beam_search.", name)
+
+
+def check_width(width: int, params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
+    """Check that the allowed tokens make as many sequences as are wanted; raises InvalidRequest."""
+    allowed = set(params.allowed_token_ids or ())
+    if not allowed:
+        return
+    ends = 0 if params.ignore_eos else len(allowed.intersection(eos_token_ids))
+    going_on, ended = 1, 0
+    for _ in range(params.max_tokens):
+        ended += going_on * ends
+        going_on *= len(allowed) - ends
+        if not going_on or ended + going_on >= width:
+            break
+    if ended + going_on < width:
+        text = f"n must be at most {ended + going_on} with these allowed_token_ids and max_tokens, got {width}."
+        raise InvalidRequest(text, "n")
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from inference.errors import InvalidRequest, OutOfVocabulary, Overloaded, PromptTooLong, TemplateError
-from inference.generation.beam_search import BeamSearch
+from inference.generation.beam_search import BeamSearch, check_width
 from inference.generation.generation import SEED_MASK, Generation
 from inference.generation.parts import Continued, FirstToken
 from inference.generation.requests import ChatPrompt, TokenPrompt, sampling_params
@@ -136,7 +136,9 @@ def _params(request: GenerationRequest, target: Target, prompt: list[int]) -> Sa
         grammar=grammar,
         defaults=info.sampling_defaults if request.use_model_defaults else {},
     )
-    if params.greedy and request.n > 1 and not request.beams:
+    if request.beams:
+        check_width(request.n, params, info.eos_token_ids)
+    elif params.greedy and request.n > 1:
         raise InvalidRequest(f"n must be 1 when using greedy sampling, got {request.n}.", "n")
     return params
 

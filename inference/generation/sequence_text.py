@@ -42,12 +42,13 @@ class SequenceText:
         for position, token in enumerate(output.token_ids):
             self.token_ids.append(token)
             delta.token_ids.append(token)
-            last = position == len(output.token_ids) - 1
-            if last and output.stop_token_id is not None and not self._request.include_stop:
+            ends = output.stop_token_id is not None and position == len(output.token_ids) - 1
+            if ends and not self._request.include_stop:
                 break  # the token that ends the text is not part of it
             text = self._decoder.step(token)
             delta.token_texts.append(text)
-            text, found = self._stops.feed(text, search=len(self.token_ids) > self._min_tokens)
+            # A stop string that is the end token's own text does not come before the token.
+            text, found = self._stops.feed(text, search=not ends and len(self.token_ids) > self._min_tokens)
             shown.append(text)
             if found is not None:
                 delta.finish_reason, delta.stop_reason = FinishReason.STOP, found

@@ -260,8 +260,11 @@ class ModelTokenizer:
         if self.control is not None:
             # Reasoning tags are written by the assistant, and templates search for them.
             tags, none = frozenset((reasoning.BEGIN, reasoning.END)), frozenset[str]()
-            messages = [self.control.escape(m, tags if m.get("role") == "assistant" else none) for m in messages]
-            arguments = self.control.escape(arguments)
+            try:
+                messages = [self.control.escape(m, tags if m.get("role") == "assistant" else none) for m in messages]
+                arguments = self.control.escape(arguments)
+            except RecursionError as error:  # arguments of a call, which are JSON in a text
+                raise TemplateError("The messages are nested too deeply.") from error
         marker = f"{secrets.token_hex(16)} " if prompt.continue_final_message else ""
         if marker:
             messages = _marked(messages, marker)

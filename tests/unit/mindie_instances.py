@@ -48,7 +48,7 @@ class Member:
         await self.instance.roles.close()
         await self.instance.peers.close()
         await self._server.stop(0)
-        for task in filter(None, list(self.instance.decoding.values())):
+        for task in list(self.instance.tasks):
             task.cancel()
         await self.serving.stop()
 

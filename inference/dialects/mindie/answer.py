@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from inference.dialects.mindie.clocks import Clock, Timers
 from inference.dialects.mindie.disaggregation import prefill
-from inference.dialects.mindie.disaggregation.headers import Handover, read_headers
+from inference.dialects.mindie.disaggregation.headers import RoleHeaders, read_headers
 from inference.dialects.mindie.disaggregation.recompute import Begun, unpack
 from inference.dialects.mindie.errors import ENQUEUE, MindieError, render_late
 from inference.dialects.mindie.requests import generation_request
 from inference.errors import DeadlineExceeded, GenerationFailed, MalformedBody, ServingError, Starting
-from inference.generation.answer import Job, Monitor, StreamFormat, prepared
+from inference.generation.answer import Job, Monitor, Reply, StreamFormat, prepared
 from inference.generation.answer import answer as answer_job
 from inference.http.exchange import ClientGone, parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from inference.dialects.mindie.requests import InferenceRequest
     from inference.dialects.mindie.state import MindieState
+    from inference.generation.deltas import Delta
     from inference.generation.generation import Generation
-    from inference.http.exchange import Exchange, Headers
+    from inference.http.exchange import Exchange, Headers, Response
     from inference.services import Services
 
 STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream")]
@@ -40,25 +41,26 @@ UNPARSED = "Failed to parse request context to json"
 async def body_of(exchange: Exchange, state: MindieState, wrong: str = UNPARSED) -> dict[str, Any]:
     """The body as a JSON object; `wrong` is the endpoint's error text for anything else."""
     try:
-        return await exchange.work(parse_json, await exchange.body(), state.settings.max_json_depth)
+        # The vendor's parser counts what is around an object or list, so the outermost one has depth 0.
+        return await exchange.work(parse_json, await exchange.body(), state.settings.max_json_depth + 1)
     except MalformedBody as error:
         raise MindieError(422, wrong) from error
 
 
 @dataclass(slots=True)
 class Incoming:
-    """An inference request that has a permit. `handover`: where it goes on after its first token."""
+    """An inference request that has a permit."""
 
     exchange: Exchange
     services: Services
     state: MindieState
-    handover: Handover | None
+    headers: RoleHeaders
     _begun: Begun | None = None
 
     async def body(self, wrong: str = UNPARSED) -> dict[str, Any]:
         """The body as a JSON object, with an ordinary input also where a begun request is sent again."""
         body = await body_of(self.exchange, self.state, wrong)
-        if self.handover is not None and self.handover.is_recompute:
+        if self.headers.is_recompute:
             self._begun = await self.exchange.work(unpack, body)
         return body if self._begun is None else self._begun.body
 
@@ -66,10 +68,11 @@ class Incoming:
         """Run a request and send its response."""
         if self._begun is not None:
             request = self._begun.resumed(request)
-        if self.handover is None:
+        handover = self.headers.handover
+        if handover is None:
             await _answer(self.exchange, self.services, self.state, request, internal_id)
         else:
-            await prefill.answer(self.exchange, self.services, self.state, request, internal_id, self.handover)
+            await prefill.answer(self.exchange, self.services, self.state, request, internal_id, handover)
 
 
 @contextmanager
@@ -83,8 +86,8 @@ def counted(exchange: Exchange, services: Services, state: MindieState) -> Itera
         state.metrics.received()
     try:
         with services.admission.permit(exchange.permit_holder):
-            handover = None if state.instance is None else read_headers(exchange, state.instance)
-            yield Incoming(exchange, services, state, handover)
+            headers = RoleHeaders() if state.instance is None else read_headers(exchange, state.instance)
+            yield Incoming(exchange, services, state, headers)
     except ClientGone:
         raise
     except Starting:
@@ -119,10 +122,14 @@ async def _answer(
     @contextmanager
     def monitor(_: list[Generation]) -> Iterator[Monitor]:
         timers = Timers(generation, request.timeout_s, state.settings)
+        known = bool(request.generated)
 
         def delta_came() -> None:
+            nonlocal known
             timers.token()
-            clock.tick()
+            if not known:
+                clock.tick()
+            known = False
 
         try:
             yield delta_came
@@ -133,12 +140,45 @@ async def _answer(
         state.metrics.failed()
         return render_late(error)
 
+    def make_reply(_: list[Generation]) -> Reply:
+        reply = request.make_reply(request.form, state.settings, generation, clock)
+        return _Resumed(reply) if request.generated else reply
+
     stream = StreamFormat(STREAM_HEADERS, render_error, end=request.end, end_after_error=False, in_stream=IN_STREAM)
     job = Job(
         prepared([generation]),
-        lambda _: request.make_reply(request.form, state.settings, generation, clock),
+        make_reply,
         stream if request.stream else None,
         monitor=monitor,
     )
     with state.running.entry(exchange.tenant, names, generation):
         await answer_job(exchange, job)
+
+
+class _Resumed(Reply):
+    """The reply of a request that is sent again. The client has what comes of the first delta, the tokens of an earlier instance:
+    it is rendered only for the sake of what follows.
+    """
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply, self._known = reply, True
+
+    def chunks(self, delta: Delta) -> Iterable[bytes]:
+        chunks = list(self._reply.chunks(delta))
+        known, self._known = self._known, False
+        return [] if known else chunks
+
+    def heavy(self, delta: Delta) -> bool:
+        return self._reply.heavy(delta)
+
+    def add(self, delta: Delta) -> None:
+        self._reply.add(delta)
+
+    def whole(self) -> Response:
+        return self._reply.whole()
+
+    def last_chunks(self) -> Iterable[bytes]:
+        return self._reply.last_chunks()
+
+    def error_chunk(self, error: ServingError) -> bytes | None:
+        return self._reply.error_chunk(error)

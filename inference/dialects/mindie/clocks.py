@@ -35,6 +35,16 @@ class Clock:
         """What the last step took: to the first token, or since the one before."""
         return next((spent_ms for spent_ms in (self.prefill_ms, self.decode_ms) if spent_ms is not None), 0)
 
+    @property
+    def batch_size(self) -> int:
+        """The batch of the last step, 0 before any."""
+        return self.batch_sizes[-1] if self.batch_sizes else 0
+
+    @property
+    def wait_us(self) -> int:
+        """The queue time before the last step, 0 before any."""
+        return self.waits_us[-1] if self.waits_us else 0
+
     def resume(self, first_ms: int, decodes: list[int], batch_sizes: list[int], waits_us: list[int]) -> None:
         """Go on from the times of an earlier instance."""
         self._first_ms, self._last = first_ms, time.monotonic()

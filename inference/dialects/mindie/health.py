@@ -44,17 +44,22 @@ async def live(exchange: Exchange, services: Services, state: MindieState) -> No
     check(services, state)
     if not services.router.ready:
         answer = json_response(ABNORMAL, 500)
-    elif state.instance is not None and state.instance.roles.unhealthy:
+    elif _unlinked(state):
         answer = json_response(UNLINKED, 500)
     else:
         answer = Response(200, b"", b"")
     await exchange.respond(answer)
 
 
+def _unlinked(state: MindieState) -> bool:
+    """Whether the instance has a role that needs links, and none is good."""
+    return state.instance is not None and state.instance.roles.unhealthy
+
+
 async def health(exchange: Exchange, services: Services, state: MindieState) -> None:
-    """GET /health."""
+    """GET /health: an error in the same cases."""
     check(services, state)
-    if not services.router.ready:
+    if not services.router.ready or _unlinked(state):
         raise MindieError(500, NO_STATUS)
     await exchange.respond(Response(200, b"", b""))
 
@@ -66,7 +71,7 @@ async def model_ready(exchange: Exchange, services: Services, state: MindieState
         target = state.named(exchange.parameters["model"])
     except Unavailable as error:
         raise MindieError(500, NO_STATUS) from error
-    if not target.asleep and not target.responsive:
+    if _unlinked(state) or (not target.asleep and not target.responsive):
         raise MindieError(500, NO_STATUS)
     await exchange.respond(Response(200, b"", b""))
 

@@ -248,7 +248,7 @@ class TextReply(Reply):
         frame: dict[str, Any] = {**self._head, "text_output": text}
         if self._details:
             clock = self._clock
-            frame["details"] = self._render_details(clock.batch_sizes[-1], clock.waits_us[-1])
+            frame["details"] = self._render_details(clock.batch_size, clock.wait_us)
             frame["prefill_time"], frame["decode_time"] = clock.prefill_ms, clock.decode_ms
         return [b"data:" + msgspec.json.encode(frame) + b"\n\n"]
 

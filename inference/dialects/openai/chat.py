@@ -86,6 +86,8 @@ def check(body: ChatCompletionRequest, limits: Limits) -> GrammarRequest | None:
     check_range("top_logprobs", body.top_logprobs, 0, limits.max_logprobs)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs `logprobs` to be true.", "top_logprobs")
+    if body.logprob_token_ids is not None and not body.logprobs:
+        raise InvalidRequest("when using `logprob_token_ids`, `logprobs` must be set to true.", "logprob_token_ids")
     check_tools(body.tools, body.tool_choice)
     forced = tool_grammar(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
     if body.modalities is not None and body.modalities != ["text"]:
@@ -149,9 +151,11 @@ class ChatReply(Reply):
 
     def _content(self, delta: Delta) -> Iterable[bytes]:
         message, ended = self.messages[delta.index], delta.finish_reason is not None
+        tokens = self.body.return_token_ids and not message.hides_tokens
         self._completion_tokens[delta.index] += len(delta.token_ids)
         keys = message.delta(delta.text, ended)
-        if not keys and not ended and not self.body.logprobs and not self.body.return_token_ids:
+        shown = tokens or (self.body.logprobs and not message.hides_tokens)
+        if not keys and not ended and not shown:
             return
         if self._as_tgi:
             keys = tgi_clients.delta(keys, message.calls, ended)
@@ -163,7 +167,7 @@ class ChatReply(Reply):
         }
         if ended:
             choice["stop_reason"] = delta.stop_reason
-        if self.body.return_token_ids:
+        if tokens:
             choice["token_ids"] = delta.token_ids
         yield event(self._chunk([choice], **self._running(delta.index)))
 
@@ -210,7 +214,7 @@ class ChatReply(Reply):
             "logprobs": self._logprobs(delta),
             "finish_reason": message.finish_reason(delta.finish_reason),
             "stop_reason": delta.stop_reason,
-            "token_ids": delta.token_ids if self.body.return_token_ids else None,
+            "token_ids": delta.token_ids if self.body.return_token_ids and not message.hides_tokens else None,
         }
 
     def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
@@ -235,7 +239,7 @@ class ChatReply(Reply):
         return self._chunk([choice], **extra, **self._running(index))
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        if not self.body.logprobs or delta.logprobs is None:
+        if not self.body.logprobs or delta.logprobs is None or self.messages[delta.index].hides_tokens:
             return None
         named = self.body.logprob_token_ids
         top = (self.body.top_logprobs or 0) if named is None else len(named) + 1

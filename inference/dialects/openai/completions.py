@@ -91,6 +91,8 @@ def check(body: CompletionRequest, limits: Limits) -> GrammarRequest | None:
     grammar = schema.check(body, limits)
     check_range("max_tokens", body.max_tokens, 0 if body.echo else 1, 1 << 31)
     check_range("logprobs", body.logprobs, 0, limits.max_logprobs)
+    if body.logprob_token_ids is not None and body.logprobs is None:
+        raise InvalidRequest("when using `logprob_token_ids`, `logprobs` must be set.", "logprob_token_ids")
     if body.use_beam_search and body.echoes_logprobs:
         raise InvalidRequest(
             "`echo` with `logprobs` is not supported with beam search because beam search does not compute prompt logprobs.",
@@ -149,7 +151,7 @@ class Choice:
             # Whoever gets the prompt's ids does not get its text as well, as in vLLM.
             text = text if body.return_token_ids else self.completion.prompt_text(generation) + text
         logprobs = None
-        if body.shows_logprobs:
+        if body.logprobs is not None:
             before = self.completion.echoed(generation) if body.echo and first else None
             logprobs = self.completion.texts.completion(entries, self.offset, before)
             self.offset += sum(map(len, logprobs["tokens"]))

@@ -22,8 +22,14 @@ class Message:
 
     def __init__(self, body: ChatCompletionRequest, generation: Generation) -> None:
         tokenizer = generation.target.tokenizer
+        grammar = generation.params.grammar
         self._parser = AnswerParser(
-            tokenizer, generation.prompt_token_ids, body.tools, body.tool_choice, whole=not body.stream
+            tokenizer,
+            generation.prompt_token_ids,
+            body.tools,
+            body.tool_choice,
+            whole=not body.stream,
+            reasons=grammar is None or grammar.reasoning_end is not None,
         )
         self._named = named_tool(body.tool_choice)
         self._show_reasoning = body.include_reasoning is not False
@@ -34,6 +40,11 @@ class Message:
         self._thoughts: list[str] = []
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
+
+    @property
+    def hides_tokens(self) -> bool:
+        """Whether the client must not see single tokens, for some may be reasoning that it does not want."""
+        return not self._show_reasoning and self._parser.may_reason
 
     def delta(self, text: str, ended: bool) -> dict[str, Any]:
         """The delta for this text; empty while undecided. Its content and its calls are apart, as in a chat's message."""

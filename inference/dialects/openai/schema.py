@@ -99,11 +99,6 @@ class CompletionRequest(CommonRequest):
         return self.best_of or self.n or 1
 
     @property
-    def shows_logprobs(self) -> bool:
-        """Whether choices have `logprobs`."""
-        return self.logprobs is not None or self.logprob_token_ids is not None
-
-    @property
     def echoes_logprobs(self) -> bool:
         """Whether the choices' `logprobs` begin with the prompt's."""
         return bool(self.echo) and self.logprobs is not None
@@ -180,7 +175,7 @@ def check(body: CommonRequest, limits: Limits) -> GrammarRequest | None:
         raise InvalidRequest("truncation_side must be 'left' or 'right'.", "truncation_side")
     if body.logprob_token_ids is not None and not 1 <= len(body.logprob_token_ids) <= 128:
         raise InvalidRequest("logprob_token_ids must have 1 to 128 entries.", "logprob_token_ids")
-    if body.stream_options is not None and not body.stream:
+    if body.stream_options not in (None, StreamOptions()) and not body.stream:
         raise InvalidRequest("Stream options can only be defined when `stream=True`.", "stream_options")
     if body.stream and body.prompt_logprobs:
         raise InvalidRequest("prompt_logprobs are not available when `stream=True`.", "prompt_logprobs")
@@ -193,8 +188,6 @@ def check(body: CommonRequest, limits: Limits) -> GrammarRequest | None:
 
 def sampling(body: CommonRequest, logprobs: int | None, tokenizer: ModelTokenizer) -> SamplingOverrides:
     """The sampling parameters that the body sets."""
-    if body.logprob_token_ids is not None:
-        logprobs = logprobs or 0
     overrides = sampling_overrides(body, tokenizer)
     return replace(overrides, logprobs=logprobs, logprob_token_ids=body.logprob_token_ids)
 

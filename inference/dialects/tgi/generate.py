@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from inference.generation.generation import Generation
     from inference.http.exchange import Exchange, Headers, Response
     from inference.services import Services
+    from inference.workers.target import Target
 
 KEEP_ALIVE = b":\n\n"
 COMPUTE_TYPE = b"cpu"
@@ -110,8 +111,18 @@ def _stream_format(request: GenerateRequest) -> StreamFormat:
 async def _prepare(exchange: Exchange, services: Services, request: GenerateRequest, streaming: bool) -> Generation:
     """Validate in the router's order and prepare the generation."""
     p = request.parameters
+
+    async def resolve() -> Target:
+        return services.router.resolve(p.adapter_id)
+
     try:
-        target = services.router.resolve(p.adapter_id)
+        if (
+            exchange.status
+        ):  # a stream that has begun waits here for a deployment's first start, others before they begin
+            left_s = services.time_left_s(exchange.standing)
+            target = await services.router.when_known(exchange.permit_holder, resolve, left_s)
+        else:
+            target = await resolve()
     except ModelNotFound as error:
         raise invalid(
             f"`adapter_id`: the adapter {(p.adapter_id or '')[:100]!r} was not found", "adapter_id"

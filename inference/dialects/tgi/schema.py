@@ -136,7 +136,7 @@ def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, st
 
 def validate_length(input_length: int, p: GenerateParameters, max_total_tokens: int) -> None:
     """The router's two length checks, total before input."""
-    wanted = max_total_tokens - input_length if p.max_new_tokens is None else p.max_new_tokens
+    wanted = max(0, max_total_tokens - input_length) if p.max_new_tokens is None else p.max_new_tokens
     new = min(wanted, CHUNK)
     if input_length + new > max_total_tokens:
         text = (

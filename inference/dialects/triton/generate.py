@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from inference.dialects.triton import errors
 from inference.dialects.triton.infer import Inference, Prepared, prepare
+from inference.dialects.triton.model import find
 from inference.dialects.triton.tensors import Tensor
 from inference.errors import InvalidRequest
 from inference.generation.answer import Job, Reply, StreamFormat, answer
@@ -104,6 +105,8 @@ class GenerateReply(Reply):
 
 
 async def _prepare(exchange: Exchange, services: Services, *, stepwise: bool = False) -> Prepared:
+    path = exchange.parameters
+    find(services.router, path["model"], path.get("version", ""))  # an unknown model is said before a wrong body
     body = dict(await exchange.json())
     request_id = body.pop("id", "")
     if not isinstance(request_id, str):
@@ -117,7 +120,6 @@ async def _prepare(exchange: Exchange, services: Services, *, stepwise: bool = F
     if not isinstance(parameters, dict):
         raise InvalidRequest("Expected JSON object for keyword: 'parameters'", "parameters")
     flat = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in body.items()}
-    path = exchange.parameters
     inference = Inference(
         model=path["model"],
         version=path.get("version", ""),

@@ -172,6 +172,9 @@ class GrpcInferenceService:
 
     async def _infer(self, request: Any, caller: RpcCaller) -> Any:
         services = self._services
+        find(
+            services.router, request.model_name, request.model_version
+        )  # an unknown model is said before a wrong message
         inference = await in_thread_if(request.ByteSize() > INLINE_BYTES, inference_of, request)
         if (target := embeds(inference, services)) is not None:
             tensors = await embed(inference, services, caller)

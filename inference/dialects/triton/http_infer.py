@@ -9,6 +9,7 @@ import msgspec
 
 from inference.dialects.triton.embed import embed, embeds
 from inference.dialects.triton.infer import Inference, prepare
+from inference.dialects.triton.model import find
 from inference.dialects.triton.shared_memory import check_tensor
 from inference.dialects.triton.tensors import Tensor, from_bytes, from_json, to_bytes
 from inference.errors import InvalidRequest, MalformedBody, NotServed
@@ -20,14 +21,17 @@ if TYPE_CHECKING:
     from inference.services import Services
 
 LENGTH = "inference-header-content-length"
+MAX_DIGITS = 20
 WBITS = {"gzip": 31, "deflate": 47}
 
 
 async def infer(exchange: Exchange, services: Services) -> None:
     """Handle POST .../infer."""
     with services.admission.permit(exchange.permit_holder):
+        path = exchange.parameters
+        find(services.router, path["model"], path.get("version", ""))  # an unknown model is said before a wrong body
         request, raw = await _split(exchange, services.limits.max_body_bytes)
-        inference, binary = await exchange.work(_parse, request, raw, exchange.parameters)
+        inference, binary = await exchange.work(_parse, request, raw, path)
         if (target := embeds(inference, services)) is not None:
             tensors = await exchange.unless_gone(embed(inference, services, exchange))
             version = str(target.entry.version)
@@ -66,7 +70,8 @@ async def _split(exchange: Exchange, max_bytes: int) -> tuple[dict[str, Any], by
     given = exchange.header(LENGTH)
     if given is None:
         return await exchange.work(parse_json, body), b""
-    if not given.isascii() or not given.isdigit() or not 0 < int(given) <= len(body):
+    digits = given.isascii() and given.isdigit() and len(given) <= MAX_DIGITS
+    if not digits or not 0 < int(given) <= len(body):
         raise InvalidRequest(f"{LENGTH} must be between 1 and {len(body)}, the length of the body, got {given[:20]}")
     length = int(given)
     return await exchange.work(parse_json, body[:length]), body[length:]

@@ -35,6 +35,9 @@ BODIES = {
     "native-stream": ("/infer_token", {"input_id": [5, 6], "stream": True, "parameters": {"details": True}}),
     "triton": ("/v2/models/demo/generate", {"id": "t", "text_input": "Where?", "parameters": {"details": True}}),
     "triton-stream": ("/v2/models/demo/generate_stream", {"id": "t", "text_input": "Where?"}),
+    "triton-details": ("/v2/models/demo/generate_stream", {
+        "id": "t", "text_input": "Where?", "parameters": {"details": True}
+    }),
     "tensors": ("/v2/models/demo/infer", {
         "id": "t", "inputs": [{"name": "input0", "shape": [1, 2], "datatype": "UINT32", "data": [5, 6]}],
         "outputs": [{"name": "output0"}],
@@ -65,7 +68,7 @@ async def test_both_together_answer_as_one_server(pair, start, name):
     pair.prefill.serving.worker.default = pair.decode.serving.worker.default = alone.worker.default = script
     expected = await alone.post(path, body, plane="mindie", req_id="1")
     assert expected.status == 200, expected.text
-    results_id = "t" if name in ("triton", "triton-stream") else ""
+    results_id = "t" if name in ("triton", "triton-stream", "triton-details") else ""
     got = await whole(pair, path, body, results_id=results_id)
     assert joined(got) == joined(expected.body)
     sent = pair.decode.serving.worker.submits[-1]
@@ -221,16 +224,17 @@ async def test_a_failure_of_the_decode_instance(pair):
     assert (await reader.until_last("1"))[-1] == ("error", b"Failed forward in for infer engine.")
 
 
+@pytest.mark.parametrize("where", ["there", "here"])
 @pytest.mark.parametrize("name", [name for name in BODIES if not name.startswith("completions")])
-async def test_a_lost_worker_gives_the_request_back(pair, start, name):
-    """The body that the coordinator sends again leads to the same answer."""
+async def test_a_lost_worker_gives_the_request_back(pair, start, name, where):
+    """The body that the coordinator sends again leads to the same answer, also at an instance that is its own target."""
     path, body = BODIES[name]
     script = says(" Madrid is far away")
     alone = await start()
     pair.prefill.serving.worker.default = alone.worker.default = script
     expected = await alone.post(path, body, plane="mindie", req_id="1")
     pair.decode.serving.worker.default = Script(tokens=script.tokens, die_after=3)
-    results_id = "t" if name in ("triton", "triton-stream") else "1"
+    results_id = "t" if name in ("triton", "triton-stream", "triton-details") else "1"
     reader = pair.read()
     got = (await pair.ask(path, body)).json().get("output", "").encode()
     results = await reader.until_last(results_id)
@@ -241,11 +245,43 @@ async def test_a_lost_worker_gives_the_request_back(pair, start, name):
     await pair.decode.serving.connected(1)
     pair.decode.serving.worker.default = script
     reader.found.clear()
-    told = (await pair.ask(path, again, is_recompute="true")).json()
-    got += told.get("output", "").encode()
-    got += b"".join(payload for _, payload in await reader.until_last(results_id))
+    if where == "here":
+        own = await pair.ask(path, again, is_recompute="true", d_target=f"127.0.0.1;{pair.prefill.port}")
+        got, member = got + own.body, pair.prefill
+    else:
+        told = (await pair.ask(path, again, is_recompute="true")).json()
+        got += told.get("output", "").encode()
+        got += b"".join(payload for _, payload in await reader.until_last(results_id))
+        member = pair.decode
     assert joined(got) == joined(expected.body)
-    assert pair.decode.serving.worker.submits[-1].generated == script.tokens[:4]
+    generated = member.serving.worker.submits[-1].generated
+    assert generated == script.tokens[: len(generated)]
+    assert len(generated) == (4 if where == "there" else 3)
+
+
+async def test_a_request_comes_again_before_its_blocks_are_released(pair, monkeypatch):
+    """An instance that does not answer keeps nobody from sending the request again."""
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def release(*_):
+        asked.set()
+        await go.wait()
+
+    monkeypatch.setattr(pair.decode.instance.peers, "release", release)
+    assert await whole(pair, *BODIES["native"])
+    await asked.wait()
+    assert pair.decode.serving.services.admission.in_flight == 0
+    assert await whole(pair, *BODIES["native"])
+    go.set()
+
+
+async def test_tokens_that_the_model_does_not_have(pair):
+    """As stop tokens they never come; as the beginning of an answer they are refused."""
+    body = {**CHAT, "stop_token_ids": [-1, 5, 1 << 40, 1 << 70], "max_tokens": 4}
+    assert await whole(pair, "/v1/chat/completions", body)
+    for token in ("-7", str(1 << 40)):
+        answer = await pair.ask("/infer", {"inputs": f"1,5,{token}"}, "2", is_recompute="true")
+        assert (answer.status, answer.json()["error"]) == (424, "Failed to enqueue inferRequest. Invalid Input Ids")
 
 
 async def test_completions_are_not_given_back(pair):
@@ -304,7 +340,7 @@ async def test_messages_that_cannot_be_used(pair, changes, error):
     with pytest.raises(PeerError) as caught:
         await pair.prefill.instance.peers.decode("127.0.0.1", pair.decode.port, pb.DecodeParameters(**fields), {})
     assert caught.value.reason == error
-    assert pair.decode.instance.decoding == {}
+    assert pair.decode.instance.decoding == set()
     assert pair.decode.serving.services.admission.in_flight == 0
 
 
@@ -340,7 +376,7 @@ async def test_a_request_is_taken_once_while_workers_restart(pair):
     assert [keyword for keyword, _ in await pair.read().until_last("2")] == ["lastData"]
     assert len(serving.worker.submits) == 1
     await eventually(lambda: serving.services.admission.in_flight == 0)
-    assert pair.decode.instance.decoding == {}
+    assert pair.decode.instance.decoding == set()
 
 
 async def test_a_request_that_was_not_taken_may_come_again(pair):
@@ -350,7 +386,7 @@ async def test_a_request_that_was_not_taken_may_come_again(pair):
         with pytest.raises(PeerError) as caught:
             await pair.prefill.instance.peers.decode("127.0.0.1", pair.decode.port, message, {})
         assert "used before" not in caught.value.reason
-    assert (pair.decode.instance.decoding, serving.services.admission.in_flight) == ({}, 0)
+    assert (pair.decode.instance.decoding, serving.services.admission.in_flight) == (set(), 0)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ async def test_status(pair, members):
     assert status["linkStatus"] == {"peers": [{"target": 4, "link": "failed : 14"}]}
     live = await fresh.serving.get("/v2/health/live", plane="management")
     assert (live.status, live.json()) == (500, {"message": "DMI connection is unhealthy"})
+    for path in ("/health", "/v2/models/demo/ready"):
+        assert (await fresh.serving.get(path, plane="management")).status == 500
 
 
 async def test_former_peers_are_no_longer_called(pair, members):

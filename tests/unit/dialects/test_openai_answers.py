@@ -106,7 +106,7 @@ CASES = [
     Case("completions-echo-nothing", TEXT, {**PROMPT, "echo": True, "logprobs": 1, "max_tokens": 0}, (SPAIN,)),
     Case("completions-logprobs", TEXT, {**PROMPT, "logprobs": 2}, (SPAIN,)),
     Case("completions-logprobs-as-ids", TEXT, {**PROMPT, "logprobs": 1, "return_tokens_as_token_ids": True}, (ITALY,)),
-    Case("completions-logprobs-named", TEXT, {**PROMPT, "logprob_token_ids": [5, 6]}, (ITALY,)),
+    Case("completions-logprobs-named", TEXT, {**PROMPT, "logprobs": 0, "logprob_token_ids": [5, 6]}, (ITALY,)),
     Case("completions-prompt-logprobs", TEXT, {**PROMPT, "prompt_logprobs": 1}, (ITALY,)),
     Case("completions-n", TEXT, {**PROMPT, **SAMPLED, "n": 2}, (SPAIN, ITALY)),
     Case("completions-best-of", TEXT, {**PROMPT, **SAMPLED, "best_of": 2, "n": 1}, (SPAIN, ITALY)),

@@ -30,6 +30,7 @@ CASES = [
     Case("generate-all-details", GENERATE, FULL, (ITALY,)),
     Case("generate-length", GENERATE, ask(details=True, max_new_tokens=2), (SPAIN,)),
     Case("generate-stop", GENERATE, ask(details=True, stop=["Spain"]), (SPAIN,)),
+    Case("generate-stop-at-the-end", GENERATE, ask(details=True, stop=["<|im_end|>"]), (SPAIN,)),
     Case("generate-full-text", GENERATE, ask(return_full_text=True), (SPAIN,)),
     Case("generate-truncate", GENERATE, ask(details=True, decoder_input_details=True, truncate=1), (ITALY,)),
     Case("generate-best-of", GENERATE, ask(details=True, best_of=2, do_sample=True), (SPAIN, ITALY)),

@@ -76,3 +76,11 @@ async def test_parameters_of_a_vertex_instance_may_be_null(serving):
     assert answer.status == 200, answer.text
     answer = await serving.post("/vertex", {"instances": [{"inputs": None}]})
     assert (answer.status, answer.json()["error_type"]) == (422, "validation")
+
+
+async def test_a_prompt_that_fills_the_context_alone(serving):
+    """The total is checked first, also where the client names none."""
+    answer = await serving.post(GENERATE, {"inputs": "a " * 3000})
+    expected = "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: "
+    assert answer.json()["error"].startswith(expected)
+    assert answer.json()["error"].endswith(" `inputs` tokens and 0 `max_new_tokens`")

@@ -116,8 +116,8 @@ class Decoder:
         if left_s <= 0:
             raise MindieError(500, "Engine callback timeout: server e2eTimeout")
         with ExitStack() as stack:
-            instance.decoding[arrived.request_id] = None
-            stack.callback(instance.decoding.pop, arrived.request_id)
+            instance.decoding.add(arrived.request_id)
+            stack.callback(instance.decoding.remove, arrived.request_id)
             stack.enter_context(self._services.admission.permit(caller.permit_holder))
             wanted = replace(
                 generation_request(arrived.request, state),
@@ -128,12 +128,16 @@ class Decoder:
             check_unused()  # for it may have waited for a worker
             stack.enter_context(state.running.entry(caller.tenant, names, generation))
             run = Run(arrived, generation, state, instance, left_s)
-            instance.decoding[arrived.request_id] = asyncio.create_task(_run(run, stack.pop_all()))
+            task = asyncio.create_task(_run(run, stack.pop_all()))
+            instance.tasks.add(task)
+            task.add_done_callback(instance.tasks.discard)
 
 
 async def _run(run: Run, held: ExitStack) -> None:
     with held:
         await run.to_the_end()
+    # Only now, for the coordinator may send the request again at once, and the first instance may not answer for long.
+    await run.release()
 
 
 def near(source: KvSource | None, connection: str) -> KvSource | None:
@@ -181,10 +185,8 @@ class Run:
         except Exception:  # outermost handler of this task: an unexpected error is logged here and told without details
             logger.exception("unhandled error", request_id=self.arrived.request_id)
             self._instance.results.add(self.arrived.results_id, Keyword.ERROR, FAILED.encode())
-        finally:
-            await self._release()
 
-    async def _release(self) -> None:
+    async def release(self) -> None:
         """Tell the first instance that it need hold nothing; only known peers are called. Its worker knows already when the blocks
         have been fetched.
         """

@@ -66,6 +66,12 @@ def pack(
     made.metrics.queueWaitTime.extend(clock.waits_us)
     made.metrics.prefixCachedTokenNums.append(generation.usage.cached_tokens)
     _pack_sampling(made.samplingParams, request, generation.params.seed)
+    vocab_size = request.target.info.vocab_size
+    made.samplingParams.stopTokenIds.value.extend(
+        token
+        for token in request.sampling.stop_token_ids
+        if 0 <= token < vocab_size  # others never come
+    )
     return made
 
 
@@ -79,7 +85,6 @@ def _pack_sampling(made: Any, request: InferenceRequest, seed: int) -> None:
         made.topK.value = sampling.top_k
     made.doSample.value = sampling.sampled(1)
     made.seed.value = seed
-    made.stopTokenIds.value.extend(sampling.stop_token_ids)
     if sampling.stop:
         made.stopStrings.value = base64.b64encode(json.dumps(sampling.stop).encode()).decode()
         made.stopStrings.list.extend(sampling.stop)

@@ -28,15 +28,24 @@ NO_FLAG = "Parameter is-recompute is an optional parameter. When it is set, it m
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Where a request goes on after its first token. `is_recompute`: it was begun before, and is sent again."""
+    """Where a request goes on after its first token."""
 
     host: str
     port: int
-    is_recompute: bool
 
 
-def read_headers(exchange: Exchange, instance: Instance) -> Handover | None:
-    """Where the request goes on; None: nowhere else, this instance is the target. Raises MindieError."""
+@dataclass(frozen=True, slots=True)
+class RoleHeaders:
+    """What the coordinator says of a request. `handover` None: this instance is the target; `is_recompute`: the request was begun
+    before, and is sent again.
+    """
+
+    handover: Handover | None = None
+    is_recompute: bool = False
+
+
+def read_headers(exchange: Exchange, instance: Instance) -> RoleHeaders:
+    """Check the headers; raises MindieError."""
     roles = instance.roles
     if roles.status is RoleStatus.UNKNOWN:
         raise MindieError(503, UNKNOWN)
@@ -57,11 +66,12 @@ def read_headers(exchange: Exchange, instance: Instance) -> Handover | None:
     flag = exchange.header("is-recompute")
     if flag not in (None, "true", "false"):
         raise MindieError(400, NO_FLAG)
+    again = flag == "true"
     if roles.is_self(*found):
-        return None
+        return RoleHeaders(is_recompute=again)
     if not roles.is_peer(*found):  # nobody else gets prompts and keys
         raise MindieError(400, STRANGER)
-    return Handover(*found, flag == "true")
+    return RoleHeaders(Handover(*found), again)
 
 
 def address_of(target: str, usual_port: int) -> tuple[str, int] | None:

@@ -21,15 +21,16 @@ MAX_HELD = 4096
 
 @dataclass(slots=True)
 class Instance:
-    """One instance. `decoding` are the requests that other instances have handed over, by their ids, None while one is being
-    taken; `held` release the blocks of those that this one has handed over.
+    """One instance. `decoding` are the ids of the requests that other instances have handed over; `tasks` are theirs, until the
+    other instance knows that the request has ended; `held` release the blocks of those that this one has handed over.
     """
 
     peers: Peers
     port: int
     roles: Roles = field(init=False)
     results: Results = field(default_factory=Results)
-    decoding: dict[str, asyncio.Task[None] | None] = field(default_factory=dict)
+    decoding: set[str] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
     held: dict[str, Callable[[], None]] = field(default_factory=dict)
 
     def hold(self, request_id: str, release: Callable[[], None]) -> None:

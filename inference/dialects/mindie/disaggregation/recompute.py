@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.mindie.errors import MindieError
+from inference.dialects.mindie.errors import ENQUEUE, MindieError
 from inference.dialects.mindie.requests import MessageType
 from inference.generation.requests import ChatPrompt, TokenPrompt
 
@@ -34,8 +34,15 @@ class Begun:
         """The parsed body, with what it stands for."""
         if request.max_tokens is not None and len(self.generated) >= request.max_tokens:
             raise MindieError(424, UNBUILDABLE)
+        check_generated(self.generated, request)
         prompt = TokenPrompt(self.prompt, chat=isinstance(request.prompt, ChatPrompt))
         return replace(request, prompt=prompt, generated=self.generated, truncate=None)
+
+
+def check_generated(generated: list[int], request: InferenceRequest) -> None:
+    """Refuse tokens of an earlier instance that the model does not have; raises MindieError."""
+    if not all(0 <= token < request.target.info.vocab_size for token in generated):
+        raise MindieError(424, ENQUEUE + "Invalid Input Ids")
 
 
 def unpack(body: dict[str, Any]) -> Begun | None:
