@@ -17,6 +17,7 @@ from inference.errors import (
     AdapterExists,
     AdapterNotFound,
     AdapterRefused,
+    AdapterUnnameable,
     InvalidRequest,
     ModelExists,
     SourceNotFound,
@@ -32,7 +33,7 @@ from management.services.sources import SourceNotAllowed
 from management.snapshot import AdapterEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from config.control import Control
     from inference.workers.registry import Kept, NewDeployment
@@ -105,8 +106,8 @@ class DjangoRegistry:
     def __init__(self, control: Control, roots: list[Path] | None) -> None:
         self._control, self._roots = control, roots
 
-    async def read_adapter(self, name: str, source: str) -> AdapterEntry:
-        return await asyncio.to_thread(self._read, name, source)
+    async def read_adapter(self, name: str, source: str, options: Mapping[str, str] | None) -> AdapterEntry:
+        return await asyncio.to_thread(self._read, name, source, options)
 
     async def register_adapter(
         self,
@@ -149,7 +150,11 @@ class DjangoRegistry:
     async def stop_deployment(self, name: str, actor: str) -> bool:
         return await _with_database(self._act, name, deployments.stop_deployment, actor)
 
-    def _read(self, name: str, source: str) -> AdapterEntry:
+    def _read(self, name: str, source: str, options: Mapping[str, str] | None) -> AdapterEntry:
+        try:
+            adapters.check_new(name, options)
+        except errors.RegistryError as error:
+            raise AdapterUnnameable(str(error)) from error
         try:
             stored = adapters.read_adapter(source, self._roots)
         except errors.RegistryError as error:
@@ -231,6 +236,7 @@ class DjangoRegistry:
             wanted.max_workers,
             wanted.vendor_fields,
             wanted.folders,
+            wanted.only,
         )
         try:
             row = create_version(asked, actor)

@@ -51,6 +51,7 @@ from inference.workers.adapters import AdapterControl
 from inference.workers.holding import HoldQueue
 from inference.workers.router import EngineRouter
 from management import live
+from management.api import authorization
 from management.api.scalegenai.errors import ApiError
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 REPORT_EVERY_S = 1.0
+KEYED_PATHS, PUBLIC_DOCUMENT = ("/sg_inf", "/secret", "/user/verify"), "/sg_inf/openapi.json"
+"""Of the control plane's API."""
 ONE_HOST = "A request must have exactly one Host header."
 
 
@@ -291,7 +294,26 @@ class Server:
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes, bytes] | None:
         """The early response that the headers decide; None if the body is needed."""
         plane = self.planes.planes_of(host, port).plane_of(method, path)
-        return _parts(plane.preview(method, path, headers) if isinstance(plane, Plane) else None)
+        if isinstance(plane, Plane):
+            return _parts(plane.preview(method, path, headers))
+        return self._refused_control(path, headers)
+
+    def _refused_control(
+        self, path: str, headers: dict[bytes, bytes]
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes, bytes] | None:
+        """The refusal of a call of the control plane's API without a valid key, before its body is read or the database asked."""
+        if not path.startswith(KEYED_PATHS) or path == PUBLIC_DOCUMENT:
+            return None
+        given = headers.get(b"authorization")
+        try:
+            text = None if given is None else given.decode("latin-1")
+            self.services.authenticator.check(text, authorization.SCOPE, self.holder.current)
+        except errors.Unauthorized:
+            body = json.dumps(ApiError(401, authorization.KEY_REQUIRED).body).encode()
+            return 401, [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")], body, b""
+        except errors.Forbidden:
+            return None  # the view says what is missing
+        return None
 
     def _overloaded(
         self, host: str, port: int, method: str, path: str, headers: dict[bytes, bytes]

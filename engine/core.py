@@ -341,6 +341,8 @@ class EngineCore:
         failed = [request for request in batch.requests if request.status is not RequestStatus.FINISHED]
         for request in failed:
             self.scheduler.finish(request)
+        if self.offload is not None:
+            self.offload.forget_filled()
         self._publish(failed, StepResult(), dict.fromkeys(failed, FinishReason.ERROR), outputs)
 
     def _publish_dropped(self, dropped: list[tuple[Request, FinishReason]], outputs: ClientOutputs) -> None:

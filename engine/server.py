@@ -8,6 +8,7 @@ clients hear from a worker in a long step too. Whether the worker makes progress
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import selectors
@@ -64,6 +65,9 @@ MAX_UNSENT_BYTES = MAX_FRAME_BYTES
 READ_BYTES = 1 << 18
 MAX_ACCEPTED = 64
 """Connections that are accepted between two steps."""
+DEAF_S = 1.0
+"""Seconds until connections are accepted again after no descriptor was left for one."""
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 BLOCKED_S = 0.005
 """Seconds to sleep when every request waits for an adapter or a grammar."""
 
@@ -100,6 +104,8 @@ class EngineServer:
         """
         self._endpoint = endpoint or address.parse(config.address).endpoint(config.tls)
         self.listener = self._endpoint.listen(Channel.REQUESTS)
+        self._deaf_until = 0.0
+        """When connections are accepted again; 0: they are."""
         self.selector.register(self.listener, selectors.EVENT_READ, None)
 
     def watch(self, file: Any) -> None:
@@ -183,6 +189,9 @@ class EngineServer:
     def _heed(self, timeout: float) -> bool:
         """Do the I/O that is ready within `timeout` seconds; whether a connection was accepted."""
         accepted = False
+        if self._deaf_until and time.monotonic() >= self._deaf_until:
+            self._deaf_until = 0.0
+            self.selector.register(self.listener, selectors.EVENT_READ, None)
         for key, events in self.selector.select(timeout):
             if key.data == "lifeline":
                 if not os.read(key.fd, 4096):
@@ -198,7 +207,14 @@ class EngineServer:
         return accepted
 
     def _accept(self) -> None:
-        client_socket, _ = self.listener.accept()
+        try:
+            client_socket, _ = self.listener.accept()
+        except OSError as error:  # the client has gone, or no descriptor is left: what is open is served
+            if error.errno in NO_DESCRIPTORS:
+                logger.warning("connection not accepted: %s", error.strerror)
+                self.selector.unregister(self.listener)
+                self._deaf_until = time.monotonic() + DEAF_S
+            return
         client_socket.setblocking(False)
         connection = Connection(self._next_client, client_socket)
         self._next_client += 1

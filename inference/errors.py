@@ -178,6 +178,10 @@ class AdapterNameTaken(AdapterRefused):
     """The name is that of a deployment or model."""
 
 
+class AdapterUnnameable(AdapterRefused):
+    """No adapter can have the name, or the options."""
+
+
 class RouteNotFound(ServingError):
     """The plane has no such path."""
 

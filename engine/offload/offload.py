@@ -50,6 +50,10 @@ class Offload:
         """The most blocks that should come back in one step beside running sequences, which takes some milliseconds."""
         return self._copier.blocks_at_once
 
+    def forget_filled(self) -> None:
+        """Keep nothing of a step that failed: its blocks are free, and will be overwritten."""
+        self._pool.filled = []
+
     def save(self) -> None:
         """Copy the blocks that the last step filled. Called before the next step is scheduled, which may overwrite them."""
         filled, self._pool.filled = self._pool.filled, []

@@ -25,7 +25,7 @@ class Authenticator:
     def __init__(self, required: bool, own_keys: Iterable[str] = ()) -> None:
         """`own_keys` are the server's own keys, which open inference routes and metrics of every deployment."""
         self.required = required
-        self._own = [
+        self.own = [
             ApiKeyEntry(f"own-{number}", "", hash_key(key), OWN_SCOPES, None) for number, key in enumerate(own_keys, 1)
         ]
 
@@ -50,7 +50,7 @@ class Authenticator:
     def _find(self, key: str, snapshot: Snapshot) -> ApiKeyEntry | None:
         """The entry of a key: the server's own, else a registered one."""
         given = hash_key(key)
-        own = [entry for entry in self._own if hmac.compare_digest(given, entry.hashed_key)]
+        own = [entry for entry in self.own if hmac.compare_digest(given, entry.hashed_key)]
         return own[0] if own else snapshot.find_key(key)
 
 

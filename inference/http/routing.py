@@ -10,7 +10,7 @@ from inference.errors import MethodNotAllowed, RouteNotFound
 from inference.http.sites import SAFE_METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from inference.errors import ServingError
     from inference.http.exchange import Exchange, Response
@@ -46,6 +46,8 @@ class Route:
     `changes`: a GET with side effects; cross-site requests to it are refused as for POST. `needs_permit`: the route
     is refused without reading the body when no permit is free; `refused` is then called for the dialect's counters.
     `keys`: body keys that select this route among dialects that share the path; a route without keys takes the rest.
+    `trailing_slash`: whether the path may end with one more slash. `asks`: whether a request with these headers only asks for
+    what was inferred before. `selecting`: headers that choose what answers.
     """
 
     method: str
@@ -56,9 +58,12 @@ class Route:
     scope: str | None = "infer"
     body: Any = None
     keys: tuple[str, ...] = ()
+    trailing_slash: bool = False
     changes: bool = False
     needs_permit: bool = False
     refused: Callable[[Services], None] | None = None
+    asks: Callable[[Mapping[bytes, bytes]], bool] | None = None
+    selecting: tuple[str, ...] = ()
     described: Described = Described()
 
     @property
@@ -117,11 +122,21 @@ class RouteTable:
                     methods, parameters = candidates, match.groupdict()
                     break
             else:
+                if path.endswith("/") and (found := self._without_slash(method, path)) is not None:
+                    return found
                 raise RouteNotFound("Not Found")
         routes = methods.get("GET" if method == "HEAD" else method)
         if routes is None:
             raise MethodNotAllowed(sorted(methods))
         return routes, parameters
+
+    def _without_slash(self, method: str, path: str) -> tuple[list[Route], dict[str, str]] | None:
+        """The routes that take the path with its last slash."""
+        try:
+            routes, parameters = self.find(method, path[:-1])
+        except (RouteNotFound, MethodNotAllowed):
+            return None
+        return (routes, parameters) if all(route.trailing_slash for route in routes) else None
 
     def rank(self, method: str, path: str) -> int:
         """The length of the longest matching route's literal text, -1 without a match; planes on one port are chosen
@@ -133,6 +148,8 @@ class RouteTable:
         fitting = [
             len(pattern.pattern) for pattern, methods in self._patterns if method in methods and pattern.fullmatch(path)
         ]
+        if not fitting and path.endswith("/") and self._without_slash(method, path) is not None:
+            return self.rank(method, path[:-1])
         return max(fitting, default=-1)
 
     def renderer(self, path: str) -> Render:

@@ -19,7 +19,7 @@ from inference.telemetry import trace_context
 from inference.workers.scope import scope_id, within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from inference.http.auth import Authenticator
     from inference.http.exchange import Headers, Receive, Send
@@ -85,13 +85,13 @@ class Plane:
             render = route.render
             key = self._admit(route, exchange.headers)
             exchange.tenant = tenant_of(key)
-            if _infers(route, exchange.method):
+            if _infers(route, exchange.method, exchange.headers):
                 self._claim(exchange, key)
             with within(deployment_of(key)):
                 if len(routes) > 1:
                     route = route_for(routes, await exchange.json())
                     render = route.render
-                if _infers(route, exchange.method):
+                if _infers(route, exchange.method, exchange.headers):
                     self._follow(exchange, route)
                     await self._once(exchange, route)
                 else:
@@ -129,7 +129,8 @@ class Plane:
             await self._handle(exchange, route)
             return
         name = (exchange.tenant, f"{self.name} {scope_id()} {exchange.path}", checked(given))
-        fingerprint = fingerprint_of(exchange.method.encode(), exchange.query.encode(), await exchange.body())
+        chosen = [(exchange.header(name) or "").encode() for name in route.selecting]
+        fingerprint = fingerprint_of(exchange.method.encode(), exchange.query.encode(), await exchange.body(), *chosen)
         stored = store.find(name, fingerprint)
         if stored is not None:
             kinds = [value for header, value in stored.headers if header == b"content-type"]
@@ -163,7 +164,7 @@ class Plane:
             routes, _ = self.table.find(method, path)
             render = routes[0].render
             key = self._admit(routes[0], headers)
-            if _infers(routes[0], method):
+            if _infers(routes[0], method, headers):
                 balances = self.services.rates.headers(key)
                 self.services.rates.check(key)
         except ServingError as error:
@@ -181,7 +182,7 @@ class Plane:
         try:
             routes, _ = self.table.find(method, path)
             route, render = routes[0], routes[0].render
-            if len(routes) > 1 or not route.needs_permit:
+            if len(routes) > 1 or not route.needs_permit or (route.asks is not None and route.asks(headers)):
                 return None
             key = self._admit(route, headers)
             try:
@@ -226,8 +227,10 @@ class Plane:
         return response
 
 
-def _infers(route: Route, method: str) -> bool:
-    """Whether requests on the route are inference, which has a price and a place among others."""
+def _infers(route: Route, method: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request on the route is inference, which has a price and a place among others."""
+    if route.asks is not None and route.asks(headers):
+        return False
     return route.needs_permit or (route.scope == "infer" and method == "POST")
 
 

@@ -20,6 +20,8 @@ LINGER_S, LINGER_BYTES = 2.0, 80 << 20
 """How long, and for how many bytes, input is discarded after a refusal."""
 LARGE_ANSWER_BYTES = 1 << 16
 """Buffered bytes above which a stream waits for the client, and a whole response is watched."""
+LEAST_READ_BYTES = 1 << 14
+"""A client must read so much of a watched response, or what is left of it, each time that it is looked at."""
 
 
 class DeadlineChannel(http.HTTPChannel):
@@ -28,6 +30,8 @@ class DeadlineChannel(http.HTTPChannel):
     headers_timeout_s = 10.0
     body_timeout_s = 60.0
     slow_client_timeout_s = 30.0
+    admit: Any = None
+    """Called with the address that the client has connected to; False closes the connection."""
     when_lost: Any = None
     """Called once, when the channel leaves its connection."""
     _deadline: Any = None
@@ -40,6 +44,9 @@ class DeadlineChannel(http.HTTPChannel):
     def connectionMade(self) -> None:
         """Start the deadline for the first request's headers."""
         super().connectionMade()
+        if self.admit is not None and not self.admit(self.transport.getHost()):
+            self.transport.abortConnection()
+            return
         self._expect(self.headers_timeout_s)
 
     def dataReceived(self, data: bytes) -> None:
@@ -153,9 +160,11 @@ class DeadlineChannel(http.HTTPChannel):
         super().allContentReceived()
 
     def requestDone(self, request: Any) -> None:
-        """The response is complete; a large one must also be read in time."""
+        """The response is complete; a large one must also be read in time, and any if the connection ends with it: no further
+        request has a deadline.
+        """
         super().requestDone(request)
-        if self._reading is None and self._unsent() > LARGE_ANSWER_BYTES:
+        if self._reading is None and self._unsent() > (LARGE_ANSWER_BYTES if self.persistent else 0):
             self._watch(self._unsent())
 
     def connectionLost(self, reason: Any) -> None:
@@ -183,11 +192,11 @@ class DeadlineChannel(http.HTTPChannel):
         self._reading = reactor.callLater(self.slow_client_timeout_s, self._still_unread, before)
 
     def _still_unread(self, before: int) -> None:
-        """Abort the connection if the client has read nothing since the last check."""
+        """Abort the connection if the client has read next to nothing since the last check."""
         self._reading, now = None, self._unsent()
-        if now >= before:
+        if now and before - now < LEAST_READ_BYTES:
             self.transport.abortConnection()
-        elif now > LARGE_ANSWER_BYTES:
+        elif now > (LARGE_ANSWER_BYTES if self.persistent else 0):
             self._watch(now)
 
     def _expect(self, timeout_s: float) -> None:

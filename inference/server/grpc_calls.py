@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 DRAIN_POLL_S = 0.5
 MAX_QUERIES = 64
 """Calls other than inferences that may be read or answered at once."""
+MAX_OPEN_QUERIES_EACH = 16
+"""The same of those that need no key, of one connection: nobody keeps the health check from the others."""
 logger = structlog.get_logger(__name__)
 
 
@@ -100,6 +103,8 @@ class Calls(grpc.GenericRpcHandler):
         self._authenticate = authenticate or self._by_key
         self._streams = Admission(services.admission.max_concurrent_requests)
         self._queries = 0
+        self._open_queries: Counter[str] = Counter()
+        """By connection."""
 
     @property
     def scopes(self) -> dict[str, str | None]:
@@ -178,7 +183,7 @@ class Calls(grpc.GenericRpcHandler):
 
     async def _answer(self, method: Method, caller: RpcCaller, context: Context) -> None:
         """Handle a call with one message."""
-        with self._permit(method, caller):
+        with self._permit(method, caller, context.peer()):
             request = None
             if method.asked is not None:
                 try:
@@ -232,11 +237,25 @@ class Calls(grpc.GenericRpcHandler):
         if cut:
             raise ShuttingDown("The server is shutting down.")
 
-    def _permit(self, method: Method, caller: RpcCaller) -> AbstractContextManager[None]:
+    def _permit(self, method: Method, caller: RpcCaller, peer: str) -> AbstractContextManager[None]:
         """What a call with one message needs: answers that may go on for long take no place from short calls."""
         if method.infers:
             return self._services.admission.permit(caller.permit_holder)
-        return self._query(method) if method.answers is None else self._streams.permit(caller.permit_holder)
+        if method.answers is not None:
+            return self._streams.permit(caller.permit_holder)
+        return self._query(method) if method.scope is not None else self._open_query(peer)
+
+    @contextmanager
+    def _open_query(self, peer: str) -> Iterator[None]:
+        if self._open_queries[peer] >= MAX_OPEN_QUERIES_EACH:
+            raise Overloaded("too many queries of this connection at once")
+        self._open_queries[peer] += 1
+        try:
+            yield
+        finally:
+            self._open_queries[peer] -= 1
+            if not self._open_queries[peer]:
+                del self._open_queries[peer]
 
     @contextmanager
     def _query(self, method: Method) -> Iterator[None]:

@@ -12,6 +12,7 @@ import fcntl
 import os
 import socket
 import threading
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ Address = tuple[str, int]
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_SOCKETS = 64
 TIMEOUT_S = 5.0
+PAUSE_S = 1.0
+"""Before another connection is accepted after one could not be."""
 SUFFIX = ".listeners"
 
 
@@ -95,8 +98,11 @@ class SharedSockets:
         while True:
             try:
                 asker, _ = giver.accept()
-            except OSError:  # closed
-                return
+            except OSError:
+                if giver.fileno() < 0:  # closed
+                    return
+                time.sleep(PAUSE_S)  # no descriptor is left, perhaps
+                continue
             with asker, suppress(OSError):
                 asker.settimeout(TIMEOUT_S)
                 addresses = msgspec.msgpack.encode(list(self._sockets))

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from daphne import server as daphne_server  # first: installs the asyncio reactor
 from daphne.http_protocol import HTTPFactory, WebRequest
+from daphne.ws_protocol import WebSocketProtocol
 from twisted.internet import defer, tcp
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IPushProducer
@@ -26,6 +27,7 @@ from twisted.web import http
 from zope.interface import implementer
 
 from inference.server.channel import DeadlineChannel
+from inference.server.connections import OpenConnections
 from inference.server.listener import CannotBind
 from inference.server.phrases import phrase
 
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CONNECTIONS = OpenConnections()
+"""Of this process."""
+GOING_AWAY = 1001
+"""RFC 6455, section 7.4.1."""
 SMALL_BODY_BYTES = 1 << 16
 """The largest body that is read when no permit is free, to keep the connection alive."""
 FREE_CHUNKS, BYTES_PER_CHUNK = 1024, 32
@@ -226,11 +232,6 @@ class PlaneRequest(WebRequest):
 class PlaneFactory(HTTPFactory):
     """Creates connections with deadlines, and PlaneRequests on them."""
 
-    open = 0
-    """The number of open connections of this address."""
-    connected = 0
-    """The number of open connections of all addresses."""
-
     @staticmethod
     def protocol() -> Any:
         """Called by Twisted for a new connection."""
@@ -241,23 +242,15 @@ class PlaneFactory(HTTPFactory):
         return [b"http/1.1"]
 
     def buildProtocol(self, addr: Any) -> Any:
-        """A new connection; None closes it if there are too many."""
-        if self.open >= self.server.max_connections:
-            return None
+        """A new connection, which is closed if its address has too many."""
         protocol = super().buildProtocol(addr)
-        self.open += 1
-        PlaneFactory.connected += 1
-        protocol._channel.when_lost = self._lost
+        protocol._channel.admit = partial(CONNECTIONS.admit, protocol._channel, self.server.max_connections)
         # The application parses bodies itself; twisted's form parsing would cost 0.1 ms a request.
         protocol._channel.headers_timeout_s = self.server.headers_timeout_s
         protocol._channel.body_timeout_s = self.server.body_timeout_s
         protocol._channel.slow_client_timeout_s = self.server.slow_client_timeout_s
         protocol.requestFactory = partial(PlaneRequest, parsePOSTFormSubmission=False)
         return protocol
-
-    def _lost(self) -> None:
-        self.open -= 1
-        PlaneFactory.connected -= 1
 
 
 daphne_server.HTTPFactory = PlaneFactory
@@ -371,6 +364,9 @@ class PlaneServer(daphne_server.Server):
         others = self._on_leave()
         await self._linger(others)
         self._on_drain()
+        for connection in list(self.connections):
+            if isinstance(connection, WebSocketProtocol):  # a page stays open for days
+                connection.serverClose(code=GOING_AWAY)
         late = await self._wait(self.drain_s)
         if late:
             await self._on_deadline()
@@ -383,7 +379,7 @@ class PlaneServer(daphne_server.Server):
         """Answer requests on open connections, until all are closed and the others have ended, or `linger_s` has passed."""
         self.lingers = self.linger_s > 0
         deadline = asyncio.get_running_loop().time() + self.linger_s
-        while PlaneFactory.connected or not all(task.done() for task in others):
+        while CONNECTIONS.total or not all(task.done() for task in others):
             if asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(LINGER_CHECK_S)

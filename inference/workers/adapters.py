@@ -78,7 +78,7 @@ class AdapterControl:
             registered = {(d.model, a.name) for d in snapshot.deployments for a in d.adapters}
             if max_adapters is not None and len(registered) >= max_adapters:
                 raise TooManyAdapters(f"There are {max_adapters} adapters already.")
-            adapter = await self._registry.read_adapter(name, source)
+            adapter = await self._registry.read_adapter(name, source, options)
             if adapter.rank > target.info.max_adapter_rank:
                 raise AdapterRefused(*_rank_refusal(adapter.rank, target.info.max_adapter_rank))
             loads = preload is not False or pinned is True

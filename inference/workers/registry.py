@@ -63,7 +63,7 @@ class NewDeployment:
 
     candidates: Sequence[str]
     served_name: str
-    """Empty: the name of the candidate that was found."""
+    """Empty: the name of the candidate that was found, without an owner's name before a slash."""
     label: str = ""
     """Empty: what the directory's own MAR-INF/MANIFEST.json says; the model version's number for a registered model; else
     the next free one, first "1.0"."""
@@ -73,6 +73,8 @@ class NewDeployment:
     """None: as many as `workers`."""
     vendor_fields: Mapping[str, Any] = field(default_factory=dict)
     folders: Sequence[Path] = ()
+    only: bool = False
+    """Whether it is refused where another version is served under the name."""
 
 
 class Kept(TypedDict, total=False):
@@ -88,10 +90,10 @@ class Registry(Protocol):
     Unavailable if the registry cannot be reached.
     """
 
-    async def read_adapter(self, name: str, source: str) -> AdapterEntry:
-        """Check an adapter's files and copy them into the adapter store; registers nothing.
+    async def read_adapter(self, name: str, source: str, options: Mapping[str, str] | None) -> AdapterEntry:
+        """Check an adapter's name and options, then its files, and copy these into the adapter store; registers nothing.
 
-        Raises AdapterNotFound if there are none or access is not allowed, AdapterRefused for files that are not a
+        Raises AdapterUnnameable for the former, AdapterNotFound if there are none or access is not allowed, AdapterRefused for files that are not a
         LoRA.
         """
         ...

@@ -23,7 +23,7 @@ from inference.workers.routing.backoff import Backoff
 from inference.workers.routing.balancer import Balancer
 from inference.workers.routing.retry_budget import RetryBudget
 from inference.workers.scope import scope_id, scoped
-from inference.workers.target import Superseded, Target
+from inference.workers.target import Superseded, Target, other_version
 from inference.workers.tokenizer import ModelTokenizer
 from management.snapshot import Availability
 
@@ -73,13 +73,14 @@ class EngineRouter:
         self.retries = RetryBudget(time.monotonic)
         self._targets: dict[str, Target] = {}
         self._refused: set[WorkerEntry] = set()
+        """Workers whose model's files could not be used here when that was last tried."""
         self._casualties = Casualties()
         self._adapters = AdapterSync()
         self._connecting: dict[WorkerEntry, asyncio.Task[None]] = {}
         self._backoffs: dict[WorkerEntry, Backoff] = {}
         """Of the workers that could not be reached."""
         self._preparing: dict[str, asyncio.Task[None]] = {}
-        self._unusable: set[DeploymentEntry] = set()
+        self._unusable: dict[DeploymentEntry, Backoff] = {}
         """Deployments whose model's files could not be read here."""
         self._shared: dict[str, _Shared] = {}
         """By deployment."""
@@ -252,6 +253,7 @@ class EngineRouter:
 
     async def _reconcile(self, snapshot: Snapshot) -> None:
         wanted = {deployment.name: deployment for deployment in snapshot.deployments}
+        lost: list[EngineClient] = []
         for name, target in list(self._targets.items()):
             workers = wanted[name].workers if name in wanted else ()
             for worker, client in list(target.clients.items()):
@@ -260,7 +262,7 @@ class EngineRouter:
                     logger.info("worker disconnected", worker=worker.worker_id, reason=client.failure or "left")
                     del target.clients[worker]
                     self._adapters.forget(worker)
-                    await client.close()
+                    lost.append(client)
             target.relieve()
             target.balancer.retain({*workers, *target.clients})
             if name not in wanted and not target.clients:
@@ -275,14 +277,16 @@ class EngineRouter:
         present = {worker for deployment in snapshot.deployments for worker in deployment.workers}
         self._backoffs = {worker: backoff for worker, backoff in self._backoffs.items() if worker in present}
         self._refused &= present
-        self._unusable.intersection_update(snapshot.deployments)
+        self._unusable = {entry: each for entry, each in self._unusable.items() if entry in snapshot.deployments}
         self._shared = {n: shared for n, shared in self._shared.items() if n in wanted or n in self._targets}
+        # Together, and after everything else: one that has vanished keeps its side open for a while.
+        await asyncio.gather(*(client.close() for client in lost))
 
     def _start_connecting(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
         """Connect to a worker unless that is done, being done, or to be tried later; no worker waits for another."""
         target, backoff = self._targets.get(deployment.name), self._backoffs.get(worker)
         connected = target is not None and worker in target.clients
-        if connected or worker in self._refused or worker in self._connecting or (backoff and not backoff.over):
+        if connected or worker in self._connecting or (backoff and not backoff.over):
             return
         task = asyncio.ensure_future(self._connect(deployment, worker))
         self._connecting[worker] = task
@@ -305,12 +309,13 @@ class EngineRouter:
         and make it again if the deployment has gone back to a model version whose workers are still connected.
         """
         name = deployment.name
-        if name in self._preparing or deployment in self._unusable:
+        unusable = self._unusable.get(deployment)
+        if name in self._preparing or (unusable and not unusable.over):
             return
         made, version = self._targets.get(name), 0
         if made is None and deployment.info is not None:
             info = msgspec.msgpack.decode(deployment.info, type=ModelInfo)
-        elif made is not None and (known := _other_version(made, deployment)) is not None:
+        elif made is not None and (known := other_version(made, deployment)) is not None:
             info, version = made.clients[known].model, known.model_version
         else:
             return
@@ -326,8 +331,8 @@ class EngineRouter:
                 if self._targets.get(deployment.name) is made:
                     await self._target(deployment, info, version)
         except Exception as error:  # its files may be gone; a worker will say more
-            logger.warning("sleeping deployment not prepared", deployment=deployment.name, reason=str(error))
-            self._unusable.add(deployment)
+            if self._unusable.setdefault(deployment, Backoff(time.monotonic)).fail(str(error)):
+                logger.warning("sleeping deployment not prepared", deployment=deployment.name, reason=str(error))
 
     async def _target(self, deployment: DeploymentEntry, info: ModelInfo, version: int) -> Target:
         """The deployment's target, with this description of its model version; its tokenizer is loaded if it is another one."""
@@ -369,6 +374,7 @@ class EngineRouter:
                 target.clients[worker] = client
             connected = True
             self._backoffs.pop(worker, None)
+            self._refused.discard(worker)
             self._wake.set()  # its adapters
             self._announce()
             self.holding.release(deployment.public_id)
@@ -377,8 +383,10 @@ class EngineRouter:
             backoff = self._backoffs.setdefault(worker, Backoff(time.monotonic))
             if backoff.fail(str(error)):
                 logger.info("worker not reachable", worker=worker.worker_id, reason=str(error))
-        except Exception as error:  # any error in its files: this worker cannot be used, others can
-            logger.exception("tokenizer not usable", deployment=deployment.name, reason=str(error))
+        except Exception as error:  # any error in its files: this worker cannot be used now, others can
+            backoff = self._backoffs.setdefault(worker, Backoff(time.monotonic))
+            if backoff.fail(str(error)):
+                logger.exception("tokenizer not usable", deployment=deployment.name, reason=str(error))
             self._refused.add(worker)
         finally:
             if not connected:
@@ -388,10 +396,3 @@ class EngineRouter:
         """The connections to the deployment's workers now."""
         target = self._targets.get(deployment)
         return {} if target is None else target.clients
-
-
-def _other_version(target: Target, deployment: DeploymentEntry) -> WorkerEntry | None:
-    """A connected worker of the deployment if the target is of another model version than all of its workers."""
-    if any(worker.model_version == target.version for worker in deployment.workers):
-        return None
-    return next((w for w in deployment.workers if w in target.clients and target.clients[w].usable), None)

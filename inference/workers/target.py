@@ -111,3 +111,10 @@ class Target:
                 if client.suspect:
                     client.release_waiting()
         self.balancer.eject_slow(self.clients)
+
+
+def other_version(target: Target, deployment: DeploymentEntry) -> WorkerEntry | None:
+    """A connected worker of the deployment if the target is of another model version than all of its workers."""
+    if any(worker.model_version == target.version for worker in deployment.workers):
+        return None
+    return next((w for w in deployment.workers if w in target.clients and target.clients[w].usable), None)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
 SCOPE = "manage"
+KEY_REQUIRED = "an API key is required"
 
 
 class Unauthorized(Exception):

@@ -159,6 +159,14 @@ def refuse_invalid(name: str) -> None:
         raise RegistryError(f"name: {error.message}", fields={"name": [str(error.message)]}) from error
 
 
+def check_new(name: str, options: Mapping[str, str] | None) -> None:
+    """Refuse what no adapter can have, before its files are read. Raises RegistryError."""
+    refuse_invalid(name)
+    if name in RESERVED_NAMES:
+        raise RegistryError(f"name: {name} is the name of a model", fields={"name": ["is the name of a model"]})
+    _check_options(options or {})
+
+
 def refuse_taken(name: str) -> None:
     """Clients name models and adapters alike, and a model's name comes first: nobody could reach this adapter. Raises
     RegistryError.
@@ -198,12 +206,16 @@ def _changes(
     return changed
 
 
-def _save(adapter: Adapter) -> None:
-    texts = [str(part) for pair in adapter.options.items() for part in pair]
+def _check_options(options: Mapping[str, str]) -> None:
+    texts = [str(part) for pair in options.items() for part in pair]
     unfit = any(len(text) > MAX_OPTION_CHARACTERS or "\0" in text for text in texts)  # PostgreSQL stores no NUL
-    if len(adapter.options) > MAX_OPTIONS or unfit:
+    if len(options) > MAX_OPTIONS or unfit:
         text = f"must be at most {MAX_OPTIONS}, each of at most {MAX_OPTION_CHARACTERS} characters without NUL"
         raise RegistryError(f"options: {text}", fields={"options": [text]})
+
+
+def _save(adapter: Adapter) -> None:
+    _check_options(adapter.options)
     try:
         adapter.full_clean()
     except ValidationError as error:

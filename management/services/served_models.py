@@ -38,6 +38,7 @@ class NewVersion:
     max_workers: int | None = None
     vendor_fields: Mapping[str, Any] = field(default_factory=dict)
     folders: Sequence[Path] = ()
+    only: bool = False
 
 
 def create_version(wanted: NewVersion, actor: str) -> Deployment:
@@ -63,10 +64,12 @@ def _created(wanted: NewVersion, actor: str) -> Deployment:
 
 @transaction.atomic
 def _write(wanted: NewVersion, found: FoundModel, actor: str) -> Deployment:
-    name = wanted.served_name or found.name
+    name = wanted.served_name or found.name.rpartition("/")[2]  # these servers' paths have no place for an owner's name
     if name in RESERVED_NAMES:
         raise RegistryError(f"name: {name} always means the default deployment", fields={"name": ["is reserved"]})
     others = versions_of(name)
+    if wanted.only and others:
+        raise VersionExists(name, others[-1].version_label)
     version = _registered(name, found, others, actor)
     label = wanted.label or found.label
     same = next((other for other in others if other.version_id == version.pk), None)

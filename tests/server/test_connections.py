@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import socket
 import time
 
+import httpx
 import psutil
 import pytest
 
-from tests.live import wait_until
+from tests.live import LiveServer, wait_until
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
 
@@ -230,3 +232,26 @@ def test_metrics_have_both_families(server):
                  "tgi_request_count ", "tgi_request_success ", 'tgi_request_failure{err="validation"}', "tgi_queue_size",
                  "tgi_request_duration_bucket", 'tgi_batch_inference_count{method="decode"}'):  # fmt: skip
         assert name in text
+
+
+def test_a_flood_of_one_plane_does_not_shut_the_others(tmp_path):
+    most = 60
+    live = LiveServer(tmp_path / "var", environment={"DRAGOMAN_MAX_CONNECTIONS": str(most)}).start()
+    front = ("127.0.0.1", live.front_port)
+
+    def refused() -> bool:
+        """Whether one more connection is closed at once."""
+        with socket.create_connection(front, timeout=60) as late, contextlib.suppress(ConnectionError):
+            late.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            return late.recv(1) == b""
+        return True
+
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(most):
+                stack.enter_context(socket.create_connection(front, timeout=60))
+            wait_until(refused)
+            assert httpx.get(f"{live.management_url}/v2/health/live", timeout=60).status_code == 200
+        wait_until(lambda: not refused())
+    finally:
+        assert live.stop() == 0, live.log

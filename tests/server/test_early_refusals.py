@@ -44,10 +44,11 @@ LENGTHS = [f"content-length: {HUGE}", "content-length: 20", "transfer-encoding: 
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("expects", [False, True])
-@pytest.mark.parametrize("plane", ["front", "mindie", "management"])
+@pytest.mark.parametrize("plane", ["front", "mindie", "management", "control"])
 def test_no_body_is_awaited_without_a_key(guarded, plane, length, expects):
     port = getattr(guarded, f"{plane}_port")
-    path = {"front": "/v1/completions", "mindie": "/generate", "management": "/v1/load_lora_adapter"}[plane]
+    path = {"front": "/v1/completions", "mindie": "/generate", "management": "/v1/load_lora_adapter",
+            "control": "/sg_inf/create"}[plane]  # fmt: skip
     lines = [length, "expect: 100-continue"] if expects else [length]
     if plane == "management" and httpx.post(f"{guarded.management_url}{path}", json={}).status_code != 401:
         pytest.skip("this plane asks for no key")

@@ -49,6 +49,18 @@ def test_an_answer_that_nobody_reads_is_given_up(impatient, body):
     assert impatient.healthy()
 
 
+@pytest.mark.parametrize("read", [0, 1 << 19])
+def test_the_rest_of_a_last_answer_that_nobody_reads_is_given_up(impatient, read):
+    """However little it is: no further request's deadline ends the connection."""
+    with impatient.connection() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2304)
+        connection.sendall(b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        port = connection.getsockname()[1]
+        while read > 0:
+            read -= len(connection.recv(1 << 14))
+        wait_until(lambda: not connected(impatient, port), 120, lambda: impatient.log)
+
+
 def grown_by(live, body) -> int:
     """Bytes by which the server has grown with an answer that nobody reads, after it has been given up."""
     process = psutil.Process(live.process.pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -154,7 +155,7 @@ class KnownRegistry:
         self.sources: dict[str, str] = {}
         self.asked: list[tuple[str, str]] = []
 
-    async def read_adapter(self, name: str, source: str) -> AdapterEntry:
+    async def read_adapter(self, name: str, source: str, options: Mapping[str, str] | None) -> AdapterEntry:
         if source not in self.files:
             raise AdapterNotFound(name)
         return self.files[source]

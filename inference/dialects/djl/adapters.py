@@ -55,7 +55,7 @@ async def register(exchange: Exchange, services: Services, startup: StartupModel
     options = _options(parameters, source if path != source else None)
     try:
         if preload is False and pin:
-            await services.registry.read_adapter(name, path)
+            await services.registry.read_adapter(name, path, options)
             raise bad_request("Can not set preload to false and pin to true", DEPENDENCY)
         await services.adapters.load(
             name,

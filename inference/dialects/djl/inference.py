@@ -17,7 +17,14 @@ from inference.dialects.djl.lmi import generation_request, parse
 from inference.dialects.djl.lmi_reply import STREAMS, BatchReply, LmiReply
 from inference.dialects.djl.models import running
 from inference.dialects.djl.parameters import query_of
-from inference.dialects.djl.selection import PARSING_FAILED, attribute, reference, refuse_handler, select
+from inference.dialects.djl.selection import (
+    PARSING_FAILED,
+    STARTING_TOKEN,
+    attribute,
+    reference,
+    refuse_handler,
+    select,
+)
 from inference.errors import ModelNotFound
 from inference.generation.answer import Job, answer, preparing
 from inference.workers.scope import scoped, within
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
     from inference.services import Services
     from management.snapshot import DeploymentEntry
 
-SYNCHRONOUS, STARTING_TOKEN = "x-synchronous", "x-starting-token"
+SYNCHRONOUS = "x-synchronous"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OWN_KEYS = frozenset({"adapters", "model_name", "model_version"})
 """Keys of a body that are this dialect's, not OpenAI's."""

@@ -34,9 +34,13 @@ def _render_error(error: ServingError) -> bytes:
     return render_inference(error).body + b"\n"
 
 
+def _render_event(error: ServingError) -> bytes:
+    return b"data: " + render_inference(error).body.strip().replace(b"\n", b"") + b"\n\n"
+
+
 STREAMS = {
     "jsonlines": StreamFormat([(b"content-type", b"application/jsonlines")], _render_error),
-    "sse": StreamFormat([(b"content-type", b"text/event-stream")], _render_error, keep_alive=b":\n\n"),
+    "sse": StreamFormat([(b"content-type", b"text/event-stream")], _render_event, keep_alive=b":\n\n"),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.djl.errors import DjlError, bad_request, conflict, not_found, not_ready
+from inference.dialects.djl.errors import DjlError, bad_request, not_found, not_ready
 from inference.dialects.djl.listing import DEFAULTS, status_of
 from inference.dialects.djl.models import NAME, actor_of, states_of
 from inference.dialects.djl.parameters import as_integer, query_of, read_parameters
@@ -89,7 +89,7 @@ async def _create(services: Services, wanted: NewDeployment, url: str, actor: st
     try:
         return await services.registry.create_deployment(wanted, actor)
     except ModelExists as error:
-        raise conflict(f"Workflow {error.name[:200]} is already registered.") from error
+        raise DjlError(409, "BadRequestException", f"Workflow {error.name[:200]} is already registered.") from error
     except SourceNotFound as error:
         raise not_found(f"The model was not found at {url[:500]}, or this server may not serve it.") from error
 
@@ -150,6 +150,7 @@ def _wanted(parameters: Parameters, url: str) -> NewDeployment:
         workers=workers,
         max_workers=most,
         vendor_fields={NAME: vendor_fields},
+        only=parameters.text("model_version") is None,
     )
 
 

@@ -49,11 +49,13 @@ class Result:
     size: int = 0
     ended: float | None = None
     task: asyncio.Task[None] | None = None
+    delivered: bool = False
+    """Whether all of it has been returned; it may be polled again while there is room."""
 
     def fail(self, error: ServingError) -> None:
         """The error is the result, or its last chunk if there are others."""
         response = render_inference(error)
-        if not self.status:
+        if not self.chunks:
             self.status, self.content_type = response.status, response.content_type
         self.chunks.append(response.body)
 
@@ -71,8 +73,11 @@ class Results:
         `run` gets an exchange whose responses are recorded, and may raise a ServingError.
         """
         self._forget_old()
-        mine = sum(result.tenant == exchange.tenant for result in self._results.values())
-        if len(self._results) >= MAX_RESULTS or mine >= MAX_RESULTS_PER_TENANT:
+        mine = [name for name, result in self._results.items() if result.tenant == exchange.tenant]
+        full = len(mine) >= MAX_RESULTS_PER_TENANT
+        if (full and not self._forget_delivered(mine)) or (
+            len(self._results) >= MAX_RESULTS and not self._forget_delivered(list(self._results))
+        ):
             raise Overloaded("Too many results are kept; poll for those that were asked for.")
         result, name = Result(exchange.tenant), secrets.token_hex(16)
 
@@ -100,6 +105,7 @@ class Results:
         chunks = result.chunks[first:] if limit < 0 else result.chunks[first : first + limit]
         end = min(first, len(result.chunks)) + len(chunks)
         done = result.ended is not None and end >= len(result.chunks)
+        result.delivered = result.delivered or done
         headers = [] if done else _token_headers(f"{match[1]}.{end}")
         status = result.status if chunks or done else 202
         await exchange.respond(Response(status, b"".join(chunks), result.content_type, headers))
@@ -124,11 +130,20 @@ class Results:
         chunk = message.get("body", b"")
         if result.size + len(chunk) > MAX_BYTES:
             raise InternalError(f"The result is larger than {MAX_BYTES} bytes.")
-        if sum(each.size for each in self._results.values()) + len(chunk) > MAX_TOTAL_BYTES:
+        while sum(each.size for each in self._results.values()) + len(chunk) > MAX_TOTAL_BYTES:
+            if self._forget_delivered(list(self._results)):
+                continue
             raise InternalError("There is no room for the result. Poll for those that were asked for, and try again.")
         if chunk:
             result.chunks.append(chunk)
             result.size += len(chunk)
+
+    def _forget_delivered(self, names: list[str]) -> bool:
+        """Forget the oldest of these that has been returned; False if none has."""
+        name = next((name for name in names if self._results[name].delivered), None)
+        if name is not None:
+            del self._results[name]
+        return name is not None
 
     def _forget_old(self) -> None:
         now = self._clock()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inference.dialects.djl import adapters, inference, listing, management, operations
 from inference.dialects.djl.errors import STATUSES, render, render_inference
+from inference.dialects.djl.selection import SELECTING, polls
 from inference.http.routing import Route, RouteSet
 
 if TYPE_CHECKING:
@@ -25,7 +27,9 @@ CHAT = "/v1/chat/completions"
 
 def routes(state: DjlState) -> RouteSet:
     """All routes; of patterns that fit one path, the first one counts."""
-    return RouteSet((*_inference(state), *_adapters(state), *_management()), render, STATUSES)
+    routes = (*_inference(state), *_adapters(state), *_management())
+    # DJL Serving splits a path at its slashes, and an empty last part is none.
+    return RouteSet(tuple(replace(route, trailing_slash=True) for route in routes), render, STATUSES)
 
 
 def _inference(state: DjlState) -> list[Route]:
@@ -35,7 +39,9 @@ def _inference(state: DjlState) -> list[Route]:
     found = [Route("GET", "/ping", operations.ping, render, "List the models' health", scope=None)]
     for path in (*INFERENCE, CHAT):
         summary = "Answer a conversation" if path == CHAT else "Generate text"
-        found.append(Route("POST", path, infer, render_inference, summary, needs_permit=True))
+        found.append(
+            Route("POST", path, infer, render_inference, summary, needs_permit=True, asks=polls, selecting=SELECTING)
+        )
         found.append(Route("OPTIONS", path, operations.options, render, "Describe the route", scope=None))
     found.append(Route("OPTIONS", "/", operations.options, render, "Describe the server", scope=None))
     return found

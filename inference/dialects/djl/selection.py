@@ -12,12 +12,17 @@ from inference.dialects.djl.parameters import query_of
 from inference.errors import ModelNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from inference.http.exchange import Exchange
     from management.snapshot import DeploymentEntry
 
 IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 """A header whose `name=value` pairs, separated by semicolons, count as headers."""
+STARTING_TOKEN = "x-starting-token"
+SELECTING = (IDENTIFIER, ATTRIBUTES, "model_name", "model_version")
+"""Headers that choose what answers."""
 HANDLER = "handler"
 PARSING_FAILED = "Input parsing failed: "
 MAX_SHOWN = 200
@@ -27,10 +32,24 @@ MAX_LISTED = 50
 
 def attribute(exchange: Exchange, name: str) -> str | None:
     """A header, or the pair of this name among SageMaker's custom attributes."""
-    value = exchange.header(name)
+    return _attribute(exchange.header, name)
+
+
+def polls(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request with these headers asks for the result of an earlier one, and for nothing else."""
+
+    def header(name: str) -> str | None:
+        value = headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+    return _attribute(header, STARTING_TOKEN) is not None
+
+
+def _attribute(header: Callable[[str], str | None], name: str) -> str | None:
+    value = header(name)
     if value is not None:
         return value
-    pairs = [pair.partition("=") for pair in (exchange.header(ATTRIBUTES) or "").split(";")]
+    pairs = [pair.partition("=") for pair in (header(ATTRIBUTES) or "").split(";")]
     return next((value.strip() for key, equals, value in pairs if equals and key.strip().lower() == name), None)
 
 

@@ -42,7 +42,7 @@ def configure(settings: TorchServeSettings, server: ServerOptions) -> Setup:
 
     def start(services: Services, terminate: Terminate) -> Parts:
         keys = _key_file(settings, folder) if with_keys else None
-        authenticator = services.authenticator if keys is None else TokenAuthenticator(keys)
+        authenticator = services.authenticator if keys is None else TokenAuthenticator(keys, services.authenticator)
         state = State(settings, services, authenticator, keys)
         timeouts = Timeouts(server.body_timeout_s, server.slow_client_timeout_s)
         return Parts(

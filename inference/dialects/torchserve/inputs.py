@@ -78,6 +78,8 @@ def parse_input(values: Mapping[str, bytes]) -> Input:
     for name, raw in values.items():
         if name not in RESERVED:
             given.fields[name] = _value(name, _decoded(name, raw))
+    if "max_new_tokens" in values and "max_tokens" not in values:  # the object's own has another name
+        given.fields["max_tokens"] = given.fields["max_new_tokens"]
     if main is None and not given.fields:
         raise InvalidRequest("input has no `data` and no `body`", "input")
     return given
@@ -106,7 +108,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def _value(name: str, text: str) -> Any:
-    if name in TEXTS:
+    if name in TEXTS or (name == "adapters" and not text.lstrip().startswith("[")):
         return text
     try:
         return parse_value(text.encode())

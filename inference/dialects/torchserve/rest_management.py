@@ -52,9 +52,8 @@ async def scale(exchange: Exchange, services: Services, state: State) -> None:
     if minimum < 0 or maximum < 0:
         raise bad_request("min_worker and max_worker must not be negative.")
     synchronous = _flag(given, "synchronous", False)
-    outcome = await management.scale(
-        state, path["model"], path.get("version", ""), minimum, maximum, synchronous, exchange.tenant
-    )
+    version = path.get("version") or _text(given, "model_version")
+    outcome = await management.scale(state, path["model"], version, minimum, maximum, synchronous, exchange.tenant)
     await _tell(exchange, outcome)
 
 

@@ -99,7 +99,9 @@ class _Routes:
     ) -> None:
         """Add a route that needs no permit."""
         bound = partial(_with_state, handler, self._state)
-        self.made.append(Route(method, path, bound, self._render, summary, scope or self._scope, **fields))
+        self.made.append(
+            Route(method, path, bound, self._render, summary, scope or self._scope, trailing_slash=True, **fields)
+        )
 
     def infer(self, method: str, path: str, handler: StatefulHandler, summary: str) -> None:
         """Add an inference route; a GET has the side effects of one, too."""

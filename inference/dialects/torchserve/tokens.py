@@ -22,9 +22,10 @@ KINDS = {"manage": "management", "infer": "inference", "token": "API"}
 class TokenAuthenticator(Authenticator):
     """Accepts TorchServe's keys, and this server's API keys."""
 
-    def __init__(self, keys: KeyFile) -> None:
+    def __init__(self, keys: KeyFile, beside: Authenticator) -> None:
+        """`beside` is the other planes', which knows the server's own keys."""
         super().__init__(required=True)
-        self.keys = keys
+        self.keys, self.own = keys, beside.own
 
     def check(self, header: str | None, scope: str, snapshot: Snapshot) -> ApiKeyEntry | None:
         """None for one of TorchServe's keys. Raises TokenRefused."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.adapters.failures import AdapterCode
-from inference.errors import AdapterExists, AdapterNameTaken, AdapterNotFound, AdapterRefused
+from inference.errors import AdapterExists, AdapterNameTaken, AdapterNotFound, AdapterRefused, AdapterUnnameable
 from inference.http.exchange import Response, json_response
 from inference.http.validation import convert
 
@@ -57,6 +57,8 @@ async def load(exchange: Exchange, services: Services) -> None:
     except AdapterNameTaken:
         text = f"The lora adapter name '{name}' conflicts with a served base model."
         return await _refuse(exchange, 400, "InvalidUserInput", text)
+    except AdapterUnnameable as error:
+        return await _refuse(exchange, 400, "InvalidUserInput", error.message)
     except AdapterRefused as error:
         return await _refuse(exchange, 500, "InternalServerError", _vllm_message(error))
     await _say(exchange, f"Success: LoRA adapter '{name}' added successfully.")

@@ -85,7 +85,7 @@ class ApiView(View):
         try:
             return authorization.caller(request, ACTOR)
         except authorization.Unauthorized as error:
-            raise ApiError(401, "an API key is required", {"WWW-Authenticate": "Bearer"}) from error
+            raise ApiError(401, authorization.KEY_REQUIRED, {"WWW-Authenticate": "Bearer"}) from error
         except authorization.Forbidden as error:
             raise ApiError(403, f"this API key lacks the scope {authorization.SCOPE}") from error
 

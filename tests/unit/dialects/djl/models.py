@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,7 +77,7 @@ class MemoryRegistry:
         self.publish()
         return self.deployed[name]
 
-    async def read_adapter(self, name: str, source: str) -> AdapterEntry:
+    async def read_adapter(self, name: str, source: str, options: Mapping[str, str] | None) -> AdapterEntry:
         if source not in self.files:
             raise AdapterNotFound(source)
         return msgspec.structs.replace(self.files[source], name=name, source=source)
@@ -124,7 +125,8 @@ class MemoryRegistry:
         if source is None:
             raise SourceNotFound("there is no such model")
         name, label = wanted.served_name or source.rsplit("/", 1)[-1], wanted.label or "1.0"
-        if any(d.state.served_name == name and d.state.label == label for d in self.deployed.values()):
+        others = [d.state for d in self.deployed.values() if d.state.served_name == name]
+        if any(other.label == label for other in others) or (wanted.only and others):
             raise ModelExists(name, label)
         self.created.append(wanted)
         first = all(d.state.served_name != name for d in self.deployed.values())

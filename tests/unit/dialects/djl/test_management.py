@@ -45,7 +45,9 @@ async def test_register_and_unregister(models, query, body, name):
 async def test_registered_twice_and_as_another_version(models):
     path = "/models?url=/models/one&model_name=m&min_worker=0"
     assert (await models.post(path)).status == 200
-    await models.refused("POST", path, 409, "IllegalArgumentException", "Workflow m is already registered.")
+    await models.refused("POST", path, 409, "BadRequestException", "Workflow m is already registered.")
+    other = path.replace("/models/one", "org/two")
+    await models.refused("POST", other, 409, "BadRequestException", "Workflow m is already registered.")
     assert (await models.post(f"{path}&model_version=2.0")).status == 200
     described = (await models.get("/models/m")).json()
     assert [(each["workflowName"], each["version"]) for each in described] == [("m", "1.0"), ("m", "2.0")]

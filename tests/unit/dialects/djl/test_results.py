@@ -74,3 +74,36 @@ async def test_a_result_may_be_too_large(djl, monkeypatch):
         assert "result" in answer.text
         assert answer.header("x-next-token") is None
     assert djl.services.admission.in_flight == 0
+
+
+async def test_results_that_were_returned_make_room(djl):
+    for _ in range(70):
+        begun = await djl.post("/invocations", ASK, x_synchronous="false")
+        assert begun.status == 200
+        await eventually(lambda: all(r.ended is not None for r in djl.state.results._results.values()))
+        assert (await djl.post("/invocations", x_starting_token=begun.header("x-next-token"))).status == 200
+    assert len(djl.state.results._results) == 64
+
+
+async def test_a_poll_needs_no_place(djl):
+    begun = await djl.post("/invocations", ASK, x_synchronous="false")
+    await eventually(lambda: all(r.ended is not None for r in djl.state.results._results.values()))
+    token = begun.header("x-next-token")
+    plane = djl.serving.planes["djl"]
+    djl.services.admission.max_concurrent_requests = 1
+    with djl.services.admission.permit("another"):
+        for name, value in (
+            (b"x-starting-token", token),
+            (b"x-amzn-sagemaker-custom-attributes", f"x-starting-token={token}"),
+        ):
+            assert plane.overloaded("POST", "/invocations", {name: value.encode()}) is None
+        assert plane.overloaded("POST", "/invocations", {}) is not None
+        assert (await djl.post("/invocations", x_starting_token=token)).status == 200
+
+
+async def test_a_result_that_is_too_large_has_the_errors_status(djl, monkeypatch):
+    monkeypatch.setattr(results, "MAX_BYTES", 10)
+    begun = await djl.post("/invocations", ASK, x_synchronous="false")
+    await eventually(lambda: all(r.ended is not None for r in djl.state.results._results.values()))
+    answer = await djl.post("/invocations", x_starting_token=begun.header("x-next-token"))
+    assert answer.status >= 500, answer.text

@@ -100,7 +100,7 @@ async def begin(start, sockets):
         serving = await start(0)
         registry = Versions(serving, sockets)
         services = replace(serving.services, registry=registry)
-        authenticator = services.authenticator if keys is None else TokenAuthenticator(keys)
+        authenticator = services.authenticator if keys is None else TokenAuthenticator(keys, services.authenticator)
         named = {f"torchserve_{name}": value for name, value in settings.items()}
         state = State(TorchServeSettings(**named), services, authenticator, keys)
         services.generator.observers.append(state.metrics)

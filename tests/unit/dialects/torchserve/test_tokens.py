@@ -15,6 +15,7 @@ from inference.dialects.torchserve.key_file import FILE, KeyFile
 from inference.dialects.torchserve.protocol import inference_pb2 as infer
 from inference.dialects.torchserve.protocol import management_pb2 as manage
 from inference.dialects.torchserve.settings import TorchServeSettings
+from inference.http.auth import Authenticator
 from inference.planes.declaration import SetupError
 from management.snapshot import ApiKeyEntry, hash_key
 
@@ -147,6 +148,14 @@ async def test_api_keys_of_this_server_open_the_same(begin, keys):
     server.serving.keys = {"abcdefgh": ApiKeyEntry("abcdefgh", "k", hash_key(text), frozenset({"infer"}), None)}
     server.registry.publish()
     server.metadata = (("authorization", f"Bearer {text}"),)
+    assert await server.predict(data=b"The capital")
+    assert (await refused(server.manage("ListModels")))[1] == REFUSED
+
+
+async def test_the_servers_own_keys_open_the_same(begin, keys):
+    server = await begin(keys=keys)
+    server.serving.services.authenticator.own.extend(Authenticator(True, ["mine"]).own)
+    server.metadata = (("authorization", "Bearer mine"),)
     assert await server.predict(data=b"The capital")
     assert (await refused(server.manage("ListModels")))[1] == REFUSED
 
