@@ -113,7 +113,8 @@ class Ledger:
     """What there was when this process began to lead; None until it is read. Of an earlier epoch, it is out of date."""
     observed: dict[int, Observed] = field(default_factory=dict)
     """By deployment id; written if the row differs."""
-    _epochs: dict[tuple[int, int], int] = field(default_factory=dict)
+    _epochs: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By a deployment's name and an index: a name may come again while workers of the deleted deployment still run."""
     _models: dict[int, bytes] = field(default_factory=dict)
     _decisions: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     _kept_at: float = 0.0
@@ -138,14 +139,14 @@ class Ledger:
         self._continue_epochs()
 
     def _continue_epochs(self) -> None:
-        latest = Worker.objects.order_by().values_list("deployment_id", "index").annotate(Max("epoch"))
+        latest = Worker.objects.order_by().values_list("deployment__name", "index").annotate(Max("epoch"))
         for deployment, index, epoch in latest:
             self._epochs[deployment, index] = max(epoch, self._epochs.get((deployment, index), 0))
 
-    def next_epoch(self, deployment_id: int, index: int) -> int:
-        """An epoch greater than all earlier ones of this deployment and index, written or not."""
-        epoch = self._epochs.get((deployment_id, index), 0) + 1
-        self._epochs[deployment_id, index] = epoch
+    def next_epoch(self, deployment: str, index: int) -> int:
+        """An epoch greater than all earlier ones of deployments of this name and of the index, written or not."""
+        epoch = self._epochs.get((deployment, index), 0) + 1
+        self._epochs[deployment, index] = epoch
         return epoch
 
     def claim(self, worker: Worker) -> None:

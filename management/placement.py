@@ -68,7 +68,7 @@ class Placement:
             version=deployment.version,
             engine_options=deployment.engine_options,
             index=index,
-            epoch=self.ledger.next_epoch(deployment.pk, index),
+            epoch=self.ledger.next_epoch(deployment.name, index),
             price_per_hour=price_per_hour or 0.0,
             started_at=timezone.now(),
         )

@@ -108,7 +108,7 @@ class Scaler:
     ) -> Outcome:
         """Ask the rules."""
         now = time.monotonic()
-        workers = tuple(watched.view(running.get(watched.worker.worker_id, 0)) for watched in mine)
+        workers = tuple(watched.view(running.get(watched.worker.incarnation, 0)) for watched in mine)
         self.history.retention_s = deployment.scaling.history_s
         asked, stopped = self._asked(deployment)
         observation = Observation(
@@ -179,7 +179,7 @@ class LoadHistory:
     _offsets: dict[str, Offset] = field(default_factory=dict)
     _seen: dict[str, LoadReport] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
-    """Unfinished requests by worker id, of all web processes."""
+    """Unfinished requests by the names of workers' incarnations, of all web processes."""
 
     def take(self, reports: Sequence[LoadReport], scalers: dict[str, Scaler]) -> None:
         """Take in the last report of each web process; `scalers` are by public id."""

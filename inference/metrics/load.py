@@ -145,7 +145,7 @@ class LoadRecorder(Observer):
         """Deployments with a worker that takes requests."""
         for target in self._router.targets:
             name, clients = target.entry.public_id, list(target.clients.items())
-            workers[name] = {worker.worker_id: client.inflight for worker, client in clients}
+            workers[name] = {f"{worker.worker_id}/{worker.epoch}": client.inflight for worker, client in clients}
             queued[name] = sum(client.stats.waiting for _, client in clients)
             if target.responsive:
                 served.add(name)

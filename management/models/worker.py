@@ -53,3 +53,8 @@ class Worker(models.Model):
     def worker_id(self) -> str:
         """The worker's name in messages and logs: `deployment/index`."""
         return f"{self.deployment.name}/{self.index}"
+
+    @property
+    def incarnation(self) -> str:
+        """The worker's name with its epoch, which no other worker ever has: `deployment/index/epoch`."""
+        return f"{self.worker_id}/{self.epoch}"

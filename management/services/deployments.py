@@ -21,7 +21,7 @@ from management.services import audit
 from management.services.errors import RegistryConflict, RegistryError, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from management.models import Adapter, ModelVersion
 
@@ -56,6 +56,7 @@ def create_deployment(
     """
     if name in RESERVED_NAMES:
         raise RegistryError(f"name: {name} always means the default deployment", fields={"name": ["is reserved"]})
+    _check_adapters(version, adapters)
     one_after_the_other()
     first = not Deployment.objects.filter(is_default=True).exists()
     others = versions_of(str(fields.get("served_name") or name))
@@ -227,6 +228,8 @@ def change_deployment(
     for name, value in fields.items():
         setattr(current, name, value)
     current.generation += 1
+    stays = current.adapters.all() if current.chosen_adapters_only else ()
+    _check_adapters(current.version, stays if adapters is None else adapters)
     if adapters is not None:
         current.chosen_adapters_only = bool(adapters)
     _save(current)
@@ -235,6 +238,14 @@ def change_deployment(
     after = _shown(current) | {"version": str(current.version)}
     changed = {name: value for name, value in after.items() if before.get(name) != value}
     audit.record(actor, "deployment.change", deployment.name, **changed)
+
+
+def _check_adapters(version: ModelVersion, adapters: Iterable[Adapter]) -> None:
+    """Refuse adapters of other models, whose weights are not this one's. Raises RegistryError."""
+    foreign = sorted(adapter.name for adapter in adapters if adapter.model_id != version.model_id)
+    if foreign:
+        text = f"{', '.join(foreign[:10])}: of another model"
+        raise RegistryError(f"adapters: {text}", fields={"adapters": [text]})
 
 
 def one_after_the_other() -> None:
