@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -55,8 +55,6 @@ logger = structlog.get_logger(__name__)
 INTERVAL_S = 0.25
 AWAKE_S = 1.0
 """The most seconds that one pass counts as silence: beyond that this process, or its machine, was suspended."""
-HAND_OVER_PATIENCE_S = 5.0
-"""Seconds in which a worker must give its requests to others before it is killed."""
 FORGOTTEN_DRAIN_S = 60.0
 """The drain limit of workers whose deployment has no row any more."""
 
@@ -217,26 +215,14 @@ class Reconciler:
         if code is not None:
             self._ended(watched, code)
         elif watched.draining_since is not None:
-            self._limit_drain(watched)
+            row = self._row(worker.deployment_id)
+            watched.limit_drain(FORGOTTEN_DRAIN_S if row is None else float(row.drain_timeout_s))
         elif watched.leaves_at is not None and time.monotonic() > watched.leaves_at - LEAVING_S:
             self._drain(watched)
         elif worker.state == Worker.State.READY and (hang := hang_reason(watched.silent_s, reports)):
             watched.reason = hang
             logger.error("worker hung, killing it", worker=worker.worker_id, reason=hang)
             handle.kill()
-
-    def _limit_drain(self, watched: Watched) -> None:
-        """End a drain that takes too long: first its requests go to other workers, then it is killed."""
-        deployment = self._row(watched.worker.deployment_id)
-        patience_s = FORGOTTEN_DRAIN_S if deployment is None else float(deployment.drain_timeout_s)
-        drained_s = time.monotonic() - (watched.draining_since or 0.0)
-        if watched.leaves_at is not None and watched.draining_since is not None:
-            patience_s = min(patience_s, watched.leaves_at - HAND_OVER_PATIENCE_S - watched.draining_since)
-        if drained_s > patience_s and not watched.handed_over:
-            watched.handed_over = True
-            watched.handle.hand_over()
-        elif watched.handed_over and drained_s > patience_s + HAND_OVER_PATIENCE_S:
-            watched.handle.kill()
 
     def _ended(self, watched: Watched, code: int) -> None:
         worker = watched.worker
@@ -275,7 +261,7 @@ class Reconciler:
                 [w for w in mine if w not in hidden],
                 self._loads.running,
                 crashed,
-                capacity_for(deployment, registries, self._live()),
+                capacity_for(deployment, registries, self._workers(), self.launcher.starts_here),
                 self._unit_price(deployment),
             )
             self._carry_out(deployment, outcome, mine, crashes)
@@ -408,6 +394,5 @@ class Reconciler:
         """USD per hour of the next worker; None if the price table does not say."""
         return least_price(deployment, self.ledger.registries.prices if self.ledger.registries else ())
 
-    def _live(self) -> dict[int, int]:
-        """Workers by deployment id."""
-        return Counter(watched.worker.deployment_id for watched in self.watched.values())
+    def _workers(self) -> list[Worker]:
+        return [watched.worker for watched in self.watched.values()]

@@ -7,6 +7,7 @@ the load, accounts the cost, and turns decisions into audit events. It acts on n
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -212,10 +213,17 @@ class LoadHistory:
         self.running = running
 
 
-def capacity_for(deployment: Deployment, registries: Registries, live: dict[int, int]) -> int:
-    """The most workers that the machines hold for this deployment, beside the `live` ones of the others (by id)."""
+def capacity_for(deployment: Deployment, registries: Registries, live: Sequence[Worker], starts_here: bool) -> int:
+    """The most workers that the machines hold for this deployment, beside the `live` ones of the others; `starts_here`: all new ones
+    start on this machine, which must hold them.
+    """
     total = sum(node.capacity for node in registries.nodes) if registries.nodes else DEFAULT_CAPACITY
-    return max(0, total - sum(count for pk, count in live.items() if pk != deployment.pk))
+    room = total - len(live)
+    if starts_here:
+        here = os.uname().nodename
+        own = next((node.capacity for node in registries.nodes if node.name == here), DEFAULT_CAPACITY)
+        room = min(room, own - sum(worker.node == here for worker in live))
+    return max(0, sum(worker.deployment_id == deployment.pk for worker in live) + room)
 
 
 def facts(decision: Decision) -> dict[str, object]:

@@ -32,6 +32,8 @@ SILENT = f"no report for {SILENT_AFTER_S:.0f} s or longer"
 MAX_CRASHES = 5
 LEAVING_S = 10.0
 """A worker whose machine will be taken away drains from so many seconds before, at the latest; until then its successor may get ready."""
+HAND_OVER_PATIENCE_S = 5.0
+"""Seconds in which a worker must give its requests to others before it is killed."""
 STABLE_AFTER_S = 60.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -120,6 +122,18 @@ class Watched:
         silent = SILENT if self.silent_s > SILENT_AFTER_S else ""
         if self.ready and silent != self.worker.reason:
             self.write(reason=silent)
+
+    def limit_drain(self, patience_s: float) -> None:
+        """End a drain that takes longer: first its requests go to other workers, then it is killed."""
+        since = self.draining_since or 0.0
+        drained_s = time.monotonic() - since
+        if self.leaves_at is not None:
+            patience_s = min(patience_s, self.leaves_at - HAND_OVER_PATIENCE_S - since)
+        if drained_s > patience_s and not self.handed_over:
+            self.handed_over = True
+            self.handle.hand_over()
+        elif self.handed_over and drained_s > patience_s + HAND_OVER_PATIENCE_S:
+            self.handle.kill()
 
     def heed(self, status: WorkerStatus) -> None:
         """Note what a report says of the worker's state, place and reason."""

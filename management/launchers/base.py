@@ -95,6 +95,9 @@ def name_of(worker_id: str, epoch: int) -> str:
 class Launcher(Protocol):
     """Starts workers in one kind of place, such as processes of this machine. Registered in `management.launchers`."""
 
+    starts_here: bool
+    """Whether all workers start on this machine."""
+
     def launch(
         self, config: EngineConfig, secrets: Mapping[str, str] | None = None, place: Place = ANYWHERE
     ) -> WorkerHandle:

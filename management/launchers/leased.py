@@ -150,6 +150,8 @@ class LeasedWorker:
 class LeasedLauncher:
     """Launches processes with leases, and takes over those of an earlier launcher."""
 
+    starts_here = True
+
     def __init__(self, directory: Path, network: Network) -> None:
         """`directory` holds the sockets; it must be the same for all launchers of one registry on this host."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

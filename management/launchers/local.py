@@ -114,6 +114,8 @@ class LocalWorker:
 class LocalLauncher:
     """Launches workers as child processes, with sockets in a private folder or on ports."""
 
+    starts_here = True
+
     def __init__(self, network: Network = THIS_HOST) -> None:
         # The path of a Unix socket has at most 107 bytes, so the folder is not below the data folder.
         self._directory = Path(tempfile.mkdtemp(prefix="dragoman-"))

@@ -136,6 +136,8 @@ class RayWorker:
 class RayLauncher:
     """Launches workers through its agent, and takes over those of another reconciler by their addresses."""
 
+    starts_here = False
+
     def __init__(self, network: Network) -> None:
         """Start the agent. Raises LauncherError if Ray is not installed, or would talk to anybody."""
         if importlib.util.find_spec("ray") is None:

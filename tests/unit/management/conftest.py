@@ -63,6 +63,8 @@ class FakeWorker:
 
 
 class FakeLauncher:
+    starts_here = True
+
     def __init__(self):
         self.workers: list[FakeWorker] = []
         self.places: list[tuple[dict[str, str], ...]] = []

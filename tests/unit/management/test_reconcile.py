@@ -188,7 +188,7 @@ def test_a_drain_that_takes_too_long_becomes_a_hand_over_and_then_a_kill(ready_w
     for _ in range(3):
         reconciler.reconcile_once()
     assert (ready_worker.handed_over, ready_worker.killed) == (1, False)
-    clock.now += reconcile.HAND_OVER_PATIENCE_S
+    clock.now += watched.HAND_OVER_PATIENCE_S
     reconciler.reconcile_once()
     assert (ready_worker.handed_over, ready_worker.killed) == (1, True)
 
