@@ -72,8 +72,10 @@ PROBES = [
           {"n": SAMPLED, "max_tokens": {"min_tokens": 0}}),
     Probe(DIALECTS, "sampling-fields-of-vllm", "/generate", LINE, {"logit_bias": [{"5": 1}]}, {"n": SAMPLED}),
     Probe(DIALECTS, "sampling-fields-of-vllm", "/v1/chat/completions", CHAT, {"logit_bias": [{"5": 1}]}, {"n": SAMPLED}),
-    Probe(DIALECTS, "fields-of-completions-and-chats", "/v1/completions", LINE, COMMON, STREAMED),
-    Probe(DIALECTS, "fields-of-completions-and-chats", "/v1/chat/completions", CHAT, COMMON, STREAMED),
+    Probe(DIALECTS, "fields-of-completions-and-chats", "/v1/completions", LINE, COMMON,
+          STREAMED | {"logprob_token_ids": {"logprobs": 1}}),
+    Probe(DIALECTS, "fields-of-completions-and-chats", "/v1/chat/completions", CHAT, COMMON,
+          STREAMED | {"logprob_token_ids": {"logprobs": True}}),
     Probe(DIALECTS, "fields-of-completions", "/v1/completions", LINE, {}, {"best_of": SAMPLED}),
     Probe(
         DIALECTS, "fields-of-chats", "/v1/chat/completions", CHAT,

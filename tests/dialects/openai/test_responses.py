@@ -201,6 +201,7 @@ def test_named_logprobs(server):
         "prompt": "a",
         "max_tokens": 2,
         "temperature": 0,
+        "logprobs": 0,
         "logprob_token_ids": ids,
         "return_tokens_as_token_ids": True,
     }
