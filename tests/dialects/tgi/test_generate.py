@@ -43,14 +43,14 @@ def test_stop_strings_stay_in_the_text(server):
     assert "is Madr" in body["generated_text"]
 
 
-def test_stop_strings_may_be_special_tokens(server):
+def test_the_end_token_counts_before_a_stop_string_that_ends_in_it(server):
     template = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     parameters = {"details": True, "max_new_tokens": 50, "stop": ["help you"]}
     body = server.post("/generate", {"inputs": template, "parameters": parameters}).json()
     assert body["generated_text"] == "Hello! How can I help you"
     parameters["stop"] = ["?<|im_end|>"]
     body = server.post("/generate", {"inputs": template, "parameters": parameters}).json()
-    assert body["details"]["finish_reason"] == "stop_sequence"
+    assert body["details"]["finish_reason"] == "eos_token"
 
 
 def test_end_of_sequence_is_a_token(server):
