@@ -43,14 +43,11 @@ class AnswerParser:
         tools: Tools,
         choice: Choice,
         whole: bool = False,
-        reasons: bool = True,
     ) -> None:
-        """`whole`: the answer is not streamed, so a call may be taken back until it has ended. `reasons`: the text may begin with
-        reasoning, which a grammar of the whole text excludes.
-        """
+        """`whole`: the answer is not streamed, so a call may be taken back until it has ended."""
         self._splitter: ReasoningSplitter | None = None
         self._parser: ToolCallParser | None = None
-        if reasons and tokenizer.may_reason:
+        if tokenizer.may_reason:
             self._splitter = ReasoningSplitter(tokenizer.leaves_reasoning_open(prompt_token_ids))
         if may_call(tools, choice):
             machine, named = MACHINES[tokenizer.tool_style], named_tool(choice)

@@ -99,11 +99,9 @@ class ChatReply(Reply):
         self._id, self._model, self._top_logprobs = request_id, model, top_logprobs
         tokenizer = generation.target.tokenizer
         self._texts = LogprobTexts(tokenizer, as_ids=False)
-        prompt, grammar = generation.prompt_token_ids, generation.params.grammar
-        reasons = grammar is None or grammar.reasoning_end is not None
+        prompt = generation.prompt_token_ids
         self._choices = [
-            ChatChoice(AnswerParser(tokenizer, prompt, tools, choice, whole, reasons))
-            for _ in range(generation.request.n)
+            ChatChoice(AnswerParser(tokenizer, prompt, tools, choice, whole)) for _ in range(generation.request.n)
         ]
         self._begun = False
 

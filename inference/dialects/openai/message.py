@@ -22,14 +22,12 @@ class Message:
 
     def __init__(self, body: ChatCompletionRequest, generation: Generation) -> None:
         tokenizer = generation.target.tokenizer
-        grammar = generation.params.grammar
         self._parser = AnswerParser(
             tokenizer,
             generation.prompt_token_ids,
             body.tools,
             body.tool_choice,
             whole=not body.stream,
-            reasons=grammar is None or grammar.reasoning_end is not None,
         )
         self._named = named_tool(body.tool_choice)
         self._show_reasoning = body.include_reasoning is not False
