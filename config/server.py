@@ -312,7 +312,7 @@ class Server:
             body = json.dumps(ApiError(401, authorization.KEY_REQUIRED).body).encode()
             return 401, [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")], body, b""
         except errors.Forbidden:
-            return None  # the view says what is missing
+            pass  # the view says what is missing
         return None
 
     def _overloaded(

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from inference.workers.target import Target
 
 KEPT_SLICES = 30
+"""Seconds that a report repeats; a reader that reads more often misses none."""
 FORGOTTEN_AFTER_S = 60.0
 """A deployment that has gone is reported for so long after its last request, in which everybody has read its last second."""
-"""Seconds that a report repeats; a reader that reads more often misses none."""
 MAX_AGES = 256
 
 

@@ -129,7 +129,7 @@ class Plane:
             await self._handle(exchange, route)
             return
         name = (exchange.tenant, f"{self.name} {scope_id()} {exchange.path}", checked(given))
-        chosen = [(exchange.header(name) or "").encode() for name in route.selecting]
+        chosen = [(exchange.header(header) or "").encode() for header in route.selecting]
         fingerprint = fingerprint_of(exchange.method.encode(), exchange.query.encode(), await exchange.body(), *chosen)
         stored = store.find(name, fingerprint)
         if stored is not None:

@@ -93,8 +93,8 @@ class Registry(Protocol):
     async def read_adapter(self, name: str, source: str, options: Mapping[str, str] | None) -> AdapterEntry:
         """Check an adapter's name and options, then its files, and copy these into the adapter store; registers nothing.
 
-        Raises AdapterUnnameable for the former, AdapterNotFound if there are none or access is not allowed, AdapterRefused for files that are not a
-        LoRA.
+        Raises AdapterUnnameable for the name and the options, AdapterNotFound if there are no files or access is not allowed,
+        AdapterRefused for files that are not a LoRA.
         """
         ...
 

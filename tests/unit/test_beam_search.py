@@ -83,3 +83,20 @@ async def test_a_step_makes_few_beams_and_keeps_few(serving, monkeypatch):
     ends = 2  # the model's end tokens
     assert max(made.count(length) for length in range(1, steps + 1)) <= width + width * ends
     assert kept[0] <= 3 * width + width * ends  # the beams, those that have ended, and a step's new ones
+
+
+@pytest.mark.parametrize(
+    ("allowed", "most_tokens", "width", "most"),
+    [([300, 301], 1, 4, 2), ([300, 301], 2, 4, 4), ([300, 1], 3, 5, 4), ([1], 5, 2, 1), ([300], 5, 2, 1)],
+)
+async def test_fewer_sequences_than_beams_are_refused(serving, allowed, most_tokens, width, most):
+    """Token 2 ends a sequence."""
+    allowed = [2 if token == 1 else token for token in allowed]
+    body = {**ASK, "max_tokens": most_tokens, "n": width, "allowed_token_ids": allowed}
+    answer = await serving.post(COMPLETIONS, body)
+    if width <= most:
+        assert answer.status == 200, answer.text
+        return
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "n")
+    assert answer.json()["error"]["message"].startswith(f"n must be at most {most} with these allowed_token_ids")
+    assert serving.worker.submits == []

@@ -87,3 +87,18 @@ async def test_the_content_and_the_model_come_before_the_room(full, dialect):
     assert await ask(full, "good", *parts(dialect, wrong=True)) == DIALECTS[dialect][4]
     if DIALECTS[dialect][5] is not None:
         assert await ask(full, "good", *parts(dialect, "nobody")) == DIALECTS[dialect][5]
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v2/models/none/generate", {}),
+    ("/v2/models/none/generate_stream", {}),
+    ("/v2/models/none/infer", {"inputs": []}),
+    ("/v2/models/demo/versions/9/infer", {"inputs": []}),
+])  # fmt: skip
+async def test_tritons_model_comes_before_the_body(serving, path, body):
+    assert (await serving.post(path, body)).status == 404
+
+
+async def test_a_length_of_many_digits_is_refused(serving):
+    answer = await serving.post("/v2/models/demo/infer", {"inputs": []}, inference_header_content_length="9" * 5000)
+    assert (answer.status, "inference-header-content-length" in answer.text) == (400, True)

@@ -35,7 +35,7 @@ def _render_error(error: ServingError) -> bytes:
 
 
 def _render_event(error: ServingError) -> bytes:
-    return b"data: " + render_inference(error).body.strip().replace(b"\n", b"") + b"\n\n"
+    return event(msgspec.json.decode(render_inference(error).body))
 
 
 STREAMS = {

@@ -232,3 +232,14 @@ async def test_values_of_another_type_are_refused(serving, name, value):
     """As by OpenAI's API; vLLM's takes some."""
     answer = await serving.post(TEXT, {**PROMPT, name: value})
     assert (answer.status, answer.json()["error"]["param"]) == (400, name)
+
+
+async def test_fields_that_need_others(serving):
+    """As in vLLM: an empty object asks for nothing."""
+    for path, body, logprobs in ((CHAT, HELLO, True), (TEXT, PROMPT, 0)):
+        assert (await serving.post(path, {**body, "stream_options": {}})).status == 200
+        refused = await serving.post(path, {**body, "stream_options": {"include_usage": True}})
+        assert (refused.status, refused.json()["error"]["param"]) == (400, "stream_options")
+        refused = await serving.post(path, {**body, "logprob_token_ids": [5]})
+        assert (refused.status, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
+        assert (await serving.post(path, {**body, "logprobs": logprobs, "logprob_token_ids": [5]})).status == 200

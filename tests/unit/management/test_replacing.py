@@ -84,7 +84,8 @@ def test_a_version_that_cannot_be_served_leaves_the_old_workers_alone(reconciler
     assert all(worker.drained for worker in launcher.workers[:2])
 
 
-def test_a_spare_is_replaced_before_the_worker_that_serves(reconciler, launcher, deployment):
+def with_spare(reconciler, launcher, deployment):
+    """The deployment with one ready worker and a ready spare."""
     running(reconciler, launcher, deployment, 2, min_workers=1, fast_autoscaling=True)
     start_deployment(deployment, "tester", replicas=1)
     while not any(watched.spare for watched in reconciler.watched.values()):
@@ -93,6 +94,10 @@ def test_a_spare_is_replaced_before_the_worker_that_serves(reconciler, launcher,
         reconciler.reconcile_once()
     launcher.workers[-1].ready()
     reconciler.reconcile_once()
+
+
+def test_a_spare_is_replaced_before_the_worker_that_serves(reconciler, launcher, deployment):
+    with_spare(reconciler, launcher, deployment)
     serving = [worker for worker in launcher.workers if not worker.drained]
     change_deployment(deployment, "tester", engine_options={"max_num_seqs": 5})
     reconciler.reconcile_once()
@@ -179,14 +184,7 @@ def test_a_replacement_that_is_not_ready_in_time_is_ended(reconciler, launcher, 
 
 
 def test_a_spare_takes_no_requests_in_other_processes(reconciler, launcher, deployment):
-    running(reconciler, launcher, deployment, 2, min_workers=1, fast_autoscaling=True)
-    start_deployment(deployment, "tester", replicas=1)
-    while not any(watched.spare for watched in reconciler.watched.values()):
-        for worker in launcher.workers:
-            worker.code = 0 if worker.drained else None
-        reconciler.reconcile_once()
-    launcher.workers[-1].ready()
-    reconciler.reconcile_once()
+    with_spare(reconciler, launcher, deployment)
     (spare,) = [watched.worker for watched in reconciler.watched.values() if watched.spare]
     assert spare.state == "ready"
     assert spare.pk not in {worker.pk for worker in read_ready_workers()}
