@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS = OpenConnections()
 """Of this process."""
-GOING_AWAY = 1001
-"""RFC 6455, section 7.4.1."""
 SMALL_BODY_BYTES = 1 << 16
 """The largest body that is read when no permit is free, to keep the connection alive."""
 FREE_CHUNKS, BYTES_PER_CHUNK = 1024, 32
@@ -366,7 +364,7 @@ class PlaneServer(daphne_server.Server):
         self._on_drain()
         for connection in list(self.connections):
             if isinstance(connection, WebSocketProtocol):  # a page stays open for days
-                connection.serverClose(code=GOING_AWAY)
+                connection.serverClose()
         late = await self._wait(self.drain_s)
         if late:
             await self._on_deadline()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -16,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from engine import client as client_module
@@ -266,3 +268,21 @@ def test_frames_in_any_pieces():
     assert [msgspec.msgpack.decode(b)[3] for b in bodies] == [0, 3, 300]
     with pytest.raises(ProtocolError, match="over the limit"):
         FrameBuffer().feed(b"\xff\xff\xff\xff")
+
+
+async def test_a_worker_without_descriptors_serves_who_is_there(worker):
+    """Others are let in when there are descriptors again."""
+    client = await connect(worker)
+    whole = await collect(client, [1, 2, 3])
+    _, hard = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
+    opened = psutil.Process(worker.pid).num_fds()
+    resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (opened, hard))
+    late = asyncio.create_task(connect(worker))
+    for _ in range(5):
+        assert await collect(client, [1, 2, 3]) == whole
+    resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (hard, hard))
+    other = await late
+    assert await collect(other, [1, 2, 3]) == whole
+    assert worker.poll() is None
+    for each in (client, other):
+        await each.close()

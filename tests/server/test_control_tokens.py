@@ -145,3 +145,11 @@ def test_every_kind_of_tokenizer(tmp_path, kind):
                 assert marked.count(fast.token_to_id(name)) == 2
             ordinary = control.plain.encode(control.with_aliases(f"{name}{text}{name} {text}")).ids
             assert ordinary == fast.encode(f"{name}{text}{name} {text}").ids
+
+
+def test_calls_of_any_depth_are_told_from_tokens_or_refused(plain):
+    deep = '{"a": ' + "[" * 900 + "]" * 900 + "}"
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": deep}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "x"}]
+    answer = plain.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "The messages are nested too deeply.")

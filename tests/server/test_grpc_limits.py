@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 
@@ -178,3 +179,24 @@ def test_the_key_is_asked_for_before_the_message(tmp_path):
         never.set()
         assert live.stop() == 0, live.log
     assert json.dumps(live.log).count("Traceback") == 0
+
+
+def test_calls_without_a_message_keep_nobody_from_the_health_checks(server):
+    """Each connection has a share of its own of what needs no key."""
+    never = threading.Event()
+
+    def nothing():
+        never.wait()
+        yield b""
+
+    health, address = "/grpc.health.v1.Health/Check", f"127.0.0.1:{server.torchserve_inference_port}"
+    own = [("grpc.use_local_subchannel_pool", 1)]  # else all channels are one connection
+    with contextlib.ExitStack() as stack:
+        many = [stack.enter_context(grpc.insecure_channel(address, options=own)) for _ in range(5)]
+        stack.callback(never.set)
+        waiting = [channel.stream_unary(health).future(nothing(), timeout=60) for channel in many for _ in range(16)]
+        refused = many[0].unary_unary(health).future(b"", timeout=60)
+        with grpc.insecure_channel(address, options=own) as other:
+            assert other.unary_unary(health)(b"", timeout=60) == b"\x08\x01"  # SERVING
+        assert refused.code() == grpc.StatusCode.UNAVAILABLE
+        assert not any(call.done() for call in waiting)

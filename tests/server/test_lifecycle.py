@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -11,8 +12,11 @@ import time
 import httpx
 import psutil
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from tests.live import LiveServer, events, wait_until
+from tests.management.admin_login import log_in
 
 STORY = {"prompt": "Once upon a time", "ignore_eos": True, "temperature": 0, "stream": True}
 
@@ -141,3 +145,22 @@ def test_a_second_start_is_quick_and_a_taken_port_is_told(live):
     live.start()
     assert time.monotonic() - begin < 120  # the figure itself is a benchmark's business
     assert live.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
+
+
+def read_on(page):
+    while True:
+        page.recv(timeout=60)
+
+
+def test_an_open_page_of_the_admin_holds_up_no_shutdown(tmp_path):
+    live = LiveServer(tmp_path / "var", environment={"DRAGOMAN_DRAIN_S": "100000"}).start()
+    address = f"{live.admin_url.replace('http', 'ws')}/ws/status"
+    with contextlib.closing(log_in(live.admin_url, live.data_dir)) as browser:
+        cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+        with connect(address, origin=live.admin_url, additional_headers={"cookie": cookie}) as page:
+            assert "deployments" in page.recv(timeout=60)
+            live.process.send_signal(signal.SIGTERM)
+            with pytest.raises(ConnectionClosed) as closed:
+                read_on(page)
+            assert closed.value.rcvd.code == 1000
+    assert live.stop() == 0, live.log

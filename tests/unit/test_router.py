@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import asynccontextmanager
 
-import msgspec
 import pytest
 
 from engine import client as client_module
 from engine.failures import Failure, FailureCode
 from inference.workers.routing import retry_budget
-from inference.workers.routing.backoff import FIRST_S, Backoff
+from inference.workers.routing.backoff import FIRST_S
 from inference.workers.routing.breaker import FAILURES
-from inference.workers.tokenizer import ModelTokenizer
-from management.snapshot import WorkerEntry
 from tests.unit.fake_worker import FakeWorker, settle
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
@@ -392,27 +388,3 @@ async def test_an_unreachable_worker_is_tried_less_and_less_often_and_told_once(
     assert capsys.readouterr().out.count("worker not reachable") == 1
     serving.publish(serving.workers)
     await eventually(lambda: not serving.router._backoffs)
-
-
-async def test_a_worker_that_could_not_be_used_is_forgotten_when_it_is_gone(start):
-    serving = await start(1)
-    (deployment,) = serving.holder.current.deployments
-    serving.router._refused.add(WorkerEntry("demo/9", 1, "unix:/nowhere"))
-    serving.router._unusable[msgspec.structs.replace(deployment, name="gone")] = Backoff(time.monotonic)
-    await eventually(lambda: not serving.router._refused and not serving.router._unusable)
-
-
-async def test_files_that_cannot_be_read_for_a_moment_are_read_again(start, monkeypatch):
-    """As on a network file system that is not there yet."""
-    load, errors = ModelTokenizer.load, [OSError("stale handle"), OSError("stale handle")]
-
-    def once_there(*args):
-        if errors:
-            raise errors.pop()
-        return load(*args)
-
-    monkeypatch.setattr(ModelTokenizer, "load", once_there)
-    serving = await start(1)
-    await eventually(lambda: serving.router.targets and serving.router.targets[0].clients)
-    assert errors == []
-    assert (await serving.post("/v1/completions", {"prompt": "a", "max_tokens": 1})).status == 200

@@ -284,6 +284,11 @@ def test_a_forced_call_may_have_what_several_schemas_allow():
             '{"name": "h", "arguments": {"v": 5}}',
         ),
         (
+            [function("f", type="object", properties={"default": {"$ref": "#/$defs/N"}}, **{"$defs": {"N": {"type": "null"}}})],
+            '{"name": "f", "arguments": {"default": null}}',
+            '{"name": "f", "arguments": {"default": 5}}',
+        ),
+        (
             [function("f", type="object", properties={"v": {"const": {"$ref": "#"}}})],
             '{"name": "f", "arguments": {"v": {"$ref": "#"}}}',
             '{"name": "f", "arguments": {"v": {"$ref": "#/$defs/0"}}}',

@@ -184,6 +184,12 @@ def test_thoughts_stand_apart(thinker):
     hidden = thinker.post(PATH, {**ASK, **told("Hm.</think>Sunny."), "include_reasoning": False}).json()
     message = hidden["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == (None, "Sunny.")
+    body = {**ASK, **told("Hm.</think>Sunny."), "include_reasoning": False, "logprobs": True, "return_token_ids": True}
+    choice = thinker.post(PATH, body).json()["choices"][0]
+    assert (choice["logprobs"], choice["token_ids"]) == (None, None)
+    chunks = [c["choices"][0] for c in events(thinker.post(PATH, {**body, "stream": True}))[:-1]]
+    assert all(chunk["logprobs"] is None and "token_ids" not in chunk for chunk in chunks)
+    assert "".join(chunk["delta"].get("content") or "" for chunk in chunks) == "Sunny."
     quick = both(thinker, {**ASK, **told("Sunny."), "chat_template_kwargs": {"quick": True}})
     assert (quick["message"]["reasoning"], quick["message"]["content"]) == (None, "Sunny.")
     chosen = both(thinker, {**ASK, **told("<think>a</think>b"), "chat_template_kwargs": {"quick": True}})

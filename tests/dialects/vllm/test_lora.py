@@ -59,6 +59,8 @@ def test_refusals(server, tmp_path):
             "InvalidUserInput",
             "conflicts with a served base",
         ),
+        ({"lora_name": "my adapter", "lora_path": str(ADAPTERS / "json")}, 400, "InvalidUserInput", "name: "),
+        ({"lora_name": "tgi", "lora_path": str(ADAPTERS / "json")}, 400, "InvalidUserInput", "name: "),
         ({"lora_name": "x", "lora_path": str(tmp_path)}, 404, "NotFoundError", "No adapter found for"),
         ({"lora_name": "x", "lora_path": "/\0"}, 404, "NotFoundError", "No adapter found for"),
         (

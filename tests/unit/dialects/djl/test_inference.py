@@ -7,6 +7,8 @@ import json
 import pytest
 
 from inference.dialects.djl import inference
+from inference.dialects.djl.lmi_reply import STREAMS
+from inference.errors import Unavailable
 from management.snapshot import AdapterEntry
 from tests.unit.dialects.djl.models import Djl
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
@@ -375,3 +377,24 @@ async def test_overload_is_throttled(start):
 async def test_beams_take_neutral_penalties(djl, penalty, status):
     answer = await djl.post("/invocations", {**ASK, "parameters": {"num_beams": 2, "repetition_penalty": penalty}})
     assert answer.status == status, answer.text
+
+
+async def test_a_path_may_end_with_a_slash(djl):
+    assert (await djl.post("/predictions/demo/", {"inputs": "Hello"})).status == 200
+    assert (await djl.get("/models/")).status == 200
+    assert (await djl.get("/models/demo/adapters/")).status == 200
+    assert (await djl.post("/models/demo//", {})).status in (404, 405)
+
+
+async def test_an_error_after_a_keep_alive_is_an_event():
+    error = STREAMS["sse"].render_error(Unavailable("gone"))
+    assert error.startswith(b"data: {")
+    assert error.endswith(b"\n\n")
+    assert json.loads(error.removeprefix(b"data: "))["code"] == 503
+
+
+async def test_a_key_of_an_answer_counts_with_the_adapters_header(djl):
+    named = {"idempotency_key": "one", "x_amzn_sagemaker_adapter_identifier": ""}
+    assert (await djl.post("/invocations", {"inputs": "Hello"}, **named)).status == 200
+    other = await djl.post("/invocations", {"inputs": "Hello"}, **{**named, "x_amzn_sagemaker_adapter_identifier": "b"})
+    assert other.status == 422

@@ -50,12 +50,14 @@ async def test_json_in_json_out(server):
 
 
 async def test_further_values_override(server):
-    server.worker.scripts += [says(" of Spain")] * 2
+    server.worker.scripts += [says(" of Spain")] * 3
     await server.predict(data=b'{"prompt": "a b", "max_tokens": 9}', max_tokens=b"5", temperature=b"0.5", seed=b"7")
     params = server.worker.submits[0].params
     assert (params.max_tokens, params.temperature, params.seed) == (5, 0.5, 7)
     assert await server.predict(data=b"The capital", max_new_tokens=b"4") != b""
     assert server.worker.submits[1].params.max_tokens == 4
+    await server.predict(data=b'{"prompt": "a b", "max_tokens": 9}', max_new_tokens=b"6")
+    assert server.worker.submits[2].params.max_tokens == 6
 
 
 async def test_a_conversation(server):
@@ -243,6 +245,7 @@ class TestOpenAI:
 @pytest.mark.parametrize("values", [
     {"data": b"a", "lora_adapter": b"fine"},
     {"data": b"a", "adapters": b'["fine"]'},
+    {"data": b"a", "adapters": b"fine"},
     {"data": b'{"prompt": "a", "model": "fine"}'},
     {"data": b'{"prompt": "a"}', "lora_adapter": b"fine", "url_path": b"v1/completions"},
 ])  # fmt: skip
@@ -250,6 +253,14 @@ async def test_adapters(server, values):
     server.registry.adapters = (AdapterEntry("fine", "d1", "/nowhere", 1),)
     server.registry.publish()
     await server.predict(**values)
+    assert server.worker.submits[-1].adapter.digest == "d1"
+
+
+@pytest.mark.parametrize("name", ["2024", "null", "true"])
+async def test_names_of_adapters_that_look_like_json(server, name):
+    server.registry.adapters = (AdapterEntry(name, "d1", "/nowhere", 1),)
+    server.registry.publish()
+    await server.predict(data=b"a", adapters=name.encode())
     assert server.worker.submits[-1].adapter.digest == "d1"
 
 
