@@ -161,10 +161,10 @@ class DeadlineChannel(http.HTTPChannel):
 
     def requestDone(self, request: Any) -> None:
         """The response is complete; a large one must also be read in time, and any if the connection ends with it: no further
-        request has a deadline.
+        request has a deadline, and over TLS the connection waits for the client's farewell.
         """
         super().requestDone(request)
-        if self._reading is None and self._unsent() > (LARGE_ANSWER_BYTES if self.persistent else 0):
+        if self._reading is None and (not self.persistent or self._unsent() > LARGE_ANSWER_BYTES):
             self._watch(self._unsent())
 
     def connectionLost(self, reason: Any) -> None:
@@ -183,20 +183,31 @@ class DeadlineChannel(http.HTTPChannel):
 
     def _unsent(self) -> int:
         """Bytes that wait for the client to read."""
-        transport = getattr(self.transport, "transport", None) or self.transport  # below TLS
+        transport = self._socket()
         if transport is None:
             return 0
         return len(transport.dataBuffer) - transport.offset + int(transport._tempDataLen)
+
+    def _socket(self) -> Any:
+        """Twisted's transport below TLS, if any; None once the connection is lost."""
+        return getattr(self.transport, "transport", None) or self.transport
 
     def _watch(self, before: int) -> None:
         self._reading = reactor.callLater(self.slow_client_timeout_s, self._still_unread, before)
 
     def _still_unread(self, before: int) -> None:
-        """Abort the connection if the client has read next to nothing since the last check."""
-        self._reading, now = None, self._unsent()
-        if now and before - now < LEAST_READ_BYTES:
+        """End the connection if the client has read next to nothing since the last check.
+
+        What the kernel has taken it still delivers: then only Twisted's TLS waits, for the client's close_notify.
+        """
+        self._reading, now, below = None, self._unsent(), self._socket()
+        unread = before - now < LEAST_READ_BYTES
+        if now and unread:
             self.transport.abortConnection()
-        elif now > (LARGE_ANSWER_BYTES if self.persistent else 0):
+        elif unread and not self.persistent:
+            if below is not None:
+                below.loseConnection()
+        elif not self.persistent or now > LARGE_ANSWER_BYTES:
             self._watch(now)
 
     def _expect(self, timeout_s: float) -> None:
