@@ -18,7 +18,7 @@ import msgspec
 import psutil
 import structlog
 from django.db import Error, IntegrityError, close_old_connections, transaction
-from django.db.models import Max
+from django.db.models import Exists, Max, OuterRef
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -46,6 +46,8 @@ COST_STEP = 0.001
 """USD by which the cost must have grown to be written on its own."""
 KEEP_DELETED = timedelta(hours=24)
 """How long the record of a deleted deployment is kept."""
+KEEP_ENDED = timedelta(days=7)
+"""How long the record of an ended worker is kept; the last one of its index is kept longer, for its epoch."""
 SILENT_FOR = timedelta(seconds=60)
 """A web process that has not reported for so long has ended without signing off."""
 HOUSEKEEPING_S = 30.0
@@ -279,8 +281,8 @@ class Ledger:
         Node.objects.update_or_create(name=os.uname().nodename, defaults=fields)
 
     def keep_house(self) -> None:
-        """Record this machine; remove the records of deployments that were deleted a day ago, of web processes that are gone,
-        the files of removed adapters, and the KV blocks of deleted deployments.
+        """Record this machine; remove the records of deployments that were deleted a day ago, of workers that ended a week ago,
+        of web processes that are gone, the files of removed adapters, and the KV blocks of deleted deployments.
         """
         if time.monotonic() - self._kept_at < HOUSEKEEPING_S:
             return
@@ -290,6 +292,10 @@ class Ledger:
             Deployment.objects.filter(
                 state=Deployment.State.DELETED, ended_at__lt=timezone.now() - KEEP_DELETED
             ).delete()
+            later = Worker.objects.filter(
+                deployment=OuterRef("deployment"), index=OuterRef("index"), epoch__gt=OuterRef("epoch")
+            )
+            Worker.objects.filter(Exists(later), ended_at__lt=timezone.now() - KEEP_ENDED).delete()
             WebProcess.objects.filter(seen_at__lt=Now() - SILENT_FOR).delete()
             digests = set(AdapterVersion.objects.values_list("digest", flat=True))
             kept = set(Deployment.objects.exclude(state=Deployment.State.DELETED).values_list("pk", flat=True))

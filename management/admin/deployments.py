@@ -13,7 +13,7 @@ from management.admin import engine_options
 from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor
 from management.admin.engine_options import EngineOptionsForm
 from management.admin.fields import NamesField, ProvidersField
-from management.models import Deployment, Worker
+from management.models import Deployment, ModelVersion, Worker
 from management.services import deployments
 from management.services.discovery import register_beside
 from management.services.errors import RegistryError
@@ -150,6 +150,12 @@ class DeploymentAdmin(ServiceAdmin):
     def get_queryset(self, request: HttpRequest) -> Any:
         """Without the records of deleted deployments."""
         return super().get_queryset(request).exclude(state=Deployment.State.DELETED)
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """The choices of a version, whose names need the model's."""
+        if db_field.name == "version":
+            kwargs["queryset"] = ModelVersion.objects.select_related("model")
+        return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         """Name and kind cannot be changed."""

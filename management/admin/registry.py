@@ -53,8 +53,12 @@ class ModelAdmin(ServiceAdmin):
     @admin.display(description="Default version")
     def default_source(self, obj: Model) -> str:
         """Number and source of the default version."""
-        version = obj.versions.filter(is_default=True).first()
-        return "" if version is None else f"{version.number}: {version.source}"
+        default = next((version for version in obj.versions.all() if version.is_default), None)
+        return "" if default is None else f"{default.number}: {default.source}"
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """With the versions."""
+        return super().get_queryset(request).prefetch_related("versions")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         """Name and kind cannot be changed."""
