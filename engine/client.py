@@ -88,6 +88,7 @@ class _Collector:
         self._pending: RequestOutput | None = None
         self._packed: deque[bytes] = deque()
         self._arrived = asyncio.Event()
+        self.holds = isinstance(message, Submit) and bool(message.hold)
         self.begun = False
         self.failure: str | None = None
 
@@ -173,8 +174,6 @@ class EngineClient:
         self._failure: str | None = None
         self._died = False
         """Whether the worker died by itself, as opposed to a close by this client or an ordered stop."""
-        self._all_begun: bool | None = None
-        """Whether each request in flight had brought something when the worker was lost."""
         self._silent_s = 0.0
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -304,12 +303,12 @@ class EngineClient:
             while not finished:
                 output = await collector.get()
                 finished = output.finish_reason is not None
-                if finished and output.finish_reason is not FinishReason.MOVED and not _goes_on(output):
+                if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
                     self._casualties.survived(message)
                 yield output
         except EngineDead:
             if self._failure is None and self.suspect:  # a hung worker counts as dead, though its process has not ended
-                self._note_death(collector)
+                self._note_death(collector, all_begun=False)
             raise
         finally:
             self._collectors.pop(message.request_id, None)
@@ -356,10 +355,10 @@ class EngineClient:
             self.histograms = message.histograms or self.histograms
             self._note_stats(message.stats, sum(output.finish_reason is not None for output in message.outputs))
             for output in message.outputs:
-                if _goes_on(output):
-                    self.draining = True  # as its next heartbeat will report
                 collector = self._collectors.get(output.request_id)
                 if collector is not None:  # else it was aborted meanwhile
+                    if _goes_on(output) and not collector.holds:  # what holds blocks also moves if it loses them
+                        self.draining = True  # as its next heartbeat will report
                     collector.put(output)
         elif isinstance(message, Heartbeat):
             self.draining = message.draining
@@ -381,16 +380,16 @@ class EngineClient:
     def _fail(self, reason: str, died: bool = True) -> None:
         if self._failure is None:
             self._failure, self._died = reason, died and not self.draining
+        all_begun = all(collector.begun for collector in self._collectors.values())
         for collector in self._collectors.values():
             if self._died and collector.failure is None:  # all are noted before one of them is sent elsewhere
-                self._note_death(collector)
+                self._note_death(collector, all_begun)
             collector.fail(self._failure)
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(EngineDead(self._failure))
 
-    def _note_death(self, collector: _Collector) -> None:
-        if self._all_begun is None:
-            self._all_begun = all(each.begun for each in self._collectors.values())
-        suspect = self._all_begun or not collector.begun
+    def _note_death(self, collector: _Collector, all_begun: bool) -> None:
+        """`all_begun`: whether each request in flight had brought something when the worker was lost."""
+        suspect = all_begun or not collector.begun
         self._casualties.died(collector.message, f"{self.worker_id} {self.epoch}", collector.reached, suspect)

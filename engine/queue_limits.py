@@ -62,7 +62,8 @@ class _Queue:
 
 
 def _tokens(request: Request) -> int:
-    return len(request.token_ids) - request.num_computed_tokens
+    """Those that are to be computed before it generates; the last one always is."""
+    return max(1, len(request.token_ids) - max(request.num_computed_tokens, request.num_reusable_tokens))
 
 
 def _live(waiting: Iterable[Request]) -> _Queue:
@@ -87,13 +88,14 @@ class QueueLimits:
         if not waiting:
             return None
         queue, rate, new = _live(waiting), self._rate(running), _tokens(request)
-        all_tokens, own = queue.num_tokens, queue.of(request.tenant.holder)
+        own = queue.of(request.tenant.holder)
         others = len(queue.requests) - len(own.requests)
         flows: dict[Tenant, int] = {}
         for other in queue.requests:
-            if other.band >= request.band:  # the rest does not come before it
+            later = other.tenant == request.tenant and other.priority > request.priority
+            if other.band >= request.band and not later:  # the rest does not come before it
                 flows[other.tenant] = flows.get(other.tenant, 0) + _tokens(other)
-        facts = _facts(all_tokens, rate)
+        facts = _facts(queue.num_tokens, rate)
         if request.deadline is not None and rate is not None:
             # No other flow is served more than this one before its own turn comes.
             ahead = min(sum(flows.values()), flows.get(request.tenant, 0) * len(flows))
@@ -101,6 +103,7 @@ class QueueLimits:
                 return Failure(FailureCode.TOO_LATE, facts)
         most = self._config.max_waiting_requests
         most_tokens = self._target_s * rate if self._target_s and rate is not None else math.inf
+        victims: list[tuple[Request, Failure]] = []
         while others and (
             len(own.requests) + 1 > max(1, int(most * SHARE))
             or (own.requests and own.num_tokens + new > most_tokens * SHARE)
@@ -108,15 +111,15 @@ class QueueLimits:
             lower = _Queue([other for other in _fresh(own) if other.band < request.band])
             if not lower.requests:
                 return Failure(FailureCode.OVER_SHARE, facts)
-            all_tokens -= self._drop(_newest(_lowest(lower)), queue, facts)
+            victims.append(_take_out(_newest(_lowest(lower)), queue, facts))
             own = queue.of(request.tenant.holder)
-        while queue.requests:
-            if len(queue.requests) < most and all_tokens + new <= most_tokens:
-                return None
+        while queue.requests and not (len(queue.requests) < most and queue.num_tokens + new <= most_tokens):
             victim = self._victim(queue, request, own.num_tokens + new)
             if victim is None:
                 return Failure(FailureCode.OVERLOADED, facts)
-            all_tokens -= self._drop(victim, queue, facts)
+            victims.append(_take_out(victim, queue, facts))
+        for victim, failure in victims:  # only now that the new one fits
+            self._drop(victim, failure)
         return None
 
     def shed(self, waiting: Sequence[Request], running: Sequence[Request], now: float) -> None:
@@ -136,8 +139,8 @@ class QueueLimits:
         rate = self._rate(running)
         candidates = _lowest(_Queue(_fresh(queue)))
         if candidates.requests:
-            victim = _newest(candidates.of(candidates.heaviest))
-            self._drop(victim, queue, _facts(queue.num_tokens, rate))
+            facts = _facts(queue.num_tokens, rate)
+            self._drop(*_take_out(_newest(candidates.of(candidates.heaviest)), queue, facts))
         self._dropped += 1
         self._next_drop = now + LATE_S / math.sqrt(self._dropped)
 
@@ -155,13 +158,9 @@ class QueueLimits:
             return None
         return _newest(theirs)
 
-    def _drop(self, victim: Request, queue: _Queue, facts: Facts) -> int:
-        """Mark a request as dropped and take it out of the queue. Returns its tokens."""
-        code = FailureCode.OVER_SHARE if len(queue.holders) > 1 else FailureCode.OVERLOADED
-        victim.dropped, victim.failure = FinishReason.ERROR, Failure(code, {**facts})
+    def _drop(self, victim: Request, failure: Failure) -> None:
+        victim.dropped, victim.failure = FinishReason.ERROR, failure
         self.num_shed += 1
-        queue.requests.remove(victim)
-        return _tokens(victim)
 
     def _rate(self, running: Sequence[Request]) -> float | None:
         """Prompt tokens a second in full steps beside what decodes now; None while it is not known."""
@@ -171,6 +170,13 @@ class QueueLimits:
         if decoding and config.max_step_ms:
             count = min(count, times.fitting(times.prompts_s(config.max_step_ms, decoding), 0))
         return times.prefill_rate(count, decoding)
+
+
+def _take_out(victim: Request, queue: _Queue, facts: Facts) -> tuple[Request, Failure]:
+    """Take the request out of the queue; why it is dropped, if it is."""
+    code = FailureCode.OVER_SHARE if len(queue.holders) > 1 else FailureCode.OVERLOADED
+    queue.requests.remove(victim)
+    return victim, Failure(code, {**facts})
 
 
 def _facts(tokens: int, rate: float | None) -> Facts:

@@ -91,6 +91,8 @@ class Request:
     """The computed tokens of steps whose results have been read."""
     num_pending_tokens: int = 0
     """The number of PENDING tokens at the end of `token_ids`."""
+    num_reusable_tokens: int = 0
+    """The first tokens that the prefix cache had when the request came."""
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0
@@ -113,9 +115,12 @@ class Request:
     """The request does not start before these blocks are here, or lost."""
     sampler_state: Any = None
     """The sampler's state between steps (penalty counts)."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Those of `params`, in which each token is looked up."""
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
+        self.stop_token_ids = frozenset(self.params.stop_token_ids)
 
     @property
     def decodes(self) -> bool:

@@ -96,12 +96,13 @@ class Scheduler:
             refusal = gate.refusal(request)
             if refusal is not None:
                 return refusal
+        self.pool.extend_hashes(request)
+        request.num_reusable_tokens = len(self.pool.match(self.pool.reusable(request))) * self.config.block_size
         # The limits are for new requests; a sequence that goes on here has been admitted once.
         if not request.num_output_tokens:
             refusal = self._limits.refusal(request, self.waiting, self.running, time.monotonic())
             if refusal is not None:
                 return refusal
-        self.pool.extend_hashes(request)
         self._policy.insert(request, self.waiting)
         return None
 
@@ -378,8 +379,8 @@ class Scheduler:
 
     def is_stop_token(self, request: Request, token: int) -> bool:
         """Whether the token ends this request's text."""
-        params = request.params
-        return (token in self.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
+        ends = token in self.eos_token_ids and not request.params.ignore_eos
+        return ends or token in request.stop_token_ids
 
     def _is_full(self, request: Request, length: int) -> bool:
         """Whether the request has reached its `max_tokens`, or the longest sequence, with its first `length` tokens."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from transformers import AutoModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
-OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "data2vec-text", "esm"}
-"""Families whose positions begin after the padding id, so that fewer tokens fit than there are positions."""
 LEAST_FILLED = 0.75
 """A text joins a padded batch only if it fills at least this fraction of the batch's row length."""
 
@@ -86,14 +85,12 @@ def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
     # `is_decoder` set in their configuration are encoders too.
     causal = text_config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not hasattr(text_config, "is_decoder")
     pooling = read_pooling(directory, causal)
-    own = max_model_len(hf_config, 0)
-    if text_config.model_type in OFFSET_POSITIONS:
-        own -= int(text_config.pad_token_id or 0) + 1
+    progress.begin("reading the weights")
+    model = from_pretrained(AutoModel, directory, dtype, unused="pooler.")
+    own = min([max_model_len(hf_config, 0), *_position_tables(model)])
     own = min(own, pooling.max_tokens or own)
     if config.max_model_len > own:
         raise ModelError(f"max_model_len must be at most {own}, the model's own limit, got {config.max_model_len}")
-    progress.begin("reading the weights")
-    model = from_pretrained(AutoModel, directory, dtype, unused="pooler.")
     hidden = int(text_config.hidden_size)
     dimensions = pooling.dimensions(hidden)
     lengths = getattr(hf_config, "matryoshka_dimensions", None) or []
@@ -114,6 +111,13 @@ def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
     progress.begin("verifying the model")
     _check_padding(loaded)
     return loaded
+
+
+def _position_tables(model: nn.Module) -> list[int]:
+    """The tokens that fit into tables of positions which begin after the padding id, as those of RoBERTa and its descendants do."""
+    tables = [table for name, table in model.named_modules() if name.endswith("position_embeddings")]
+    offset = [table for table in tables if isinstance(getattr(table, "padding_idx", None), int)]
+    return [table.weight.shape[0] - table.padding_idx - 1 for table in offset]
 
 
 def _check_padding(loaded: EmbeddingModel) -> None:

@@ -135,7 +135,7 @@ class DeviceBackend:
             return self._graphs.run(batch)
         ids, positions = (to_device(t, self.device) for t in (batch.input_ids, batch.positions))
         rows = batch.logits_rows if len(batch.logits_rows) else torch.zeros(1, dtype=torch.int64)
-        self._slots.begin_step(batch.segments, batch.input_ids.shape[1], cache.dtype)
+        self._slots.begin_step(batch.segments, batch.input_ids.shape[1])
         try:
             with attend_with(DeviceAttention(cache, batch, self.device)):
                 return forward(fill_in(ids, batch.chosen), positions, to_device(rows, self.device))

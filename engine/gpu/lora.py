@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from engine.adapters.failures import AdapterCode, AdapterError
 from engine.adapters.peft import dora_factors
 from engine.gpu.attention import to_device
 
@@ -39,7 +40,7 @@ class Slots:
         self.rows = 0
         """The rows of the current step."""
         self.mask: torch.Tensor | None = None
-        """[T, slots * rank]: 1 in the columns of the row's slot, else 0; None in steps without adapters."""
+        """[T, slots * rank] bool: the columns of the row's slot; None in steps without adapters."""
         self.row_slots: torch.Tensor | None = None
         """[T] int64: the slot of each row, or `count` for rows without an adapter."""
 
@@ -49,7 +50,7 @@ class Slots:
             self.numbers[digest] = min(set(range(self.count)) - set(self.numbers.values()))
         return self.numbers[digest]
 
-    def begin_step(self, segments: Segments, rows: int, dtype: torch.dtype) -> None:
+    def begin_step(self, segments: Segments, rows: int) -> None:
         """Set the step's adapter mask; valid until `end_step`."""
         self.rows = rows
         if not segments:
@@ -59,7 +60,7 @@ class Slots:
             of_row[first : first + number] = self.numbers[digest]
         self.row_slots = to_device(of_row, self.device)
         slot_of_column = torch.arange(self.count, device=self.device).repeat_interleave(self.rank)
-        self.mask = (self.row_slots[:, None] == slot_of_column).to(dtype)
+        self.mask = self.row_slots[:, None] == slot_of_column
 
     def end_step(self) -> None:
         """Clear the step's adapter mask."""
@@ -96,6 +97,8 @@ class SlotLinear(nn.Module):
             factors = dora_factors(self.parts[0][0], found.magnitude, weight + found.b @ found.a)
         dtype = self._weight().dtype
         a, b = found.a.to(dtype), found.b.t().contiguous().to(dtype)
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in (a, b)):  # float16 has less room
+            raise AdapterError(AdapterCode.NOT_FINITE, layer=self.parts[0][0])
         if self.slots.device.type == "cuda":
             a, b = a.pin_memory(), b.pin_memory()
         return SlotWeights(a, b, factors)
@@ -136,7 +139,9 @@ class SlotLinear(nn.Module):
         if mask is None or self._a is None or self._b is None or not self._mine:
             return y
         flat = x.reshape(-1, self.in_features)
-        added = ((F.linear(flat, self._a) * mask) @ self._b).view_as(y)
+        # Chosen, not multiplied by zero: what is infinite in another's adapter would be NaN here.
+        own = torch.where(mask, F.linear(flat, self._a), 0)
+        added = (own @ self._b).view_as(y)
         if self._factors is None or self.slots.row_slots is None:
             return y + added
         bias = self.base.bias if self.base.bias is not None else 0.0

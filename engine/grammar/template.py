@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -56,13 +57,16 @@ class Template:
 
     def run(self) -> None:
         """Serve until the worker closes the connection."""
+        next_watch = 0.0
         while True:
-            ready, _, _ = select.select([self._connection], [], [], WATCH_S if self._children else None)
+            left_s = max(0.0, next_watch - time.monotonic())
+            ready, _, _ = select.select([self._connection], [], [], left_s if self._children else None)
             if ready and not self._receive():
                 return
             self._reap()
-            if not ready:
+            if time.monotonic() >= next_watch:  # however many messages come
                 self._watch()
+                next_watch = time.monotonic() + WATCH_S
 
     def _receive(self) -> bool:
         data, files, _, _ = socket.recv_fds(self._connection, 1 << 16, FILES)
@@ -84,7 +88,13 @@ class Template:
 
     def _fork(self, number: int, connection: int, table: int) -> None:
         assert self._tokenizer is not None
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no processes or no memory are left: only this grammar's requests fail
+            logger.warning("grammar process %d: %s", number, error)
+            os.close(connection)
+            os.close(table)
+            return
         if pid:
             self._children[pid] = _Child(number)
             os.close(connection)

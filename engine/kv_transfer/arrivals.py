@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 MAX_FETCHES = 16
 """Transfers that are fetched at a time; further ones wait."""
+MAX_EARLY = 16
+"""Transfers beside them that are fetched while their prompts are computed, which may take long; further ones begin with their requests."""
 MAX_ARRIVALS = 64
 MAX_STAGED_BYTES = 512 << 20
 """Bytes that wait for their requests to start, above which no further transfer begins."""
@@ -94,31 +96,37 @@ class Arrivals:
         self._transport = transport
         self._arrivals: list[Arrival] = []
         self._slots = threading.BoundedSemaphore(MAX_FETCHES)
+        self._early = threading.BoundedSemaphore(MAX_EARLY)
 
-    def begin(self, source: KvSource, arrival: Arrival) -> None:
-        """Fetch the blocks of an arrival in a thread, unless too many are on their way."""
+    def begin(self, source: KvSource, arrival: Arrival, early: bool) -> None:
+        """Fetch the blocks of an arrival in a thread, unless too many are on their way; `early`: before its request comes."""
         self._arrivals = [other for other in self._arrivals if other.staged_bytes or not other.settled]
         staged = sum(other.staged_bytes for other in self._arrivals)
         if len(self._arrivals) >= MAX_ARRIVALS or staged > MAX_STAGED_BYTES:
             arrival.settle(TransferCode.CROWDED)
             return
+        if early and not self._early.acquire(blocking=False):
+            arrival.settle(TransferCode.CROWDED)
+            return
         self._arrivals.append(arrival)
-        threading.Thread(target=self._fetch, args=(source, arrival), name="kv-fetch", daemon=True).start()
+        threading.Thread(target=self._fetch, args=(source, arrival, early), name="kv-fetch", daemon=True).start()
 
     def close(self) -> None:
         """Cancel all arrivals."""
         for arrival in self._arrivals:
             arrival.cancel()
 
-    def _fetch(self, source: KvSource, arrival: Arrival) -> None:
+    def _fetch(self, source: KvSource, arrival: Arrival, early: bool) -> None:
         failure: TransferCode | None = TransferCode.LOST
+        if not early:
+            self._slots.acquire()
         try:
-            with self._slots:
-                self._transport.fetch(source, arrival.wanted, arrival)
+            self._transport.fetch(source, arrival.wanted, arrival)
             failure = None
         except TransferFailed as error:
             failure = error.code
         except Exception:  # an outer boundary: a thread of its own, and the request must not wait for ever
             logger.exception("fetching blocks failed")
         finally:
+            (self._early if early else self._slots).release()
             arrival.settle(failure)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_SENDS = 16
-"""Receivers that are served at a time; further ones compute their prompts."""
+"""Receivers that are served at a time; further ones compute their prompts. So many besides that wait for prompts that are computed."""
 
 
 class Transfers:
@@ -48,6 +48,7 @@ class Transfers:
         self.holds = Holds(pool)
         self._arrivals = Arrivals(self._transport)
         self._sends = threading.BoundedSemaphore(MAX_SENDS)
+        self._early_sends = threading.BoundedSemaphore(MAX_SENDS)
         self.failures: Counter[TransferCode] = Counter()
         """Why blocks did not come, of the requests that have started since."""
         self.num_fetched_blocks = 0
@@ -82,7 +83,8 @@ class Transfers:
         if self._config.prefix_caching:
             extend_hashes(hashes, cache_key(message.adapter, message.cache_salt), tokens, len(tokens), size)
         identity = self._identity(message.adapter, message.cache_salt, tokens)
-        self._early[source.transfer_id] = self._begin(source, identity, hashes), time.monotonic() + HOLD_S
+        arrival = self._begin(source, identity, hashes, early=True)
+        self._early[source.transfer_id] = arrival, time.monotonic() + HOLD_S
 
     def release(self, transfer_ids: list[str]) -> None:
         """End these transfers' holds, and drop what has been fetched of them ahead of a request."""
@@ -110,7 +112,9 @@ class Transfers:
         self.holds.close()
 
     def _serve(self, connection: socket.socket, pull: Pull) -> None:
-        if not self._sends.acquire(blocking=False):
+        hold = self.holds.find(pull.transfer_id)
+        sends = self._sends if hold is None or hold.kept else self._early_sends
+        if not sends.acquire(blocking=False):
             connection.close()
             return
         try:
@@ -119,7 +123,7 @@ class Transfers:
         except Exception:  # an outer boundary: a thread of its own
             logger.exception("sending blocks failed")
         finally:
-            self._sends.release()
+            sends.release()
 
     def _hold(self, request: Request, transfer_id: str) -> Hold:
         config, count = self._config, len(request.token_ids)
@@ -136,9 +140,9 @@ class Transfers:
         # Like the scheduler, which takes nothing from the prefix cache for a request with log-probabilities of its prompt.
         hashes = request.block_hashes if request.params.prompt_logprobs is None else []
         full = min(source.num_tokens, len(request.token_ids) - 1) // self._config.block_size
-        return self._begin(source, identity, hashes[:full])
+        return self._begin(source, identity, hashes[:full], early=False)
 
-    def _begin(self, source: KvSource, identity: Identity, hashes: Sequence[bytes]) -> Arrival:
+    def _begin(self, source: KvSource, identity: Identity, hashes: Sequence[bytes], early: bool) -> Arrival:
         """Fetch the blocks that the prefix cache does not have now."""
         num_blocks, matched = -(-source.num_tokens // self._config.block_size), len(self._pool.match(hashes))
         wanted = Wanted(identity, source.num_tokens, matched, num_blocks, self._blocks.block_bytes)
@@ -146,7 +150,7 @@ class Transfers:
         if matched == num_blocks:
             arrival.settle(None)
         else:
-            self._arrivals.begin(source, arrival)
+            self._arrivals.begin(source, arrival, early)
         return arrival
 
     def _forget_early(self) -> None:

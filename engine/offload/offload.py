@@ -63,7 +63,8 @@ class Offload:
         to_memory = [d for d in new if self._memory is not None and d not in self._memory]
         to_disk = [d for d in new if self._disk is not None and self._disk.wants(d)]
         if self._disk is not None:
-            to_disk = to_disk[: self._disk.room(len(to_disk))]
+            # The first blocks of a prompt come last here, and later ones are found through them alone.
+            to_disk = to_disk[::-1][: self._disk.room(len(to_disk))]
         digests = list(dict.fromkeys([*to_memory, *to_disk]))
         wanted = set(to_disk)
         try:

@@ -227,14 +227,26 @@ def _draw_together(logits: torch.Tensor, params: list[SamplingParams], uniforms:
         of_rows = logits if len(rows) == len(params) else logits[rows]
         temperatures = [params[row].temperature for row in rows]
         heat = torch.tensor(temperatures)[:, None]
-        found = ops.select(of_rows, temperatures, count) if count < logits.shape[1] else None
-        if found is None:
-            scaled = (of_rows - of_rows.amax(-1, keepdim=True)) / heat
-            return (*scaled.topk(count), scaled.logsumexp(-1, keepdim=True))
+        if count == logits.shape[1]:
+            return _best(of_rows, heat, count)
+        found = ops.select(of_rows, temperatures, count)
         values, order = found.values.topk(count)
-        return (values - values[:, :1]) / heat, found.ids.gather(1, order), found.log_totals
+        best = (values - values[:, :1]) / heat, found.ids.gather(1, order), found.log_totals
+        for row in found.overflown:  # each by itself, so that the others do not depend on it
+            here = slice(row, row + 1)
+            for target, source in zip(best, _best(of_rows[here], heat[here], count), strict=True):
+                target[here] = source
+        return best
 
     return draw(candidates, params, uniforms, logits.shape[1])
+
+
+def _best(logits: torch.Tensor, heat: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The `count` best of each row of logits [B, V] less its best and over its temperature `heat` [B, 1], their ids [B, count], and the
+    logarithms [B, 1] of the sums over whole rows.
+    """
+    scaled = (logits - logits.amax(-1, keepdim=True)) / heat
+    return (*scaled.topk(count), scaled.logsumexp(-1, keepdim=True))
 
 
 def _draw(logits: torch.Tensor, p: SamplingParams, u: float) -> int:

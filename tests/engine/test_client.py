@@ -127,6 +127,22 @@ async def test_what_ended_well_was_not_the_cause(tmp_path):
     assert result[0].token_ids == [3]
 
 
+@pytest.mark.parametrize("code", [FailureCode.OVERLOADED, FailureCode.STEP_FAILED])
+async def test_a_refusal_absolves_nobody(tmp_path, code):
+    """It comes most often after a death, when others have more to do."""
+
+    def refuse(message, writer):
+        refused = RequestOutput(message.request_id, finish_reason=FinishReason.ERROR, error=Failure(code))
+        writer.write(frame(Outputs([refused], Stats())))
+
+    casualties = Casualties()
+    for epoch, does in enumerate([die, refuse, die], 1):
+        async with connected(tmp_path, does, casualties, epoch) as client:
+            await asyncio.gather(ask(client, [1]), return_exceptions=True)
+    async with connected(tmp_path, answer, casualties, epoch=4) as client:
+        assert (await ask(client, [1]))[0].error == Failure(FailureCode.POISONOUS)
+
+
 async def test_hanging_up_is_no_death(tmp_path):
     casualties = Casualties()
     for epoch in (1, 2):
@@ -245,6 +261,12 @@ async def test_a_replay_counts_as_the_request_that_it_continues(tmp_path):
     async with connected(tmp_path, move, casualties, epoch=4) as client:
         (refused,) = await replay(client, [5])
         assert refused.error == Failure(FailureCode.POISONOUS)
+
+
+async def test_a_prefill_that_loses_its_blocks_is_no_sign_of_draining(tmp_path):
+    async with connected(tmp_path, move) as client:
+        assert (await replay(client, [], hold="t"))[-1].finish_reason is FinishReason.MOVED
+        assert not client.draining
 
 
 def held(epoch):

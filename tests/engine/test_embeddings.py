@@ -221,3 +221,12 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path, name):
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(ModelError, match=reason):
         made_by(tmp_path / "bert")
+
+
+@pytest.mark.parametrize("kind", ["roberta", "roberta-prelayernorm", "ibert", "mpnet", "bert"])
+def test_the_longest_text_is_what_the_table_of_positions_holds(tmp_path, kind):
+    """Of some families positions begin after the padding id."""
+    core = made_by(encoder(tmp_path, kind, max_position_embeddings=40, pad_token_id=1))
+    longest = core.info.max_model_len
+    assert longest == (40 if kind == "bert" else 38)
+    assert np.isfinite(vectors(core, [[5] * longest])).all()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,7 @@ from llguidance import LLMatcher
 from engine.failures import FailureCode
 from engine.grammar import processes, serve, template, wire
 from engine.grammar.source import source
+from engine.messages import frame
 from engine.sampling.params import Grammar
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
@@ -257,6 +260,51 @@ def test_a_grammar_that_keeps_crashing_is_not_tried_for_ever(driver):
         driver.run()
         assert driver.finish_reason(i) == "error"
     assert driver.engine.grammars._next_number == first + 2, "the third was refused without a process"
+
+
+def test_memory_is_watched_however_many_messages_come(monkeypatch):
+    """In this process: a message for each time that it waits for one."""
+    ours, theirs = socket.socketpair()
+    watches, ended = [], frame(wire.Kill(0))
+    with ours, theirs:
+        watched = template.Template(theirs)
+
+        def watch() -> None:
+            watches.append(1)
+            if len(watches) == 3:
+                ours.shutdown(socket.SHUT_WR)
+
+        def receive(received=watched._receive) -> bool:
+            if len(watches) < 3:
+                ours.sendall(ended)
+            return received()
+
+        monkeypatch.setattr(watched, "_watch", watch)
+        monkeypatch.setattr(watched, "_receive", receive)
+        monkeypatch.setattr(watched, "_reap", lambda: None)
+        watched._children[os.getpid()] = template._Child(1)
+        ours.sendall(ended)
+        watched.run()
+    assert len(watches) >= 3
+
+
+def test_a_process_that_cannot_be_started_costs_its_grammar_alone(monkeypatch):
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        made = template.Template(theirs)
+        made._tokenizer = object()
+        monkeypatch.setattr(os, "fork", fork)
+        mine, its = socket.socketpair()
+        table = os.memfd_create("masks")
+        made._fork(7, its.detach(), table)
+        assert not made._children
+        with mine:
+            assert mine.recv(1) == b"", "its worker sees the end"
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(table)
 
 
 def test_no_process_outlives_its_engine():

@@ -150,3 +150,14 @@ def test_what_follows_from_the_rows_is_asked_once_and_only_if_it_held():
             checks.check_norm(x, weight, narrow)
     with pytest.raises(ShapeError):
         checks.check_norm(x, weight, narrow)
+
+
+def test_what_is_known_of_shapes_does_not_grow_for_ever(monkeypatch):
+    monkeypatch.setattr(checks, "MOST_SIGNATURES", 3)
+    passed = set()
+    for rows in range(8):
+        with checks.known_after_once(passed, (rows,)):
+            assert not checks.known()
+        with checks.known_after_once(passed, (rows,)):
+            assert checks.known()
+        assert len(passed) <= 3

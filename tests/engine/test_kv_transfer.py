@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.failures import FinishReason
 from engine.kv_transfer import transfers
+from engine.kv_transfer.arrivals import MAX_FETCHES, Arrival, Arrivals
 from engine.kv_transfer.handle import KvSource, TransferCode, new_transfer_id
 from engine.messages import AdapterRef
 from tests.conftest import DEMO
@@ -322,3 +324,27 @@ def test_a_worker_whose_files_cannot_be_read_again_computes_everything_itself(tm
     assert "no KV blocks are exchanged" in caplog.text
     driver.engine.close()
     door.close()
+
+
+def test_fetches_ahead_of_their_prompts_delay_no_other(monkeypatch):
+    """A transport that gives nothing before the prompt is computed."""
+    computed = threading.Event()
+
+    class Waits:
+        def fetch(self, source, wanted, arrival):
+            if source is None:
+                assert computed.wait(60)
+
+    monkeypatch.setattr("engine.kv_transfer.arrivals.MAX_EARLY", 2)
+    arrivals = Arrivals(Waits())
+    early = [Arrival(None, None, None, None) for _ in range(3)]
+    for each in early:
+        arrivals.begin(None, each, early=True)
+    assert (early[2].settled, early[2].failure) == (True, TransferCode.CROWDED)
+    ready = [Arrival(None, None, None, None) for _ in range(MAX_FETCHES + 2)]
+    for each in ready:
+        arrivals.begin("ready", each, early=False)
+    wait_until(lambda: all(each.settled for each in ready))
+    assert not any(each.failure or other.settled for each, other in zip(ready, early[:2], strict=False))
+    computed.set()
+    wait_until(lambda: all(each.settled for each in early))

@@ -142,7 +142,7 @@ class OnAGpu:
     @torch.inference_mode()
     def applied(self, one: Adapter, x: torch.Tensor) -> torch.Tensor:
         self.layer.put("a", self.make(one))
-        self.layer.slots.begin_step(((0, len(x), "a"),), len(x), x.dtype)
+        self.layer.slots.begin_step(((0, len(x), "a"),), len(x))
         return self.layer(x)
 
 
@@ -172,3 +172,29 @@ def test_a_magnitude_of_a_row_of_zeros_is_refused(device, magnitude):
     scaled = LoraWeights(torch.ones(2, 64), torch.zeros(48, 2), torch.full((48,), magnitude))
     with pytest.raises(AdapterError, match=r"p: .* a row of zeros"):
         device(weight).make(Adapter({"p": scaled}))
+
+
+@torch.inference_mode()
+def test_another_slots_infinities_do_not_matter():
+    """On a device the products are those with all slots."""
+    lora = pytest.importorskip("engine.gpu.lora", reason="triton is not installed")
+    generator = torch.Generator().manual_seed(4)
+    layer = lora.SlotLinear(nn.Linear(64, 48), "p", lora.Slots(2, 4, torch.device("cpu")))
+    x = torch.randn(5, 64, generator=generator) * 10
+    calm = Adapter({"p": LoraWeights(torch.randn(4, 64, generator=generator), torch.ones(48, 4), None)})
+    layer.put("calm", layer.make(calm))
+    layer.slots.begin_step(((0, 3, "calm"),), len(x))
+    expected = layer(x)
+    layer.put("wild", layer.make(Adapter({"p": LoraWeights(torch.full((4, 64), 3e38), torch.ones(48, 4), None)})))
+    layer.slots.begin_step(((0, 3, "calm"),), len(x))
+    assert torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize("where", ["a", "b"])
+def test_a_weight_beyond_a_devices_type_is_refused(where):
+    lora = pytest.importorskip("engine.gpu.lora", reason="triton is not installed")
+    layer = lora.SlotLinear(nn.Linear(64, 48, dtype=torch.float16), "p", lora.Slots(1, 4, torch.device("cpu")))
+    weights = {"a": torch.ones(4, 64), "b": torch.ones(48, 4)}
+    weights[where] *= 1e6
+    with pytest.raises(AdapterError, match="p: a weight is not a finite number"):
+        layer.make(Adapter({"p": LoraWeights(weights["a"], weights["b"], None)}))

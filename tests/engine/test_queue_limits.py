@@ -35,9 +35,9 @@ def request(number: int, tenant: Tenant = HEAVY, length: int = 100, **fields) ->
     return Request((1, number), [1] * length, params, arrival=float(number), tenant=tenant, **fields)
 
 
-def scheduler(step_time: StepTime | None = None, **options) -> Scheduler:
+def scheduler(step_time: StepTime | None = None, prefix_caching: bool = False, **options) -> Scheduler:
     config = EngineConfig(**{"model": "none", "block_size": 4, "target_ttft_ms": 0, **options})
-    return Scheduler(config, BlockPool(50_000, 4, False), 100_000, [], Fair(), step_time=step_time)
+    return Scheduler(config, BlockPool(50_000, 4, prefix_caching), 100_000, [], Fair(), step_time=step_time)
 
 
 def codes(made: Scheduler, *requests: Request) -> list[FailureCode | None]:
@@ -212,3 +212,43 @@ def test_prompts_leave_a_token_to_each_that_decodes():
         counts = dict(zip(batch.requests, batch.num_new_tokens, strict=True))
         assert [counts.get(each) for each in short] == [1, 1]
         assert sum(batch.num_new_tokens) == 64
+
+
+def test_what_is_in_the_prefix_cache_takes_no_time():
+    made = scheduler(measured(), prefix_caching=True, target_ttft_ms=1000)
+    before = request(0, length=5000)
+    assert codes(made, before) == [None]
+    (batch,) = [made.schedule()]
+    assert batch.requests == [before]
+    before.num_computed_tokens = before.num_read_tokens = 512
+    made.pool.allocate(before, 5000)
+    made.pool.cache(before, 5000)
+    assert codes(made, *(request(n, length=4900) for n in range(1, 9))) == [None] * 8
+    other = Request((1, 9), [2] * 1200, SamplingParams(max_tokens=2), arrival=9.0, tenant=HEAVY)
+    assert codes(made, other) == [FailureCode.OVERLOADED]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "newcomer"),
+    [
+        ([(LIGHT, 300, 0), (LIGHT, 300, 0), (Tenant("b"), 350, 0)], (HEAVY, 500, 0)),
+        ([(LIGHT, 100, 0), (Tenant("b"), 500, 1)], (HEAVY, 900, 1)),
+        ([(LIGHT, 50, 0), (LIGHT, 300, 1), (Tenant("b"), 300, 1)], (LIGHT, 300, 1)),
+    ],
+)
+def test_nobody_is_dropped_for_a_request_that_is_refused(waiting, newcomer):
+    made = scheduler(measured(), target_ttft_ms=1000)
+    numbered = [request(n, tenant, length, band=band) for n, (tenant, length, band) in enumerate(waiting, 1)]
+    assert codes(made, *numbered) == [None] * len(waiting)
+    tenant, length, band = newcomer
+    (refused,) = codes(made, request(9, tenant, length, band=band))
+    assert refused in (FailureCode.OVERLOADED, FailureCode.OVER_SHARE)
+    assert dropped(made) == []
+
+
+def test_a_tenants_less_urgent_requests_do_not_make_its_others_late():
+    made = scheduler(measured())
+    now = time.monotonic()
+    assert codes(made, *(request(n, length=1000, priority=5) for n in range(1, 7))) == [None] * 6
+    assert codes(made, request(7, deadline=now + 2.0)) == [None]
+    assert codes(made, request(8, deadline=now + 2.0, priority=5)) == [FailureCode.TOO_LATE]

@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
+from engine.cpu.kernels import ops
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampler, uniform
@@ -159,3 +160,27 @@ def test_processed_alternatives_are_those_that_the_filters_keep():
     asked = request(top_k=2, logprobs=5, logprobs_mode="processed", seed=1)
     _, (found,) = Sampler([]).sample([(asked, 0)], logits)
     assert [token for token, _ in found.top] == [9, 8]
+
+
+def test_a_row_of_too_many_equals_changes_no_other():
+    generator = torch.Generator().manual_seed(5)
+    mine, equals = torch.randn(1, 5000, generator=generator) * 3, torch.zeros(1, 5000)
+    alone = ops.select(mine, [0.9], 256)
+    beside = ops.select(torch.cat([mine, equals]), [0.9, 0.9], 256)
+    assert (alone.overflown, beside.overflown) == ([], [1])
+    for name in ("values", "ids", "log_totals"):
+        assert torch.equal(getattr(beside, name)[:1], getattr(alone, name))
+    rows = [request(seed=8, temperature=0.9, top_p=0.9), request(seed=9, temperature=0.9, top_p=0.5)]
+    together = Sampler([]).sample([(row, 0) for row in rows], torch.cat([mine, equals]))[0]
+    apart = [Sampler([]).sample([(row, 0)], x)[0][0] for row, x in zip(rows, (mine, equals), strict=True)]
+    assert together == apart
+
+
+@pytest.mark.parametrize("columns", [1024, 5000])
+def test_rounding_never_draws_a_token_of_next_to_no_weight(columns):
+    """A sum of float32 is sometimes more than that of its terms in float64, and a number may lie between the two."""
+    generator = torch.Generator().manual_seed(6)
+    logits = torch.randn(200, columns, generator=generator)
+    logits[:, -8:] = -60.0
+    drawn = ops.choose(logits, [1.0] * len(logits), [1 - 2**-53] * len(logits))
+    assert all(float(row[token]) > -60 for row, token in zip(logits, drawn, strict=True))

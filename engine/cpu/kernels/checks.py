@@ -17,6 +17,9 @@ from engine.cpu.kernels.lora import FIELDS, RANKS
 from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
 from engine.shapes import require
 
+MOST_SIGNATURES = 4096
+"""Signatures that are remembered; then it begins anew."""
+
 _known = False
 
 
@@ -36,6 +39,8 @@ def known_after_once(passed: set[tuple[int, ...]] | None, signature: tuple[int, 
         yield
     finally:
         _known = False
+    if len(passed) >= MOST_SIGNATURES:
+        passed.clear()
     passed.add(signature)
 
 

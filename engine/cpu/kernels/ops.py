@@ -337,18 +337,18 @@ def choose(logits: torch.Tensor, temperatures: Sequence[float], uniforms: Sequen
 @dataclass(frozen=True, slots=True)
 class Selected:
     """The best tokens of rows of logits: values [B, N] float32, -inf after a row's last, ids [B, N] int64, N the same
-    for all; of each row the log [B, 1] of the sum of e^((x - best) / temperature) over all its tokens.
+    for all; of each row the log [B, 1] of the sum of e^((x - best) / temperature) over all its tokens. `overflown`: the rows of which
+    nothing was selected, as they have too many equals.
     """
 
     values: torch.Tensor
     ids: torch.Tensor
     log_totals: torch.Tensor
+    overflown: list[int]
 
 
-def select(logits: torch.Tensor, temperatures: Sequence[float], wanted: int) -> Selected | None:
-    """At least the `wanted` best of every row of logits [B, V] that are over e^-32 of its best; None where a row has
-    too many equals for that.
-    """
+def select(logits: torch.Tensor, temperatures: Sequence[float], wanted: int) -> Selected:
+    """At least the `wanted` best of every row of logits [B, V] that are over e^-32 of its best."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, columns = logits.shape
@@ -362,7 +362,6 @@ def select(logits: torch.Tensor, temperatures: Sequence[float], wanted: int) -> 
         rows, columns, logits.data_ptr(), logits.stride(0), heat.data_ptr(), wanted, room, values.data_ptr(),
         ids.data_ptr(), counts.data_ptr(), totals.data_ptr(), work=rows * columns // 4,
     )  # fmt: skip
-    if int(counts.min()) < 0:
-        return None
     beyond = torch.arange(room) >= counts[:, None]
-    return Selected(values.masked_fill_(beyond, -torch.inf), ids, totals.log_())
+    overflown = (counts < 0).nonzero().flatten().tolist()
+    return Selected(values.masked_fill_(beyond, -torch.inf), ids, totals.log_(), overflown)

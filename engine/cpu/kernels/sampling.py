@@ -69,14 +69,19 @@ def choose_kernel(kind: int) -> Any:
                         break
                 reached += part
                 begin += CHUNK
-            begin, chosen = chosen, 0
+            begin, chosen = chosen, -1
+            nearest, heaviest = LEAST, 0
             for i in range(begin, min(begin + CHUNK, start + columns)):
                 x = (load(logits, i, kind) - highest) * scale
                 if x > LEAST:
-                    chosen = i - start
+                    if x > nearest:
+                        nearest, heaviest = x, i - start
                     reached += exp(x)
                     if reached >= target:
+                        chosen = i - start
                         break
+            if chosen < 0:  # the chunk's sum was rounded up
+                chosen = heaviest
             store_int(out, row, min(max(chosen, 0), columns - 1))  # whatever the logits were
 
     return choose

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MAX_TOP_K = 1000
 MAX_STOP_STRINGS, MAX_STOP_LENGTH, MAX_STOP_TOTAL = 1024, 1024, 32768
+MAX_STOP_TOKEN_IDS = 1024
+"""Our own limit: MindIE has none but that of the body."""
 
 
 @dataclass(slots=True)
@@ -107,7 +109,12 @@ def stop_token_ids(fields: Fields) -> list[int]:
         raise invalid("Parameter stop_token_ids not array")
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in value):
         raise invalid("Parameter stop_token_ids not list[int]")
-    return value
+    different = list(dict.fromkeys(value))
+    if len(different) > MAX_STOP_TOKEN_IDS:
+        raise invalid(
+            f"Parameter stop_token_ids must have at most {MAX_STOP_TOKEN_IDS} different ids, but got {len(different)}"
+        )
+    return different
 
 
 def utf16_length(text: str) -> int:

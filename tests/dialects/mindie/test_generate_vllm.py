@@ -52,6 +52,10 @@ def test_adapters_by_name(mindie):
         ({"frequency_penalty": -2.1}, "Parameter frequency_penalty should be in [-2.0, 2.0], got -2.1."),
         ({"stop_token_ids": 5}, "Parameter stop_token_ids not array"),
         ({"stop_token_ids": ["x"]}, "Parameter stop_token_ids not list[int]"),
+        (
+            {"stop_token_ids": [*range(1025), 0]},
+            "Parameter stop_token_ids must have at most 1024 different ids, but got 1025",
+        ),
         ({"best_of": 129}, "Parameter [best_of] should be in [1, 128], got 129."),
         ({"n": 0}, "Parameter [n] should be in [1, 8192], got 0. "),
         ({"n": 8193}, "Parameter [n] should be in [1, 8192], got 8193. "),
