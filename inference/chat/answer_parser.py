@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AnswerPart:
-    """What one piece of text added: reasoning, then texts and pieces of calls in the model's order. Both are empty while undecided."""
+    """What one piece of text added: reasoning, then texts and pieces of calls in the model's order. Both are empty while undecided.
+    `reasons`: the piece begins or ends within the reasoning.
+    """
 
     reasoning: str
     parts: list[Part]
+    reasons: bool = False
 
     @property
     def content(self) -> str:
@@ -69,11 +72,13 @@ class AnswerParser:
 
     def feed(self, text: str, ended: bool) -> AnswerPart:
         """The parts that are certain now; everything left when the output has `ended`."""
+        began_inside = self._splitter is not None and self._splitter.inside
         reasoning, answer = self._split(text, ended)
+        reasons = began_inside or (self._splitter is not None and self._splitter.inside) or bool(reasoning)
         parts: list[Part] = [answer] if answer else []
         if self._parser is not None:
             parts = self._parser.feed(answer) + (self._parser.end() if ended else [])
-        return AnswerPart(reasoning, parts)
+        return AnswerPart(reasoning, parts, reasons)
 
     def _split(self, text: str, ended: bool) -> tuple[str, str]:
         if self._splitter is None:

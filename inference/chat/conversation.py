@@ -70,16 +70,16 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(field: str, call: Any) -> dict[str, Any]:
-    """An earlier tool call with its arguments as an object, which templates expect, instead of JSON text."""
+    """An earlier tool call with its arguments as an object, which templates expect, instead of JSON text. A model may have written
+    what is none, or have been cut off; as in vLLM the call then has no arguments.
+    """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{field}.function must be an object with a name.", field)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequest(f"{field}.function.arguments must be JSON: {error}", field) from error
-    if not isinstance(arguments, dict | None):
-        raise InvalidRequest(f"{field}.function.arguments must be an object.", field)
-    return {**call, "function": {**function, "arguments": arguments or {}}}
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            arguments = {}
+    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}

@@ -19,6 +19,11 @@ class ReasoningSplitter:
         self._held = ""
         self._done = False
 
+    @property
+    def inside(self) -> bool:
+        """Whether the output is within the reasoning now."""
+        return self._mark == END and not self._done
+
     def feed(self, text: str) -> tuple[str, str]:
         """The reasoning and the content that are certain now."""
         if self._done:

@@ -26,6 +26,7 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.web import http
 from zope.interface import implementer
 
+from inference.server import underscores
 from inference.server.channel import DeadlineChannel
 from inference.server.connections import OpenConnections
 from inference.server.listener import CannotBind
@@ -316,7 +317,9 @@ class PlaneServer(daphne_server.Server):
         self.stop()
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
-        """Start the application for a request and watch for its end."""
+        """Start the application for a request, with some of the headers that Daphne leaves out, and watch for its end."""
+        if scope["type"] == "http":
+            scope["headers"] = [*scope["headers"], *underscores.headers_of(protocol)]
         queue = super().create_application(protocol, scope)
         task = self.connections.get(protocol, {}).get("application_instance")
         if task is not None:

@@ -25,6 +25,8 @@ from inference.http.offload import in_thread, release_memory
 from inference.workers.control_tokens import ControlTokens
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.messages import ModelInfo
 
 logger = structlog.get_logger(__name__)
@@ -42,6 +44,9 @@ EDGE_TOKENS = 64
 PROMPT_END_TOKENS = 8
 """The last tokens of a prompt that are searched for an open reasoning tag."""
 MAX_RENDERED_CHARACTERS = 4_000_000
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+CONTEXT_TOKENS = 3
+"""The most tokens before one that completes a character of UTF-8, if each has a byte of it."""
 
 
 class Beginning(list[int]):
@@ -213,6 +218,21 @@ class ModelTokenizer:
         text = f" {text}" if raw.startswith("\u2581") and not text.startswith(" ") else text
         self._texts[token_id] = text  # bounded by the vocabulary
         return text
+
+    def token_text_after(self, context: Sequence[int], token_id: int) -> str:
+        """The same of a token that comes after `context`. Of tokens that form a character only together the last one has it, and those
+        before it nothing of it, so that the texts of a sequence's tokens together are its text.
+        """
+        text = self.token_text(token_id)
+        if not text.endswith(REPLACEMENT):
+            return text
+        for count in range(1, min(CONTEXT_TOKENS, len(context)) + 1):
+            before = list(context[-count:])
+            whole = self.decode([*before, token_id])
+            begun = self.decode(before).rstrip(REPLACEMENT)
+            if not whole.endswith(REPLACEMENT) and whole.startswith(begun):
+                return whole.removeprefix(begun)
+        return text.rstrip(REPLACEMENT)
 
     def pieces(self, token_ids: list[int]) -> list[str]:
         """The texts of a sequence's tokens; tokens that form a character only together are one piece."""

@@ -84,3 +84,14 @@ def test_a_part_without_its_text_is_refused_by_that_name(part, key):
 def test_a_content_of_another_type_is_refused(content):
     with pytest.raises(InvalidRequest, match=r"messages\[0\].content must be"):
         parse_messages([{"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Par', " ", "[]", "not JSON", "[" * 5000, None, 7, ["a"]])
+def test_a_call_whose_arguments_are_no_object_has_none(arguments):
+    """As in vLLM: an answer that was cut off in a call comes back with the conversation."""
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": arguments}}
+    (message,) = parse_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert message["tool_calls"][0]["function"] == {"name": "clock", "arguments": {}}
+    item = {"type": "function_call", "call_id": "1", "name": "clock", "arguments": arguments}
+    (message,) = messages_of([item])
+    assert message["tool_calls"][0]["function"] == {"name": "clock", "arguments": "{}"}

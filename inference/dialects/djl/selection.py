@@ -10,6 +10,7 @@ from inference.dialects.djl.errors import LmiError, bad_request
 from inference.dialects.djl.models import served_name
 from inference.dialects.djl.parameters import query_of
 from inference.errors import ModelNotFound
+from inference.vendors.sagemaker import ADAPTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,11 +18,10 @@ if TYPE_CHECKING:
     from inference.http.exchange import Exchange
     from management.snapshot import DeploymentEntry
 
-IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 """A header whose `name=value` pairs, separated by semicolons, count as headers."""
 STARTING_TOKEN = "x-starting-token"
-SELECTING = (IDENTIFIER, ATTRIBUTES, "model_name", "model_version")
+SELECTING = (ADAPTER, ATTRIBUTES, "model_name", "model_version")
 """Headers that choose what answers."""
 HANDLER = "handler"
 PARSING_FAILED = "Input parsing failed: "
@@ -61,7 +61,7 @@ def refuse_handler(exchange: Exchange) -> None:
 
 def select(exchange: Exchange, entry: DeploymentEntry, body: dict[str, Any], inputs: int = 1) -> list[str]:
     """One name for each of `inputs`, "" for the base model; raises LmiError or ModelNotFound."""
-    header, query = attribute(exchange, IDENTIFIER), query_of(exchange).get("adapter")
+    header, query = attribute(exchange, ADAPTER), query_of(exchange).get("adapter")
     if header is not None:
         _known(entry, header)
         return [header] * inputs

@@ -12,7 +12,7 @@ from inference.dialects.mindie.openai_parameters import usage
 from inference.generation.answer import Reply
 from inference.http.exchange import Response, json_response
 from inference.http.sse import event
-from inference.vendors.openai_logprobs import LogprobTexts
+from inference.vendors.openai_logprobs import Context, LogprobTexts
 
 if TYPE_CHECKING:
     from engine.messages import TokenLogprob
@@ -29,8 +29,8 @@ ALPHANUMERIC = string.ascii_letters + string.digits
 class ChatChoice:
     """The state of one sequence."""
 
-    def __init__(self, parser: AnswerParser) -> None:
-        self.parser = parser
+    def __init__(self, parser: AnswerParser, context: Context) -> None:
+        self.parser, self.context = parser, context
         self.reasoning, self.content = "", ""
         self.calls: list[dict[str, Any]] = []
         self.logprobs: list[TokenLogprob] = []
@@ -50,7 +50,7 @@ class ChatChoice:
         self.tokens += len(delta.token_ids)
         self.logprobs += delta.logprobs or []
         self.reasoning += part.reasoning
-        self.reasoning_tokens += len(delta.token_ids) if part.reasoning else 0
+        self.reasoning_tokens += len(delta.token_ids) if part.reasons else 0
         self.content += part.content
         keys: dict[str, Any] = {}
         if part.reasoning:
@@ -101,7 +101,8 @@ class ChatReply(Reply):
         self._texts = LogprobTexts(tokenizer, as_ids=False)
         prompt = generation.prompt_token_ids
         self._choices = [
-            ChatChoice(AnswerParser(tokenizer, prompt, tools, choice, whole)) for _ in range(generation.request.n)
+            ChatChoice(AnswerParser(tokenizer, prompt, tools, choice, whole), Context(prompt))
+            for _ in range(generation.request.n)
         ]
         self._begun = False
 
@@ -118,7 +119,7 @@ class ChatReply(Reply):
         choice.unsent += delta.logprobs or []
         if delta.finish_reason is None and not chunks:
             return frames
-        logprobs, choice.unsent = self._logprobs(choice.unsent), []
+        logprobs, choice.unsent = self._logprobs(choice.unsent, choice), []
         last = chunks.pop() if chunks else {}
         frames += [self._chunk(delta.index, keys, None) for keys in chunks]
         return [*frames, self._chunk(delta.index, last, logprobs, None if delta.finish_reason is None else choice)]
@@ -154,7 +155,7 @@ class ChatReply(Reply):
         return {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(choice.logprobs),
+            "logprobs": self._logprobs(choice.logprobs, choice),
             "finish_reason": choice.finish,
         }
 
@@ -176,7 +177,7 @@ class ChatReply(Reply):
         chunk["choices"] = [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]
         return event(chunk)
 
-    def _logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
+    def _logprobs(self, logprobs: list[TokenLogprob], choice: ChatChoice) -> dict[str, Any] | None:
         if self._top_logprobs is None:
             return None
-        return self._texts.chat(logprobs, self._top_logprobs)
+        return self._texts.chat(logprobs, self._top_logprobs, choice.context)

@@ -16,7 +16,7 @@ from inference.generation.answer import Reply
 from inference.generation.requests import Prompt, TextPrompt, TokenPrompt
 from inference.http.exchange import Response, json_response
 from inference.http.sse import DONE, event
-from inference.vendors.openai_logprobs import LogprobTexts, floor
+from inference.vendors.openai_logprobs import Context, LogprobTexts, floor
 
 if TYPE_CHECKING:
     from engine.messages import TokenLogprob
@@ -102,7 +102,8 @@ def _logprobs(body: Fields) -> int | None:
 class CompletionChoice:
     """The state of one sequence."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompt_token_ids: list[int]) -> None:
+        self.context = Context(prompt_token_ids)
         self.text = ""
         self.entries: list[TokenLogprob] = []
         self.unsent: list[TokenLogprob] = []
@@ -140,7 +141,7 @@ class CompletionReply(Reply):
         self._generation, self._clock, self._settings = generation, clock, settings
         self._id, self._model, self._logprobs, self._returned = request_id, model, logprobs, returned
         self._texts = LogprobTexts(generation.target.tokenizer, as_ids=False)
-        self._choices = [CompletionChoice() for _ in range(generation.request.n)]
+        self._choices = [CompletionChoice(generation.prompt_token_ids) for _ in range(generation.request.n)]
         self._offset = 0
 
     def chunks(self, delta: Delta) -> list[bytes]:
@@ -188,19 +189,20 @@ class CompletionReply(Reply):
         return {
             "index": index,
             "text": text,
-            "logprobs": None if self._logprobs is None else self._lists(entries),
+            "logprobs": None if self._logprobs is None else self._lists(entries, choice.context),
             "stop_reason": choice.stop_reason,
             "finish_reason": choice.finish,
         }
 
-    def _lists(self, entries: list[TokenLogprob]) -> dict[str, list[Any]]:
+    def _lists(self, entries: list[TokenLogprob], context: Context) -> dict[str, list[Any]]:
         """The `logprobs` lists. `text_offset` counts UTF-8 bytes and continues across choices, as in MindIE."""
         lists: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for entry in entries:
-            text = self._texts.text(entry.token_id)
+            text = self._texts.text(entry.token_id, context)
             top = {text: floor(entry.logprob)}
             for token_id, value in entry.top[: self._logprobs]:
-                top.setdefault(self._texts.text(token_id), floor(value))
+                top.setdefault(self._texts.text(token_id, context), floor(value))
+            context.add(entry.token_id)
             lists["text_offset"].append(self._offset)
             lists["token_logprobs"].append(floor(entry.logprob))
             lists["tokens"].append(text)

@@ -23,10 +23,12 @@ from inference.http.exchange import json_response
 from inference.http.offload import encoded
 from inference.http.sse import event
 from inference.http.validation import check_range, convert
-from inference.vendors.openai_logprobs import LogprobTexts
+from inference.vendors.openai_logprobs import Context, LogprobTexts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    import msgspec
 
     from inference.generation.deltas import Delta
     from inference.generation.generation import Generation
@@ -135,6 +137,7 @@ class ChatReply(Reply):
         self.messages = [Message(body, generation) for _ in range(generation.request.n)]
         self._deltas: list[list[Delta]] = [[] for _ in range(generation.request.n)]
         self._completion_tokens = [0] * generation.request.n
+        self._contexts = [Context(generation.prompt_token_ids) for _ in range(generation.request.n)]
         self._begun = False
         self._as_tgi = tgi_clients.streams(body)
 
@@ -200,10 +203,13 @@ class ChatReply(Reply):
             "service_tier": None,
             "system_fingerprint": self.fingerprint,
             "usage": counted,
-            "prompt_logprobs": self.texts.prompt(self.generation.prompt_logprobs) if asked else None,
+            "prompt_logprobs": self._prompt_logprobs() if asked else None,
             "prompt_token_ids": self.generation.prompt_token_ids if self.body.return_token_ids else None,
             "kv_transfer_params": answered(self.generation),
         }
+
+    def _prompt_logprobs(self) -> msgspec.Raw:
+        return self.texts.prompt(self.generation.prompt_token_ids, self.generation.prompt_logprobs)
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         message = self.messages[delta.index]
@@ -243,7 +249,7 @@ class ChatReply(Reply):
             return None
         named = self.body.logprob_token_ids
         top = (self.body.top_logprobs or 0) if named is None else len(named) + 1
-        return self.texts.chat(delta.logprobs, top, actual_first=True)
+        return self.texts.chat(delta.logprobs, top, self._contexts[delta.index], actual_first=True)
 
     def _echoed(self) -> str:
         """`echo` repeats the last message if the response continues it."""

@@ -24,7 +24,7 @@ from inference.http.exchange import json_response
 from inference.http.offload import encoded
 from inference.http.sse import event
 from inference.http.validation import check_range, convert
-from inference.vendors.openai_logprobs import LogprobTexts
+from inference.vendors.openai_logprobs import Context, LogprobTexts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -135,6 +135,7 @@ class Choice:
     def __init__(self, completion: CompletionReply, generation: Generation, index: int) -> None:
         self.completion, self.generation, self.index = completion, generation, index
         self.offset = 0
+        self.context = Context(generation.prompt_token_ids)
         self.completion_tokens = 0
         self.started = False
 
@@ -153,7 +154,7 @@ class Choice:
         logprobs = None
         if body.logprobs is not None:
             before = self.completion.echoed(generation) if body.echo and first else None
-            logprobs = self.completion.texts.completion(entries, self.offset, before)
+            logprobs = self.completion.texts.completion(entries, self.offset, self.context, before)
             self.offset += sum(map(len, logprobs["tokens"]))
         part = {
             "index": self.index,
@@ -211,7 +212,7 @@ class CompletionReply(Reply):
         number = generation.request.number
         if number not in self._echoed:
             known: list[TokenLogprob | None] = [None, *generation.prompt_logprobs]
-            lists = self.texts.lists(list(zip(generation.prompt_token_ids, known, strict=False)), 0)
+            lists = self.texts.lists(list(zip(generation.prompt_token_ids, known, strict=False)), 0, Context())
             rows = [msgspec.Raw(msgspec.json.encode(row)) for row in lists["top_logprobs"]]
             self._echoed[number] = {**lists, "top_logprobs": rows}
         return self._echoed[number]
@@ -268,7 +269,8 @@ class CompletionReply(Reply):
         number = generation.request.number
         if number not in self._prompt_logprobs:
             asked = body.shows_prompt_logprobs
-            self._prompt_logprobs[number] = self.texts.prompt(generation.prompt_logprobs) if asked else None
+            given = generation.prompt_token_ids, generation.prompt_logprobs
+            self._prompt_logprobs[number] = self.texts.prompt(*given) if asked else None
         choice["prompt_logprobs"] = self._prompt_logprobs[number]
         return choice
 

@@ -14,6 +14,7 @@ from inference.http.routing import Route, RouteSet
 from inference.planes.declaration import Dialect
 from inference.vendors.openai_errors import STATUSES
 from inference.vendors.openai_errors import render as render_error
+from inference.vendors.sagemaker import ADAPTER
 
 if TYPE_CHECKING:
     from inference.http.exchange import Exchange
@@ -38,12 +39,21 @@ def _invoke(key: str, handler: Handler, body: type) -> Route:
     return Route(
         "POST",
         "/invocations",
-        handler,
+        partial(_with_adapter, handler),
         render_error,
         "Answer a SageMaker request, by the keys of its body",
         body=body,
         keys=(key,),
+        selecting=(ADAPTER,),
     )
+
+
+async def _with_adapter(handler: Handler, exchange: Exchange, services: Services) -> None:
+    """Answer as the adapter that SageMaker's header names, if it does."""
+    adapter = exchange.header(ADAPTER)
+    if adapter:
+        (await exchange.json())["model"] = adapter
+    await handler(exchange, services)
 
 
 async def _converse(exchange: Exchange, services: Services) -> None:

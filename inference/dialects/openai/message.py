@@ -34,7 +34,7 @@ class Message:
         self._most_calls = 1 if body.parallel_tool_calls is False else None
         self._style = tokenizer.tool_style
         self.reasons = False
-        """Whether the last piece of text was reasoning, also if it is not shown."""
+        """Whether the last piece of text was reasoning or a mark of it, also if it is not shown or adds nothing yet."""
         self._thoughts: list[str] = []
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ class Message:
             self._content.append(text)
             return [{"content": text}]
         added = self._parser.feed(text, ended)
-        self.reasons = bool(added.reasoning)
+        self.reasons = added.reasons
         pieces: list[dict[str, Any]] = []
         if added.reasoning and self._show_reasoning:
             self._thoughts.append(added.reasoning)

@@ -20,7 +20,7 @@ from inference.http.exchange import json_response
 from inference.http.validation import check_range, convert
 from inference.vendors.openai_errors import body as error_body
 from inference.vendors.openai_errors import render_event
-from inference.vendors.openai_logprobs import LogprobTexts
+from inference.vendors.openai_logprobs import Context, LogprobTexts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -75,6 +75,7 @@ class ResponseReply(Reply):
         self._logprobs: Logprobs = []
         """Those of a whole answer, or those of a stream's tokens whose text is held back."""
         self._texts = LogprobTexts(generation.target.tokenizer, as_ids=False)
+        self._context = Context(generation.prompt_token_ids)
         self._sequence = 0
         self._begun = False
 
@@ -86,10 +87,7 @@ class ResponseReply(Reply):
     def chunks(self, delta: Delta) -> Iterable[bytes]:
         """The events of what the delta adds."""
         pieces, logprobs = self._read(delta)
-        if not self._begun:  # not earlier: an error before the first token is still an ordinary response
-            self._begun = True
-            yield self._event("created", response=self._response("in_progress", []))
-            yield self._event("in_progress", response=self._response("in_progress", []))
+        yield from self._beginning()  # not earlier: an error before the first token is still an ordinary response
         self._logprobs += logprobs
         for kind, fields in self._written(pieces):
             yield self._event(kind, **fields)
@@ -110,9 +108,17 @@ class ResponseReply(Reply):
         return json_response(self._response(self._status, self._items.done))
 
     def error_chunk(self, error: ServingError) -> bytes:
-        """An error as an event of this response."""
+        """An error as an event of this response, which has begun before it."""
         details = error_body(error)[1]["error"]
-        return self._event("failed", response={**self._response("failed", []), "error": details})
+        failed = {**self._response("failed", []), "error": details}
+        return b"".join(self._beginning()) + self._event("failed", response=failed)
+
+    def _beginning(self) -> Iterator[bytes]:
+        """The first two events, once."""
+        if not self._begun:
+            self._begun = True
+            yield self._event("created", response=self._response("in_progress", []))
+            yield self._event("in_progress", response=self._response("in_progress", []))
 
     def _read(self, delta: Delta) -> tuple[list[dict[str, Any]], Logprobs]:
         """The pieces of a chat's message that the delta adds, and the log-probabilities of its text."""
@@ -121,10 +127,11 @@ class ResponseReply(Reply):
         pieces = self.message.pieces(delta.text, delta.finish_reason is not None)
         if self.message.reasons:
             self.reasoning_tokens += len(delta.token_ids)
-        if not self.body.shows_logprobs or not delta.logprobs or self.message.reasons:
+        own = not self.message.reasons and not any("tool_calls" in piece for piece in pieces)
+        if not self.body.shows_logprobs or not delta.logprobs or not own:
             return pieces, []
-        logprobs: Logprobs = self._texts.chat(delta.logprobs, self.body.top_logprobs or 0, actual_first=True)["content"]
-        return pieces, logprobs
+        top = self.body.top_logprobs or 0
+        return pieces, self._texts.chat(delta.logprobs, top, self._context, actual_first=True)["content"]
 
     def _written(self, pieces: list[dict[str, Any]]) -> Iterator[Event]:
         for piece in pieces:

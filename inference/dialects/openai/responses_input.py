@@ -84,7 +84,7 @@ def _add_call(messages: Messages, item: dict[str, Any], field: str) -> None:
     if item["type"] == "custom_tool_call":
         arguments = text_arguments(str(item.get("input") or ""))
     elif not is_object(arguments):
-        raise InvalidRequest(f"{field}.arguments must be a JSON object as text.", f"{field}.arguments")
+        arguments = "{}"
     call = {
         "id": item.get("call_id"),
         "type": "function",

@@ -115,3 +115,13 @@ def test_an_adapter_survives_scaling(live):
     assert call(live, "GET", "/adapters/stays").json()["preload"] is True
     assert text(live, "stays")
     call(live, "DELETE", "/adapters/stays")
+
+
+def test_a_header_with_an_underscore_names_the_model(live):
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}}
+    assert call(live, "POST", "/invocations", json=body, headers={"model_name": "demo"}).json()["generated_text"]
+    assert "no-such" in call(live, "POST", "/invocations", 404, json=body, headers={"model_name": "no-such"}).text
+    assert (
+        "demo:7"
+        in call(live, "POST", "/invocations", 404, json=body, headers={"model_name": "demo", "model_version": "7"}).text
+    )

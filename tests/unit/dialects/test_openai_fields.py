@@ -9,7 +9,7 @@ from engine.failures import Failure, FailureCode
 from engine.messages import TokenLogprob
 from inference.http.validation import convert
 from inference.services import Shown
-from inference.vendors.openai_logprobs import LogprobTexts
+from inference.vendors.openai_logprobs import Context, LogprobTexts
 from management.snapshot import AdapterEntry
 from tests.unit.scripts import EMBEDDING, Script, ids, says
 from tests.waiting import eventually
@@ -126,7 +126,7 @@ async def test_a_template_that_fails_is_the_messages_error(serving, monkeypatch,
 class Texts:
     """Token n is the text "tn", but 9 has the text of 8."""
 
-    def token_text(self, token_id: int) -> str:
+    def token_text_after(self, context, token_id: int) -> str:
         return f"t{8 if token_id == 9 else token_id}"
 
 
@@ -139,17 +139,17 @@ def test_the_actual_token_is_first_among_the_most_likely():
     def named(entries):
         return [(entry["token"], entry["logprob"]) for entry in entries]
 
-    chat = texts.chat([unlikely, second], 2, actual_first=True)["content"]
+    chat = texts.chat([unlikely, second], 2, Context(), actual_first=True)["content"]
     assert named(chat[0]["top_logprobs"]) == [("t5", -4.0), ("t1", -0.5)]
     assert named(chat[1]["top_logprobs"]) == [("t2", -1.0), ("t1", -0.5)]
-    assert texts.chat([unlikely], 0, actual_first=True)["content"][0]["top_logprobs"] == []
-    tops = texts.completion([(5, unlikely), (2, second), (9, twins)], 0)["top_logprobs"]
+    assert texts.chat([unlikely], 0, Context(), actual_first=True)["content"][0]["top_logprobs"] == []
+    tops = texts.completion([(5, unlikely), (2, second), (9, twins)], 0, Context())["top_logprobs"]
     assert [list(top.items()) for top in tops] == [
         [("t5", -4.0), ("t1", -0.5), ("t2", -1.0), ("t3", -2.0)],
         [("t2", -1.0), ("t1", -0.5), ("t3", -2.0)],
         [("t8", -3.0), ("t1", -1.0)],
     ]
-    row = msgspec.json.decode(texts.prompt([unlikely]))[1]
+    row = msgspec.json.decode(texts.prompt([1, 5], [unlikely]))[1]
     assert [(key, entry["rank"]) for key, entry in row.items()] == [("5", 4), ("1", 1), ("2", 2), ("3", 3)]
 
 
@@ -243,3 +243,38 @@ async def test_fields_that_need_others(serving):
         refused = await serving.post(path, {**body, "logprob_token_ids": [5]})
         assert (refused.status, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
         assert (await serving.post(path, {**body, "logprobs": logprobs, "logprob_token_ids": [5]})).status == 200
+
+
+LETTERS = "Hé 🙂 中 ok"
+WRITTEN = LETTERS + "<|im_end|>"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_that_are_parts_of_a_character_have_it_at_their_last(serving, stream):
+    """As in vLLM, so that the texts, and their bytes, are together those of the answer."""
+    serving.worker.default = says(LETTERS)
+    answer = await serving.post(CHAT, {**HELLO, "logprobs": True, "top_logprobs": 2, "stream": stream})
+    events = answer.events[:-1] if stream else [answer.json()]
+    entries = [e for event in events for c in event["choices"] for e in (c["logprobs"] or {"content": []})["content"]]
+    assert len(entries) > len(LETTERS)
+    assert "".join(entry["token"] for entry in entries) == WRITTEN
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == WRITTEN
+    assert all(entry["top_logprobs"][0]["token"] == entry["token"] for entry in entries)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_offsets_count_the_answers_characters(serving, stream):
+    serving.worker.default = says(LETTERS)
+    answer = await serving.post(TEXT, {"model": "demo", "prompt": "中", "echo": True, "logprobs": 1, "stream": stream})
+    events = answer.events[:-1] if stream else [answer.json()]
+    parts = [choice["logprobs"] for event in events for choice in event["choices"]]
+    tokens = [token for part in parts for token in part["tokens"]]
+    assert "".join(tokens) == "中" + WRITTEN
+    assert [o for part in parts for o in part["text_offset"]] == [len("".join(tokens[:i])) for i in range(len(tokens))]
+
+
+async def test_sagemakers_header_names_the_adapter(serving):
+    header = {"X-Amzn-SageMaker-Adapter-Identifier": "no-such"}
+    for body in ({"prompt": "a"}, {"messages": HELLO["messages"]}, {"input": "a"}):
+        answer = await serving.post("/invocations", {**body, "model": "demo", "max_tokens": 1}, **header)
+        assert (answer.status, "no-such" in answer.text) == (404, True)

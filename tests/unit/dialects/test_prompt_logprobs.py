@@ -18,7 +18,7 @@ ASK = {"model": "demo", "prompt": list(range(5, 405)), "n": 4, "max_tokens": 1, 
 async def test_a_prompt_is_rendered_once_for_all_choices(serving, monkeypatch, fields):
     rendered, render = [], LogprobTexts.text
     ranked = LogprobTexts._ranked
-    monkeypatch.setattr(LogprobTexts, "text", lambda self, token: rendered.append(token) or render(self, token))
+    monkeypatch.setattr(LogprobTexts, "text", lambda self, *of: rendered.append(of) or render(self, *of))
     monkeypatch.setattr(LogprobTexts, "_ranked", lambda self, *of: rendered.append(of) or ranked(self, *of))
     serving.worker.default = says("a")
     answer = await serving.post(TEXT, {**ASK, **fields})
@@ -45,10 +45,10 @@ async def test_every_choice_has_the_prompts(serving, stream):
 async def test_a_streams_long_prompt_is_rendered_in_a_thread(serving, monkeypatch):
     threads, render = [], LogprobTexts.lists
 
-    def lists(self, entries, offset):
+    def lists(self, entries, offset, context):
         if len(entries) > 100:
             threads.append(threading.current_thread())
-        return render(self, entries, offset)
+        return render(self, entries, offset, context)
 
     monkeypatch.setattr(LogprobTexts, "lists", lists)
     await serving.post(TEXT, {**ASK, "prompt": ASK["prompt"] * 4, "echo": True, "logprobs": 2, "stream": True})
