@@ -36,6 +36,7 @@ def cluster(tmp_path_factory):
         started.stop()
 
 
+@pytest.mark.slow
 def test_more_workers_and_fewer_again(cluster):
     cluster.deploy("grows", "--max-workers", "3")
     with Load(cluster.url, "grows").running() as load:

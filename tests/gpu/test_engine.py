@@ -22,6 +22,7 @@ from scripts.random_models import make_model
 from tests.engine.engines import Driver, Reference, prompts
 from tests.engine.test_adapters import make_adapter
 from tests.engine.test_sampling import request
+from tests.gpu.marks import slow
 
 OPTIONS = {
     "llama": {"target_modules": "all-linear"},
@@ -34,7 +35,7 @@ def engine(model, device: torch.device, **options: object) -> EngineCore:
     return EngineCore(config, DeviceBackend(config, device, method(config.quantization)))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2", "gpt_oss", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", slow("gpt2"), slow("gpt_oss"), "mixtral"])
 def test_family_equals_generate(family, models_dir, device):
     model = make_model(models_dir, family)
     driver = Driver(engine(model, device, max_num_batched_tokens=17, max_num_seqs=4))
@@ -48,7 +49,7 @@ def test_family_equals_generate(family, models_dir, device):
         reference.assert_equal(prompt, driver.tokens(i))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", slow("gpt2")])
 def test_adapters_in_one_batch(family, models_dir, tmp_path, device):
     """Three adapters through two slots, one of them DoRA, beside a request without any."""
     model = make_model(models_dir, family)
@@ -122,7 +123,7 @@ def test_weights_in_bytes(inner, columns, dtype, device):
             assert difference < (1e-5 if dtype == torch.float32 else 1e-2)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", slow("gpt2")])
 def test_a_model_in_bytes_says_nearly_the_same(family, models_dir, device):
     """Teacher-forced: at each place the token that is said is among the reference's best."""
     model = make_model(models_dir, family)

@@ -21,6 +21,7 @@ from engine.devices import backend_for
 from engine.models.files import ModelError
 from scripts.random_models import make_model
 from tests.engine.engines import Reference, prompts
+from tests.gpu.marks import slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +62,7 @@ def assert_gone(pid: int) -> None:
     subprocess.run(["timeout", "30", "tail", "--pid", str(pid), "-f", "/dev/null"], check=True)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", slow("qwen3"), slow("gemma2"), "mixtral"])
 def test_family_equals_generate(family, models_dir):
     """With chunks, sequences that join, and steps that take their ids from the step before."""
     model = make_model(models_dir, family)
@@ -114,8 +115,11 @@ def test_what_cannot_be_split_is_refused(models_dir):
         backend_for(config)
 
 
-@pytest.mark.parametrize("loaded", [True, False], ids=["serving", "loading"])
-@pytest.mark.parametrize("victim", ["other", "first"])
+@pytest.mark.parametrize(
+    ("victim", "loaded"),
+    [("other", True), ("first", False), slow("first", True), slow("other", False)],
+    ids=["other-serving", "first-loading", "first-serving", "other-loading"],
+)
 def test_all_processes_end_with_any(victim, loaded, models_dir):
     """Idle, and where the other one waits in a collective of the load that this one never joins."""
     model = make_model(models_dir, "llama")

@@ -180,6 +180,7 @@ def fill(folder: Path) -> Path:
     return folder / "filler"
 
 
+@pytest.mark.slow
 def test_workers_are_replaced_while_the_disk_is_full(small_disk):
     live = LiveServer(small_disk / "var").start(wait=False)
     try:
