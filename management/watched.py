@@ -124,16 +124,18 @@ class Watched:
             self.write(reason=silent)
 
     def limit_drain(self, patience_s: float) -> None:
-        """End a drain that takes longer: first its requests go to other workers, then it is killed."""
+        """End a drain that takes longer: first its requests go to other workers, then it is killed. It is told to hand them over again
+        with each pass, because signals that arrive together are one.
+        """
         since = self.draining_since or 0.0
         drained_s = time.monotonic() - since
         if self.leaves_at is not None:
             patience_s = min(patience_s, self.leaves_at - HAND_OVER_PATIENCE_S - since)
-        if drained_s > patience_s and not self.handed_over:
+        if self.handed_over and drained_s > patience_s + HAND_OVER_PATIENCE_S:
+            self.handle.kill()
+        elif self.handed_over or drained_s > patience_s:
             self.handed_over = True
             self.handle.hand_over()
-        elif self.handed_over and drained_s > patience_s + HAND_OVER_PATIENCE_S:
-            self.handle.kill()
 
     def heed(self, status: WorkerStatus) -> None:
         """Note what a report says of the worker's state, place and reason."""

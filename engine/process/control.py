@@ -163,13 +163,14 @@ class Control:
     def _obey(self, message: Renew) -> None:
         if message.epoch >= self._epoch:  # else a launcher that has been replaced and does not know it yet
             self._epoch, self._renewed = message.epoch, time.monotonic()
-            if message.wanted > self._told:
+            # A hand-over is asked for again with each line: signals that arrive together are one.
+            if message.wanted > self._told or message.wanted is Wanted.HAND_OVER:
                 self._go_on(message.wanted)
 
     def _go_on(self, wanted: Wanted) -> None:
         """Go one step on towards what is wanted; the launcher's next line asks for the step after it."""
         end = wanted is Wanted.END
-        self._told = wanted if end else Wanted(self._told + 1)
+        self._told = wanted if end else min(wanted, Wanted(self._told + 1))
         os.kill(os.getpid(), signal.SIGKILL if end else signal.SIGTERM)
 
     def _drop_vanished(self) -> None:

