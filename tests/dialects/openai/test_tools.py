@@ -119,11 +119,9 @@ def test_a_conversation_with_calls_goes_to_the_template(server):
         {"role": "tool", "tool_call_id": "1", "content": "Sunny."},
     ]  # fmt: skip
     assert server.post(PATH, {**ASK, "messages": messages, "tools": [WEATHER]}).status_code == 200
-    for arguments in ("{", "[1]", 5, "[" * 2000):
+    for arguments in ("{", "[1]", 5, "[" * 2000):  # as a model may have left them
         messages[1]["tool_calls"][0]["function"]["arguments"] = arguments
-        refused = server.post(PATH, {**ASK, "messages": messages})
-        assert refused.status_code == 400
-        assert "messages[1].tool_calls[0]" in refused.json()["error"]["message"]
+        assert server.post(PATH, {**ASK, "messages": messages, "tools": [WEATHER]}).status_code == 200
 
 
 BAD = [
