@@ -347,18 +347,6 @@ def test_a_disk_that_takes_nothing_costs_no_request(error, start, arm, tmp_path,
     assert stats(driver).disk.stored > 0
 
 
-def test_a_disk_with_room_for_a_few_blocks_gets_the_first_ones(start, monkeypatch):
-    """What comes after a block that is missing is never found."""
-    monkeypatch.setattr("engine.offload.disk.DiskTier.room", lambda disk, count: min(count, 2))
-    driver = start()
-    ask(driver, 0)
-    driver.engine.close()
-    monkeypatch.undo()
-    again = start()
-    ask(again, 0)
-    assert cached(again, 0) == 2 * 16
-
-
 def test_a_disk_that_gives_nothing_costs_no_request(start, arm):
     driver = start()
     tokens = ask(driver, 0)

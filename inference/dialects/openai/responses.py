@@ -129,6 +129,8 @@ class ResponseReply(Reply):
             self.reasoning_tokens += len(delta.token_ids)
         own = not self.message.reasons and not any("tool_calls" in piece for piece in pieces)
         if not self.body.shows_logprobs or not delta.logprobs or not own:
+            for token in delta.token_ids:
+                self._context.add(token)
             return pieces, []
         top = self.body.top_logprobs or 0
         return pieces, self._texts.chat(delta.logprobs, top, self._context, actual_first=True)["content"]
