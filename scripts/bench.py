@@ -74,7 +74,7 @@ async def server_run(port: int, work: list[list[int]], output_tokens: int) -> tu
     start = time.perf_counter()
     streams = await asyncio.gather(*(post(port, "/v1/completions", body(prompt)) for prompt in work))
     elapsed = time.perf_counter() - start
-    if any(not stream.tail.rstrip().endswith(b"[DONE]") or b'"error"' in stream.tail for stream in streams):
+    if any(b"data: [DONE]" not in stream.tail or b'"error"' in stream.tail for stream in streams):
         raise RuntimeError("a stream failed")
     gaps = [gap for stream in streams for gap in stream.gaps_s]
     ttft = statistics.median(stream.ttft_s for stream in streams)
