@@ -9,9 +9,8 @@ finds equal logits.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +21,7 @@ from engine.cpu.kernels import ops
 from engine.cpu.kernels.amx import LINE
 from engine.cpu.kernels.threads import Program, pool_state, recording
 from engine.cpu.layers import Gate, Linear, PanelLinear, lora_layers, make_gate, make_linear
+from engine.models.decoder import DecoderParts
 from engine.process.progress import progress
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from engine.cpu.lora import LoraLayer
     from engine.cpu.wanted_rows import WantedRows
+    from engine.models.decoder import LayerParts
     from engine.quantization.base import QuantizedLayers
     from engine.shapes import AttentionSpec
 
@@ -36,29 +37,6 @@ MOST_ROWS, MOST_PROGRAMS = 256, 64
 """Rows of the largest steps that are recorded, in which Python takes a notable part of the time, and how many a cache keeps: one
 takes about 100 KB.
 """
-ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "rotary_fn"}
-LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-MODEL_PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
-_HEAD_NAMES = {
-    "CausalLMOutputWithPast", "attentions", "config", "hidden_states", "last_hidden_state", "lm_head", "loss_function",
-    "model", "past_key_values", "slice_logits_to_keep", "vocab_size",
-}  # fmt: skip
-_MODEL_NAMES = {
-    "BaseModelOutputWithPast", "DynamicCache", "ValueError", "arange", "config", "create_causal_mask",
-    "create_sliding_window_causal_mask", "device", "dict", "embed_tokens", "enumerate", "get_seq_length",
-    "has_sliding_layers", "isinstance", "layer_types", "layers", "norm", "num_hidden_layers", "rotary_emb", "shape",
-    "sliding_window", "torch", "unsqueeze",
-}  # fmt: skip
-_DROPOUT_NAMES = {"dropout", "functional", "nn", "residual_dropout", "training"}
-_ATTENTION_NAMES = {
-    "ALL_ATTENTION_FUNCTIONS", "_attn_implementation", "apply_rotary_pos_emb", "attention_dropout", "config",
-    "contiguous", "eager_attention_forward", "get_interface", "getattr", "head_dim", "layer_idx", "reshape",
-    "rotary_fn", "scaling", "shape", "sliding_window", "transpose", "update", "view", *ATTENTION_PARTS, *_DROPOUT_NAMES,
-}  # fmt: skip
-_NORM_NAMES = {"dtype", "float32", "mean", "pow", "rsqrt", "to", "torch", "variance_epsilon", "weight"}
-_ROTARY_NAMES = {"apply_rotary_pos_emb": {"rotate_half", "unsqueeze"}, "rotate_half": {"cat", "shape", "torch"}}
-_CONSTANTS = {None, ..., True, False, 2, -1}
 
 
 @dataclass(slots=True)
@@ -100,28 +78,16 @@ class FusedDecoder:
         quantized: QuantizedLayers | None = None,
         coded: bool = False,
     ) -> None:
-        """Take over the model's weights, the layers' quantized by `quantized`, or `coded`; raises ValueError for other structures.
-
-        The scale of each layer is the one that its own code passed to the recorded attention call.
+        """Take over the model's weights, the layers' quantized by `quantized`, or `coded`; raises ValueError or AttributeError for
+        other structures (engine/models/decoder.py).
         """
-        decoder: Any = model.model
+        parts = DecoderParts(model, specs)
         self._quantized, self._coded = quantized, coded
-        _require(decoder, MODEL_PARTS)
-        _require(model, {"model", "lm_head"})
-        _require_code(type(model).forward, _HEAD_NAMES)
-        _require_code(type(decoder).forward, _MODEL_NAMES)
-        self.rotary = decoder.rotary_emb
-        self.norm = _norm(decoder.norm)
-        first = decoder.layers[0].self_attn
-        self.head_dim = int(first.head_dim)
-        self.heads = first.q_proj.out_features // self.head_dim
-        self.kv_heads = first.k_proj.out_features // self.head_dim
-        self.layers = [
-            self._layer(layer, spec, i) for i, (layer, spec) in enumerate(zip(decoder.layers, specs, strict=True))
-        ]
-        self.embed = decoder.embed_tokens
+        self.embed, self.rotary, self.norm = parts.embed, parts.rotary, parts.norm
+        self.head_dim, self.heads, self.kv_heads = parts.head_dim, parts.heads, parts.kv_heads
+        self.layers = [self._layer(layer) for layer in parts.layers()]
         # Without adapters, because it sees only the sampled rows.
-        head = make_linear(model.lm_head.weight, model.lm_head.bias, [], None, coded)
+        head = make_linear(parts.head.weight, parts.head.bias, [], None, coded)
         if not isinstance(head, PanelLinear):
             raise ValueError("an output layer of another kind")
         self.head = head
@@ -236,62 +202,24 @@ class FusedDecoder:
             self._grown += 1
         return _Workspace(*(getattr(self._space, field.name)[:rows] for field in fields(_Workspace)))
 
-    def _layer(self, layer: Any, spec: AttentionSpec, index: int) -> _Layer:
-        path = f"model.layers.{index}"
-        if not spec.plain:
-            raise ValueError("soft-cap or sinks")
-        _require(layer, LAYER_PARTS)
-        attention, mlp = layer.self_attn, layer.mlp
-        _require(attention, ATTENTION_PARTS, optional=True)
-        _require(mlp, MLP_PARTS)
-        _require_code(type(layer).forward, LAYER_PARTS)
-        _require_code(type(attention).forward, _ATTENTION_NAMES)
-        _require_code(type(mlp).forward, MLP_PARTS | _DROPOUT_NAMES)
-        functions = inspect.unwrap(type(attention).forward).__globals__
-        for name, names in _ROTARY_NAMES.items():
-            _require_code(functions.get(name), names)
-        if attention.layer_idx != index or attention.head_dim != self.head_dim:
-            raise ValueError("layers that are numbered otherwise, or heads of several widths")
-        if type(mlp.act_fn).__name__ not in ("SiLUActivation", "SiLU") or mlp.gate_proj.bias is not None:
-            raise ValueError("another activation, or biases in the gated layers")
-        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        biases = [linear.bias for linear in (q, k, v)]
-        if any(b is None for b in biases) != all(b is None for b in biases):
-            raise ValueError("biases on some of q, k and v")
-        has_norms = getattr(attention, "q_norm", None) is not None
+    def _layer(self, parts: LayerParts) -> _Layer:
+        weight, bias, of_qkv = parts.qkv()
+        of_out = [(parts.attention_path("o_proj"), parts.out.out_features)]
+        of_gate = [
+            (parts.mlp_path("gate_proj"), parts.gate.out_features),
+            (parts.mlp_path("up_proj"), parts.up.out_features),
+        ]
+        of_down = [(parts.mlp_path("down_proj"), parts.down.out_features)]
+        kinds = (self._quantized, self._coded)
         return _Layer(
-            input_norm=_norm(layer.input_layernorm),
-            post_norm=_norm(layer.post_attention_layernorm),
-            qkv=make_linear(
-                torch.cat([q.weight, k.weight, v.weight]),
-                None if biases[0] is None else torch.cat(biases),
-                _parts(f"{path}.self_attn.", q_proj=q, k_proj=k, v_proj=v),
-                self._quantized,
-                self._coded,
-            ),
-            out=make_linear(
-                attention.o_proj.weight,
-                attention.o_proj.bias,
-                _parts(f"{path}.self_attn.", o_proj=attention.o_proj),
-                self._quantized,
-                self._coded,
-            ),
-            gate=make_gate(
-                mlp.gate_proj.weight,
-                mlp.up_proj.weight,
-                _parts(f"{path}.mlp.", gate_proj=mlp.gate_proj, up_proj=mlp.up_proj),
-                self._quantized,
-                self._coded,
-            ),
-            down=make_linear(
-                mlp.down_proj.weight,
-                mlp.down_proj.bias,
-                _parts(f"{path}.mlp.", down_proj=mlp.down_proj),
-                self._quantized,
-                self._coded,
-            ),
-            qk_norms=(*_norm(attention.q_norm)[:1], *_norm(attention.k_norm)) if has_norms else None,
-            options=Options(spec.scale, None, None),
+            input_norm=parts.input_norm,
+            post_norm=parts.post_norm,
+            qkv=make_linear(weight, bias, of_qkv, *kinds),
+            out=make_linear(parts.out.weight, parts.out.bias, of_out, *kinds),
+            gate=make_gate(parts.gate.weight, parts.up.weight, of_gate, *kinds),
+            down=make_linear(parts.down.weight, parts.down.bias, of_down, *kinds),
+            qk_norms=parts.qk_norms,
+            options=Options(parts.scale, None, None),
         )
 
 
@@ -301,45 +229,3 @@ def _rows(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     """
     lines = -(-width * dtype.itemsize // LINE) | 1
     return torch.zeros(rows, lines * LINE // dtype.itemsize, dtype=dtype)[:, :width]
-
-
-def _parts(prefix: str, **linears: Any) -> list[tuple[str, int]]:
-    """(path, outputs) of the model's layers."""
-    return [(prefix + name, linear.out_features) for name, linear in linears.items()]
-
-
-def _norm(module: Any) -> tuple[torch.Tensor, float]:
-    """Weight and epsilon of an RMS norm."""
-    if not hasattr(module, "variance_epsilon"):
-        raise ValueError("another norm")
-    _require_code(type(module).forward, _NORM_NAMES)
-    return module.weight.detach().float().contiguous(), float(module.variance_epsilon)
-
-
-def _require(module: Any, parts: set[str], optional: bool = False) -> None:
-    """Raise ValueError unless the module's children are exactly `parts`, or a subset of them if `optional`."""
-    found = {name for name, _ in module.named_children()}
-    if not (found <= parts if optional else found == parts):
-        raise ValueError(f"unexpected parts: {sorted(found ^ parts)}")
-
-
-def _require_code(function: Any, names: set[str]) -> None:
-    """Raise ValueError if the function refers to other names than these, or to numbers that do not just count
-    dimensions.
-
-    Anything else (a multiplier, a scale by position, a clip) would be missing in the fused forward pass.
-    """
-    plain = inspect.unwrap(function) if callable(function) else None
-    if not inspect.isfunction(plain):
-        raise ValueError(f"no function of the model's own: {function}")
-    codes = [plain.__code__]
-    for code in codes:
-        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
-        unknown = {*code.co_names, *code.co_freevars} - names - {"__class__"}
-        unknown |= {
-            repr(constant)
-            for constant in code.co_consts
-            if isinstance(constant, int | float | complex) and constant not in _CONSTANTS
-        }
-        if unknown:
-            raise ValueError(f"{code.co_qualname} uses {', '.join(sorted(unknown))}")

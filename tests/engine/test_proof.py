@@ -12,10 +12,10 @@ from engine import attention
 from engine.attention import Options
 from engine.batch import ForwardBatch, SequenceSlice
 from engine.config import EngineConfig
-from engine.cpu import fused
 from engine.cpu.attention import PagedAttention
 from engine.cpu.backend import CpuBackend
 from engine.cpu.fused import FusedDecoder
+from engine.models import decoder
 from engine.models.limits import LENGTHS, lowered
 from engine.models.loader import ModelError, load_model
 from engine.models.probe import TOLERANCE, Proof
@@ -89,7 +89,7 @@ def test_a_plain_model_passes():
 
 
 def test_a_forward_pass_that_leaves_a_far_position_out_is_found(monkeypatch):
-    monkeypatch.setattr(fused, "_require_code", lambda function, names: None)
+    monkeypatch.setattr(decoder, "_require_code", lambda function, names: None)
     model = llama(FarAttention)
     backend = CpuBackend(EngineConfig(model="none", dtype="float32"))
     proof = Proof(model, 2, 100, LONGEST)
