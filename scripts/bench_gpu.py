@@ -13,8 +13,10 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -26,9 +28,34 @@ from engine.messages import Submit
 from engine.sampling.params import SamplingParams
 from scripts.random_models import make_model
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 PROMPT = 128
 SHORT = 16
 """Tokens of outputs that show what a call costs besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Decode at one batch size. `waiting_s`: the step's time where the host reads every step's tokens before the next. The last three
+    are those of this engine alone.
+    """
+
+    model: str
+    engine: str
+    batch: int
+    tokens_per_s: float
+    step_s: float | None = None
+    waiting_s: float | None = None
+    floor_s: float | None = None
+
+    def line(self) -> str:
+        """A row of the table."""
+        times = (f"{seconds * 1e3:.2f}" if seconds else "" for seconds in (self.step_s, self.waiting_s))
+        share = f"{self.floor_s / self.step_s:.2f}" if self.floor_s and self.step_s else ""
+        cells = (self.model, self.engine, self.batch, f"{self.tokens_per_s:.0f}", *times, share)
+        return f"| {' | '.join(map(str, cells))} |"
 
 
 def bandwidth() -> float:
@@ -94,53 +121,44 @@ def floor_seconds(core: EngineCore, directory: Path, batch: int, tokens: int, ra
     return (weights + batch * (PROMPT + tokens / 2) * cached) / rate
 
 
-def of_engine(
-    name: str, directory: Path, options: argparse.Namespace, rate: float, quantization: str
-) -> list[dict[str, Any]]:
-    """One row per batch; `waiting_s` is the step's time where the host reads every step's tokens before the next."""
+def of_engine(name: str, directory: Path, options: argparse.Namespace, rate: float, quantization: str) -> Iterator[Row]:
+    """One row per batch."""
     config = EngineConfig(model=str(directory), device="cuda", max_num_seqs=max(options.batches), max_model_len=2048,
                           max_num_batched_tokens=8192, speculative_tokens=0, quantization=quantization)  # fmt: skip
-    core, rows = EngineCore(config), []
+    core = EngineCore(config)
     for batch in options.batches:
         ours(core, batch, 16, seed=1)
-        row = {"model": name, "weights": quantization, "batch": batch}
-        row["step_s"] = statistics.median(ours(core, batch, options.tokens, seed=2 + i) for i in range(3))
-        row["floor_s"] = floor_seconds(core, directory, batch, options.tokens, rate)
+        step_s = statistics.median(ours(core, batch, options.tokens, seed=2 + i) for i in range(3))
+        floor_s = floor_seconds(core, directory, batch, options.tokens, rate) if quantization == "none" else None
         with mock.patch.object(core.runner.sampler, "choose_later", return_value=None):
-            row["waiting_s"] = statistics.median(ours(core, batch, options.tokens, seed=5 + i) for i in range(3))
-        rows.append(row)
+            waiting_s = statistics.median(ours(core, batch, options.tokens, seed=5 + i) for i in range(3))
+        yield Row(name, f"ours, {quantization}", batch, batch / step_s, step_s, waiting_s, floor_s)
     core.close()
-    return rows
 
 
-def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per model, kind of weights and batch."""
+def of_transformers(name: str, directory: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """One row per batch. A call takes ten seconds and more before its first token."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).cuda()
+    for batch in options.batches:
+        theirs(model, batch, 2 * SHORT, seed=1)
+        yield Row(name, "transformers", batch, theirs(model, batch, options.tokens, seed=2))
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """All rows, printed as they are found."""
     rate, rows = bandwidth(), []
     print(f"{torch.cuda.get_device_name()}: {rate / 1e12:.2f} TB/s measured")
-    print(
-        "| model | weights | batch | ms a step | without overlap | tok/s | floor / step | transformers, tok/s | ratio |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    print("| model | engine | batch | tok/s | ms a step | without overlap | floor / step |")
+    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for name in options.models:
         with tempfile.TemporaryDirectory() as folder:
-            directory = make_model(Path(folder), name, dtype=torch.bfloat16)
-            found = []
-            for quantization in ("none", "int8"):
-                found += of_engine(name, directory, options, rate, quantization)
-                torch.cuda.empty_cache()
-            model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).cuda()
-            theirs_at = {}
-            for batch in options.batches:
-                theirs(model, batch, 2 * SHORT, seed=1)
-                theirs_at[batch] = theirs(model, batch, options.tokens, seed=2)
-            del model
-            torch.cuda.empty_cache()
-        for row in found:
-            speed, row["transformers"] = row["batch"] / row["step_s"], theirs_at[row["batch"]]
-            print(f"| {name} | {row['weights']} | {row['batch']} | {row['step_s'] * 1e3:.2f} | "
-                  f"{row['waiting_s'] * 1e3:.2f} | {speed:.0f} | {row['floor_s'] / row['step_s']:.2f} | "
-                  f"{row['transformers']:.0f} | {speed / row['transformers']:.2f} |", flush=True)  # fmt: skip
-        rows += found
+            with torch.device("cuda"):
+                directory = make_model(Path(folder), name, dtype=torch.bfloat16)
+            engines = [of_engine(name, directory, options, rate, weights) for weights in ("none", "int8")]
+            for row in chain(*engines, of_transformers(name, directory, options)):
+                print(row.line(), flush=True)
+                rows.append(row)
+        torch.cuda.empty_cache()
     return rows
 
 
@@ -156,7 +174,8 @@ def main() -> None:
         raise SystemExit("bench_gpu: torch finds no CUDA device here")
     rows = measure(options)
     if options.json:
-        options.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1))
+        record = {"device": torch.cuda.get_device_name(), "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

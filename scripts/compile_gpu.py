@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +22,14 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 
-from engine.gpu import int8, paged_attention
+from engine.gpu import int8, layers, paged_attention
 
 ROOM = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a block may take, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
 HEADS, KV_HEADS, BLOCK_SIZE, BLOCKS, SEQUENCES = 8, 2, 16, 8, 4
 HIDDEN, WIDE = 1024, 8192
+KERNELS = {"_attention": paged_attention, "_combine": paged_attention, "_product": int8, "_add_norm": layers, "_rotate": layers,
+           "_gate": layers}  # fmt: skip
 
 
 class NoDevice:
@@ -95,29 +98,53 @@ def attention(dims: tuple[int, int], dtype: torch.dtype, rows: int, splits: int,
     tables = torch.zeros(SEQUENCES, BLOCKS, dtype=torch.int32)
     room = paged_attention.shared_memory(numbers.device)
     tile_rows = paged_attention.tile_rows(HEADS // KV_HEADS, rows, dtype, room)
-    plan = paged_attention.Plan(numbers, numbers, tile_rows, numbers, numbers, tables, splits)
+    plan = paged_attention.Plan(
+        numbers, numbers, tile_rows, numbers, numbers, tables, splits, paged_attention.SPLIT_KEYS
+    )
     query = torch.zeros(SEQUENCES * rows, HEADS, dims[0], dtype=dtype)
     keys, values = (torch.zeros(BLOCKS, BLOCK_SIZE, KV_HEADS, dim, dtype=dtype) for dim in dims)
     extra = (64, 30.0, torch.zeros(HEADS, dtype=dtype)) if options else (None, None, None)
-    paged_attention.attend(plan, query, keys, values, None, *extra)
+    out = query.new_zeros(len(query), HEADS, dims[1])
+    parts = paged_attention.Parts.of(len(query), HEADS, splits, dims[1], query.device) if splits > 1 else None
+    paged_attention.attend(plan, query, keys, values, None, *extra, out, parts)
 
 
-def cases(dims: list[tuple[int, int]], dtypes: list[torch.dtype]) -> dict[str, Any]:
-    """Launches by name."""
-    made: dict[str, Any] = {}
+def rotation(dim: int, dtype: torch.dtype) -> None:
+    """Launch the rotation of a token's heads, with norms."""
+    qkv, table = torch.zeros(SEQUENCES, (HEADS + 2 * KV_HEADS) * dim, dtype=dtype), torch.zeros(SEQUENCES, dim)
+    keys, values = (torch.zeros(BLOCKS, BLOCK_SIZE, KV_HEADS, dim, dtype=dtype) for _ in range(2))
+    norms = (torch.ones(dim), torch.ones(dim), 1e-6)
+    slots = torch.zeros(SEQUENCES, dtype=torch.int64)
+    layers.rotate_and_store(qkv, (HEADS, KV_HEADS), table, table, norms, slots, keys, values)
+
+
+def norm(dtype: torch.dtype) -> None:
+    """Launch a wide norm."""
+    x = torch.zeros(SEQUENCES, WIDE, dtype=dtype)
+    layers.add_norm(x.float(), x, torch.ones(WIDE), 1e-6, x.clone(), first=False)
+
+
+def cases(dims: list[tuple[int, int]], dtypes: list[torch.dtype]) -> dict[tuple[str, str], Any]:
+    """Launches by kernel and name."""
+    made: dict[tuple[str, str], Any] = {}
     for dtype in dtypes:
         kind = str(dtype).removeprefix("torch.")
         for pair in dims:
             for name, rows, splits, options in (("decode", 1, 1, False), ("split decode", 1, 2, False), ("prefill", 64, 1, False),
                                                 ("prefill, all options", 64, 1, True)):  # fmt: skip
-                made[f"{name}, {kind}, {pair[0]}/{pair[1]}"] = lambda p=pair, d=dtype, r=rows, s=splits, o=options: (
-                    attention(p, d, r, s, o)
+                made["_attention", f"{name}, {kind}, {pair[0]}/{pair[1]}"] = partial(
+                    attention, pair, dtype, rows, splits, options
                 )
+            made["_combine", f"pieces, {kind}, {pair[1]}"] = partial(attention, pair, dtype, 1, 2, True)
+            if pair[0] == pair[1]:
+                made["_rotate", f"rotation, {kind}, {pair[0]}"] = partial(rotation, pair[0], dtype)
         for rows, out in ((1, HIDDEN), (int8.MAX_TILE_ROWS, WIDE)):
             x, weight = torch.zeros(rows, HIDDEN, dtype=dtype), torch.zeros(out, HIDDEN, dtype=torch.int8)
-            made[f"int8 product of {rows} rows, {kind}"] = lambda x=x, w=weight, o=out: int8.product(
-                x, w, torch.zeros(o), None
+            made["_product", f"int8 product of {rows} rows, {kind}"] = partial(
+                int8.product, x, weight, torch.zeros(out), None
             )
+        made["_add_norm", f"norm, {kind}"] = partial(norm, dtype)
+        made["_gate", f"gate, {kind}"] = partial(layers.gated, torch.zeros(SEQUENCES, 2 * WIDE, dtype=dtype))
     return made
 
 
@@ -133,11 +160,9 @@ def main() -> int:
     )
     options = parser.parse_args()
     dims = [(int(text.partition("/")[0]), int(text.rpartition("/")[2])) for text in options.dims]
-    kernels = {
-        module: Compiled(getattr(module, name))
-        for module, name in ((paged_attention, "_attention"), (int8, "_product"))
-    }
-    paged_attention._attention, int8._product = kernels.values()
+    kernels = {name: Compiled(getattr(module, name)) for name, module in KERNELS.items()}
+    for name, module in KERNELS.items():
+        setattr(module, name, kernels[name])
     failed = 0
     print(
         "| architecture | kernel | shared memory | of | registers | spilled bytes |\n| --- | --- | --- | --- | --- | --- |"
@@ -146,10 +171,9 @@ def main() -> int:
         driver.set_active(NoDevice(architecture))
         room = ROOM[architecture] * 1024
         paged_attention.shared_memory = lambda device, room=room: room
-        for name, launch in cases(dims, [getattr(torch, each) for each in options.dtypes]).items():
+        for (kernel, name), launch in cases(dims, [getattr(torch, each) for each in options.dtypes]).items():
             launch()
-            module = int8 if name.startswith("int8") else paged_attention
-            found = needs(kernels[module].last, architecture)
+            found = needs(kernels[kernel].last, architecture)
             failed += found.shared > room
             print(
                 f"| {architecture} | {name} | {found.shared} | {room} | {found.registers} | {found.spilled} |",

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.gpu.paged_attention import SPLIT_KEYS, Plan, attend, shared_memory, tile_rows, tiles
-from engine.shapes import check_slots, check_tables, spec_of
+from engine.gpu.layers import rotate_and_store
+from engine.gpu.paged_attention import Parts, Plan, attend, keys_of_split, shared_memory, tile_rows, tiles
+from engine.shapes import check_slots, check_tables, require, spec_of
 
 if TYPE_CHECKING:
     from engine.attention import Options
@@ -39,10 +40,16 @@ class DeviceKVCache:
         self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.num_blocks, self.block_size, self.dtype = num_blocks, block_size, dtype
+        self.split_keys = keys_of_split(0)
+        """The length of a piece of a context, in keys."""
         self._specs = specs
         shape = (num_blocks, block_size)
         self.keys = [torch.zeros(*shape, s.num_kv_heads, s.key_dim, dtype=dtype, device=device) for s in specs]
         self.values = [torch.zeros(*shape, s.num_kv_heads, s.value_dim, dtype=dtype, device=device) for s in specs]
+
+    def num_splits(self, longest: int) -> int:
+        """The number of pieces of the longest context; pieces after a sequence's end have no weight."""
+        return -(-longest // self.split_keys)
 
     def spec(self, layer: int) -> AttentionSpec:
         """The spec of layer `layer`; raises ShapeError for an unknown layer."""
@@ -52,11 +59,6 @@ class DeviceKVCache:
 def block_bytes(specs: list[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers."""
     return sum(block_size * s.num_kv_heads * (s.key_dim + s.value_dim) * dtype.itemsize for s in specs)
-
-
-def num_splits(longest: int) -> int:
-    """The number of pieces of the longest context; pieces after a sequence's end have no weight."""
-    return -(-longest // SPLIT_KEYS)
 
 
 class DeviceAttention:
@@ -72,12 +74,13 @@ class DeviceAttention:
         self.slots = to_device(batch.slot_mapping, device)
         self._device, self._sequences = device, batch.sequences
         self._plans: dict[int, Plan] = {}
+        self._parts: dict[tuple[int, int], Parts] = {}
 
     @classmethod
     def captured(cls, cache: DeviceKVCache, slots: torch.Tensor, plans: dict[int, Plan]) -> DeviceAttention:
         """Attention over the buffers that a captured graph reads at each replay."""
         made = cls.__new__(cls)
-        made.cache, made.slots, made._plans = cache, slots, plans
+        made.cache, made.slots, made._plans, made._parts = cache, slots, plans, {}
         return made
 
     @classmethod
@@ -91,7 +94,9 @@ class DeviceAttention:
         starts, tables = torch.zeros(2, dtype=torch.int32, device=device), none[None]
         room = shared_memory(device)
         plans = {
-            group: Plan(none, none, tile_rows(group, rows, cache.dtype, room), starts, none, tables, splits)
+            group: Plan(
+                none, none, tile_rows(group, rows, cache.dtype, room), starts, none, tables, splits, cache.split_keys
+            )
             for group in groups
         }
         return cls.captured(cache, torch.zeros(rows, dtype=torch.int64, device=device), plans)
@@ -111,11 +116,61 @@ class DeviceAttention:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys.view(-1, *keys.shape[2:]).index_copy_(0, self.slots, key.transpose(0, 1).to(keys.dtype))
         values.view(-1, *values.shape[2:]).index_copy_(0, self.slots, value.transpose(0, 1).to(values.dtype))
-        plan = self._plan(query.shape[0] // key.shape[0])
         by_token = query.transpose(0, 1)
         if by_token.stride(2) != 1:
             by_token = by_token.contiguous()
-        return attend(plan, by_token, keys, values, options.scale, spec.window, options.softcap, options.sinks)
+        if out is None:  # zeros, because padding rows are in no tile, and the layers' results for them must stay finite
+            out = query.new_zeros(query.shape[1], query.shape[0], spec.value_dim)
+        self._attend(by_token, keys, values, options, spec, out)
+        return out
+
+    def rotate_and_attend(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+        options: Options,
+        out: torch.Tensor,
+    ) -> None:
+        """The same from the results of one product, qkv [T, (H + 2 HK) D], before their norms and rotation, as for
+        `rotate_and_store`. `out` [T, H, D] keeps what it has in padding rows. Raises ShapeError if the call differs from the
+        recorded one.
+        """
+        spec = self.cache.spec(layer)
+        heads, dim = (spec.num_heads, spec.num_kv_heads), spec.key_dim
+        width = (heads[0] + 2 * heads[1]) * dim
+        require(
+            spec.value_dim == dim and qkv.shape == (len(self.slots), width),
+            f"[T, {width}] and T slots",
+            qkv,
+            self.slots,
+        )
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        rotate_and_store(qkv, heads, cosines, sines, norms, self.slots, keys, values)
+        query = qkv[:, : heads[0] * dim].unflatten(1, (heads[0], dim))
+        self._attend(query, keys, values, options, spec, out)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        options: Options,
+        spec: AttentionSpec,
+        out: torch.Tensor,
+    ) -> None:
+        plan = self._plan(spec.num_heads // spec.num_kv_heads)
+        parts = self._parts_of(spec, plan.splits) if plan.splits > 1 else None
+        attend(plan, query, keys, values, options.scale, spec.window, options.softcap, options.sinks, out, parts)
+
+    def _parts_of(self, spec: AttentionSpec, splits: int) -> Parts:
+        """Those of all layers with so many heads of this width."""
+        like = (spec.num_heads, spec.value_dim)
+        if like not in self._parts:
+            self._parts[like] = Parts.of(len(self.slots), spec.num_heads, splits, spec.value_dim, self.slots.device)
+        return self._parts[like]
 
     def _plan(self, group: int) -> Plan:
         if group not in self._plans:
@@ -134,5 +189,7 @@ class DeviceAttention:
         def put(numbers: list[int] | list[list[int]]) -> torch.Tensor:
             return to_device(torch.tensor(numbers, dtype=torch.int32), self._device)
 
-        splits = num_splits(max(lengths)) if max(counts) <= FEW_QUERIES else 1
-        return Plan(put(sequence), put(start), rows, put(starts), put(lengths), put(tables), splits)
+        splits = self.cache.num_splits(max(lengths)) if max(counts) <= FEW_QUERIES else 1
+        return Plan(
+            put(sequence), put(start), rows, put(starts), put(lengths), put(tables), splits, self.cache.split_keys
+        )

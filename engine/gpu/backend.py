@@ -1,4 +1,4 @@
-"""The CUDA backend: layers of transformers, paged attention in Triton, CUDA graphs for decode."""
+"""The CUDA backend: fused layers or those of transformers, paged attention in Triton, CUDA graphs for decode."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from transformers.pytorch_utils import Conv1D
 from engine.attention import attend_with
 from engine.backend import blocks_within
 from engine.batch import fill_in
-from engine.gpu.attention import DeviceAttention, DeviceKVCache, block_bytes, num_splits, to_device
+from engine.gpu.attention import DeviceAttention, DeviceKVCache, block_bytes, to_device
+from engine.gpu.fused import FusedDecoder
 from engine.gpu.graphs import DecodeGraphs
 from engine.gpu.lora import SlotLinear, Slots, add_slots
+from engine.gpu.paged_attention import keys_of_split
 from engine.gpu.ranks import Leader, Ranks
 from engine.gpu.sampling import DeviceSampler
 from engine.models.forward import plain_forward
@@ -70,24 +72,31 @@ class DeviceBackend:
         return {} if self._ranks is None else self._ranks.pretrained_options()
 
     def candidates(self, model: PreTrainedModel, specs: list[AttentionSpec]) -> list[Candidate]:
-        """The forward pass of transformers: with split weights, or with quantized linear layers and with adapter slots
-        around the other linear layers.
+        """On one device the fused forward pass, if the model's structure allows it, then transformers' own with quantized linear
+        layers and with adapter slots around the other linear layers. On several, transformers' own with split weights.
         """
         weights = [m.weight.shape for m in model.modules() if type(m) in (nn.Linear, Conv1D)]
         self._widest = max((sum(shape) for shape in weights), default=0)
         self._largest = max((shape.numel() for shape in weights), default=0)
 
+        quantized = None if self.quantization is None else self.quantization.layers("cuda", self.device)
+
+        def fused() -> tuple[Forward, list[AdapterLayer]]:
+            made = FusedDecoder(model, specs, self._slots, quantized, self.device)
+            self._layers = made.slot_layers
+            return made, list(self._layers)
+
         def split() -> tuple[Forward, list[AdapterLayer]]:
             return plain_forward(model), []
 
         def slotted() -> tuple[Forward, list[AdapterLayer]]:
-            if self.quantization is not None:
-                quantize(model, self.quantization.layers("cuda", self.device), model.get_output_embeddings())
+            if quantized is not None:
+                quantize(model, quantized, model.get_output_embeddings())
             model.to(self.device)
             self._layers = add_slots(model, self._slots, model.get_output_embeddings())
             return plain_forward(model), list(self._layers)
 
-        return [slotted if self._ranks is None else split]
+        return [fused, slotted] if self._ranks is None else [split]
 
     def num_blocks(self, specs: list[AttentionSpec], dtype: torch.dtype, limit: int) -> int:
         """The blocks that fit into the configured bytes, or into the memory that the model left free."""
@@ -105,7 +114,11 @@ class DeviceBackend:
         quantization's buffers.
         """
         slots = self._slots.count * self._slots.rank
-        adapters = sum((layer.in_features + layer.out_features) * slots for layer in self._layers)
+        adapters = sum(
+            (len(layer.parts) * layer.in_features + layer.out_features) * slots
+            for layer in self._layers
+            if not layer.other_rows
+        )
         activations = 8 * self._config.max_num_batched_tokens * self._widest
         extra = 0 if self.quantization is None else self.quantization.extra_bytes(self._largest, dtype)
         later: int = (adapters + activations) * dtype.itemsize + extra
@@ -145,8 +158,11 @@ class DeviceBackend:
     def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: DeviceKVCache, max_model_len: int) -> None:
         """Compile the kernels of steps that no graph runs, and capture the decode graphs."""
         if self.device.type == "cuda":
-            self._compile(forward, specs, cache, num_splits(max_model_len))
-            graphs = DecodeGraphs(forward, specs, cache, self._config.max_num_seqs, max_model_len, self.device)
+            cache.split_keys = keys_of_split(max_model_len)
+            self._compile(forward, specs, cache, cache.num_splits(max_model_len))
+            graphs = DecodeGraphs(
+                forward, specs, cache, self._config.max_num_seqs, max_model_len, self.device, self._slots, self._layers
+            )
             captured = True
             try:
                 graphs.capture()
@@ -167,8 +183,10 @@ class DeviceBackend:
         groups = {spec.num_heads // spec.num_kv_heads for spec in specs}
         for rows, splits in product((1, 2), {1, min(2, max_splits)}):
             zeros = torch.zeros(1, rows, dtype=torch.int64, device=self.device)
+            self._slots.begin_step((), rows)
             with attend_with(DeviceAttention.of_padding(cache, groups, rows, splits, self.device)):
                 forward(zeros, zeros, zeros[0])
+        self._slots.end_step()
 
     def serve(self) -> None:
         """From now on, rank 0 sends the steps to the other ranks."""

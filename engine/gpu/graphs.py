@@ -14,7 +14,7 @@ import torch
 
 from engine.attention import attend_with
 from engine.batch import fill_in
-from engine.gpu.attention import DeviceAttention, DeviceKVCache, num_splits, pinned
+from engine.gpu.attention import DeviceAttention, DeviceKVCache, pinned
 from engine.gpu.paged_attention import Plan, shared_memory, tile_rows
 
 if TYPE_CHECKING:
@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
     from engine.backend import Forward
     from engine.batch import ForwardBatch
+    from engine.gpu.lora import SlotLinear, Slots
     from engine.shapes import AttentionSpec
+
+
+SPLITS = (1, 8, 32)
+"""Numbers of pieces of contexts to capture, besides that of the longest: pieces that a context does not have cost little, but not
+nothing.
+"""
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:
@@ -41,10 +48,14 @@ class DecodeGraphs:
         max_num_seqs: int,
         max_model_len: int,
         device: torch.device,
+        slots: Slots,
+        layers: list[SlotLinear],
     ) -> None:
+        """`layers` take adapters, in `slots`; none: no steps with adapters are captured."""
         self._forward, self._cache, self._device = forward, cache, device
-        max_splits = num_splits(max_model_len)
-        self._splits = sorted({1, min(8, max_splits), max_splits})
+        self._adapters, self._layers = slots, [layer for layer in layers if not layer.other_rows]
+        most = cache.num_splits(max_model_len)
+        self._splits = sorted({*(n for n in SPLITS if n < most), most})
         blocks = -(-max_model_len // cache.block_size)
 
         def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -59,9 +70,11 @@ class DecodeGraphs:
         self._tile_sequence, self._tile_start = buffer(max_num_seqs), buffer(max_num_seqs)
         self._query_starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(max_num_seqs, device=device)
+        self._row_slots = torch.full((max_num_seqs,), slots.count, dtype=torch.int64, device=device)
         self._groups = {spec.num_heads // spec.num_kv_heads for spec in specs}
         self._sizes = capture_sizes(max_num_seqs)
-        self._graphs: dict[tuple[int, int], tuple[Callable[[], None], torch.Tensor]] = {}
+        self._graphs: dict[tuple[int, int, bool], tuple[Callable[[], None], torch.Tensor]] = {}
+        """By number of rows, number of pieces, and whether rows have adapters."""
         self._logits: torch.Tensor | None = None
 
     def capture(self) -> None:
@@ -69,26 +82,32 @@ class DecodeGraphs:
         from the device during a step.
         """
         pool = None
-        for size, splits in product(reversed(self._sizes), reversed(self._splits)):
+        for layer in self._layers:
+            layer.make_room()
+        kinds = (False, True) if self._layers else (False,)
+        for size, splits, adapted in product(reversed(self._sizes), reversed(self._splits), kinds):
             self._set(size, [], [], [], [], [])
             with _no_waits():  # before the capture: one that fails leaves torch's stream and allocator in its midst
-                logits = self._step(size, splits)
+                logits = self._step(size, splits, adapted)
             if self._logits is None:  # one for all graphs, whose own results would stay in the pool
                 self._logits = torch.empty_like(logits)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                self._logits[:size].copy_(self._step(size, splits))
+                self._logits[:size].copy_(self._step(size, splits, adapted))
             pool = pool or graph.pool()
-            self._graphs[size, splits] = (graph.replay, self._logits[:size])
+            self._graphs[size, splits, adapted] = (graph.replay, self._logits[:size])
 
     def fits(self, batch: ForwardBatch) -> bool:
-        """Whether a graph can run the batch: one token per sequence, not more sequences than captured, and
-        no adapters.
+        """Whether a graph can run the batch: one token per sequence, not more sequences than captured, and no adapters with
+        factors (or none at all, where no layer takes them).
         """
         count = len(batch.sequences)
-        alone = count <= self._sizes[-1] and not batch.segments and all(s.count == 1 for s in batch.sequences)
-        return alone and batch.logits_rows.tolist() == [*range(count)]
+        alone = count <= self._sizes[-1] and all(s.count == 1 for s in batch.sequences)
+        factored = any(digest in self._adapters.with_factors for _, _, digest in batch.segments)
+        if not alone or factored or (batch.segments and not self._layers):
+            return False
+        return bool(batch.logits_rows.tolist() == [*range(count)])
 
     def run(self, batch: ForwardBatch) -> torch.Tensor:
         """Replay the batch's graph. Returns logits [sequences, V], which are valid until the next run."""
@@ -100,8 +119,10 @@ class DecodeGraphs:
         self._set(size, ids, positions, batch.slot_mapping[:count].tolist(), tables, lengths)
         if batch.chosen is not None:
             self._ids[0, :count] = fill_in(self._ids[0, :count], batch.chosen)
-        needed = num_splits(max(lengths))
-        replay, logits = self._graphs[size, next(n for n in self._splits if n >= needed)]
+        if batch.segments:
+            self._put(self._row_slots[:size], self._adapters.slots_of(batch.segments, size))
+        needed = self._cache.num_splits(max(lengths))
+        replay, logits = self._graphs[size, next(n for n in self._splits if n >= needed), bool(batch.segments)]
         replay()
         return logits[:count]
 
@@ -118,7 +139,7 @@ class DecodeGraphs:
         count, rest = len(ids), [0] * (size - len(ids))
 
         def put(target: torch.Tensor, numbers: list[int]) -> None:
-            target.copy_(pinned(torch.tensor(numbers, dtype=target.dtype), self._device), non_blocking=True)
+            self._put(target, torch.tensor(numbers, dtype=target.dtype))
 
         put(self._ids[0, :size], ids + rest)
         put(self._positions[0, :size], positions + rest)
@@ -128,19 +149,29 @@ class DecodeGraphs:
         if count:
             widest = max(map(len, tables))
             rows = torch.tensor([table + [0] * (widest - len(table)) for table in tables], dtype=torch.int32)
-            self._tables[:count, :widest].copy_(pinned(rows, self._device), non_blocking=True)
+            self._put(self._tables[:count, :widest], rows)
 
-    def _step(self, size: int, splits: int) -> torch.Tensor:
+    def _put(self, target: torch.Tensor, numbers: torch.Tensor) -> None:
+        target.copy_(pinned(numbers, self._device), non_blocking=True)
+
+    def _step(self, size: int, splits: int, adapted: bool) -> torch.Tensor:
         dtype, room = self._cache.dtype, shared_memory(self._device)
         plans = {
             group: Plan(
                 self._tile_sequence[:size], self._tile_start[:size], tile_rows(group, 1, dtype, room), self._query_starts[: size + 1],
-                self._lengths[:size], self._tables[:size], splits,
+                self._lengths[:size], self._tables[:size], splits, self._cache.split_keys,
             )
             for group in self._groups
         }  # fmt: skip
-        with attend_with(DeviceAttention.captured(self._cache, self._slots[:size], plans)):
-            return self._forward(self._ids[:, :size], self._positions[:, :size], self._rows[:size])
+        if adapted:
+            self._adapters.begin_capture(self._row_slots[:size])
+        else:
+            self._adapters.begin_step((), size)
+        try:
+            with attend_with(DeviceAttention.captured(self._cache, self._slots[:size], plans)):
+                return self._forward(self._ids[:, :size], self._positions[:, :size], self._rows[:size])
+        finally:
+            self._adapters.end_step()
 
 
 @contextmanager

@@ -22,8 +22,10 @@ TURNS = ((64, 3), (32, 3), (16, 3), (16, 1))
 """Keys per iteration of the inner loop, and Triton's stages of its loads: the first that fits into a device's shared memory is taken."""
 OVERHEAD_BYTES = 2048
 """Shared memory that the kernel takes besides its tiles."""
-SPLIT_KEYS = 1024
-"""Decode over longer contexts is split into pieces of this many keys."""
+AT_ONCE = 16
+"""Pieces that are put together in one turn."""
+SPLIT_KEYS, MOST_SPLITS = 256, 128
+"""Decode over longer contexts is split into pieces of this many keys, or of more where the longest sequence would have more pieces."""
 
 
 @triton.jit(do_not_specialize=["table_row", "logsum_token", "logsum_head"])  # they change with the contexts
@@ -99,7 +101,7 @@ def _attention(
             sums = sums * shrink[:, None]
         total = tl.where(total == 0, 1.0, total)  # rows that are padding
         tl.store(out_at, sums / total[:, None], mask=out_ok)
-    else:  # a part; `attend` puts the parts together
+    else:  # a part; `_combine` puts the parts together
         safe_total = tl.where(total == 0, 1.0, total)
         tl.store(out_at + split * VALUE_DIM, sums / safe_total[:, None], mask=out_ok)
         logsum = tl.where(total == 0, float("-inf"), highest + tl.log(safe_total))
@@ -121,6 +123,9 @@ class Plan:
     lengths: torch.Tensor
     tables: torch.Tensor
     splits: int
+    """The number of pieces of a context."""
+    split_keys: int
+    """Their length in keys."""
 
 
 @cache
@@ -158,12 +163,69 @@ def tile_rows(group: int, longest_chunk: int, dtype: torch.dtype, room: int | No
     return max(least, power)
 
 
+def keys_of_split(longest: int) -> int:
+    """The length of a piece, in keys, in an engine whose longest sequence is `longest`."""
+    return max(SPLIT_KEYS, -(-longest // MOST_SPLITS // 64) * 64)
+
+
 def tiles(counts: list[int], group: int, rows: int) -> tuple[list[int], list[int]]:
     """The sequence and the first query of every tile."""
     step = rows // group
     sequence = [i for i, count in enumerate(counts) for _ in range(0, count, step)]
     start = [first for count in counts for first in range(0, count, step)]
     return sequence, start
+
+
+@triton.jit(do_not_specialize=["splits", "logsum_token", "logsum_head"])
+def _combine(
+    parts, logsums, sinks, out, splits, part_token, part_head, logsum_token, logsum_head, out_token, out_head,
+    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, AT_ONCE: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """One query of one head: the pieces' results, weighted by their sums."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    dv = tl.arange(0, VALUE_PADDED)
+    highest = tl.full([], float("-inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    sums = tl.zeros([VALUE_PADDED], tl.float32)
+    for begin in range(0, splits, AT_ONCE):
+        s = begin + tl.arange(0, AT_ONCE)
+        logsum = tl.load(logsums + token * logsum_token + head * logsum_head + s, mask=s < splits, other=float("-inf"))
+        part_ok = (logsum > float("-inf"))[:, None] & (dv < VALUE_DIM)[None, :]
+        part_at = parts + token * part_token + head * part_head + s[:, None] * VALUE_DIM + dv[None, :]
+        part = tl.load(part_at, mask=part_ok, other=0.0)
+        highest_now = tl.maximum(highest, tl.max(logsum, 0))
+        safe = tl.where(highest_now == float("-inf"), 0.0, highest_now)
+        shrink = tl.exp(highest - safe)
+        weights = tl.exp(logsum - safe)
+        total = total * shrink + tl.sum(weights, 0)
+        sums = sums * shrink + tl.sum(part * weights[:, None], 0)
+        highest = highest_now
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32)
+        with_sink = tl.maximum(highest, sink)
+        shrink = tl.exp(highest - with_sink)
+        total = total * shrink + tl.exp(sink - with_sink)
+        sums = sums * shrink
+    total = tl.where(total == 0, 1.0, total)
+    tl.store(out + token * out_token + head * out_head + dv, sums / total, mask=dv < VALUE_DIM)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The results of the pieces of contexts, float32: [T, H, splits, DV], and the logarithms of their sums [T, H, splits]. All layers
+    of a step may use the same: a padding row's stay zero.
+    """
+
+    out: torch.Tensor
+    logsums: torch.Tensor
+
+    @classmethod
+    def of(cls, tokens: int, heads: int, splits: int, value_dim: int, device: torch.device) -> Parts:
+        """Zeros."""
+        return cls(
+            torch.zeros(tokens, heads, splits, value_dim, device=device),
+            torch.zeros(tokens, heads, splits, device=device),
+        )
 
 
 def attend(
@@ -175,39 +237,33 @@ def attend(
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Query [T, H, D] over keys [blocks, block size, HK, D] and values [blocks, block size, HK, DV] -> [T, H, DV].
+    out: torch.Tensor,
+    parts: Parts | None,
+) -> None:
+    """Query [T, H, D] over keys [blocks, block size, HK, D] and values [blocks, block size, HK, DV] -> out [T, H, DV], but for
+    padding rows.
 
-    `scale` defaults to D ** -0.5; sinks are [H].
+    `scale` defaults to D ** -0.5; sinks are [H]; `parts` are those of a plan of several pieces.
     """
-    tokens, heads, dim = query.shape
+    _, heads, dim = query.shape
     block_size, kv_heads, value_dim = keys.shape[1], keys.shape[2], values.shape[3]
-    split = plan.splits > 1
-    shape = (tokens, heads, plan.splits * value_dim)
-    # Zeros, because padding rows are in no tile, and the layers' results for them must stay finite.
-    out = torch.zeros(shape, dtype=torch.float32 if split else query.dtype, device=query.device)
-    logsums = out
-    if split:
-        logsums = torch.zeros(tokens, heads, plan.splits, dtype=torch.float32, device=query.device)
     dim_padded, value_padded = max(16, triton.next_power_of_2(dim)), max(16, triton.next_power_of_2(value_dim))
     turn, stages = turn_of(dim_padded, value_padded, query.dtype, shared_memory(query.device))
+    to, logsums = (out, out) if parts is None else (parts.out, parts.logsums)
     _attention[(len(plan.tile_sequence), kv_heads, plan.splits)](
-        query, keys, values, out, logsums, plan.tile_sequence, plan.tile_start, plan.query_starts, plan.lengths,
+        query, keys, values, to, logsums, plan.tile_sequence, plan.tile_start, plan.query_starts, plan.lengths,
         plan.tables, query if sinks is None else sinks,
         dim**-0.5 if scale is None else scale, softcap or 0.0, window or 0,
         query.stride(0), query.stride(1), *keys.stride()[:3], *values.stride()[:3],
-        out.stride(0), out.stride(1), logsums.stride(0), logsums.stride(1), plan.tables.stride(0),
+        to.stride(0), to.stride(1), logsums.stride(0), logsums.stride(1), plan.tables.stride(0),
         GROUP=heads // kv_heads, DIM=dim, DIM_PADDED=dim_padded, VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
         BLOCK=block_size, ROWS=plan.rows, TURN=turn,
-        SPLIT=SPLIT_KEYS, SPLIT_UP=split, HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
+        SPLIT=plan.split_keys, SPLIT_UP=parts is not None, HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None, num_stages=stages,
     )  # fmt: skip
-    if not split:
-        return out
-    if sinks is not None:
-        column = sinks.float().view(1, heads, 1).expand(tokens, heads, 1)
-        weights = torch.softmax(torch.cat([logsums, column], -1), -1)[..., : plan.splits]
-    else:
-        weights = torch.softmax(logsums, -1)
-    parts = out.view(tokens, heads, plan.splits, value_dim)
-    return torch.einsum("ths,thsd->thd", weights, parts).to(query.dtype)
+    if parts is not None:
+        _combine[(len(query), heads)](
+            parts.out, parts.logsums, query if sinks is None else sinks, out, plan.splits,
+            parts.out.stride(0), parts.out.stride(1), logsums.stride(0), logsums.stride(1), out.stride(0), out.stride(1),
+            VALUE_DIM=value_dim, VALUE_PADDED=value_padded, AT_ONCE=AT_ONCE, HAS_SINKS=sinks is not None,
+        )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.gpu import attention, paged_attention
+from engine.gpu import paged_attention
 from engine.gpu.backend import DeviceBackend
 from engine.gpu.graphs import DecodeGraphs, capture_sizes
 from engine.gpu.int8 import MANY_ROWS
@@ -152,38 +153,49 @@ class Recorded:
     """Counts the replays of CUDA graphs. Where there are none it stands for them: a replay runs the step again over the same buffers."""
 
     def __init__(self, graphs: DecodeGraphs) -> None:
-        self.graphs, self.runs = graphs, 0
-        for size in capture_sizes(4):
-            for splits in graphs._splits:
-                replay, logits = graphs._graphs.get((size, splits), (None, torch.empty(size, 400)))
-                made = replay or self._replay(size, splits, logits)
-                graphs._graphs[size, splits] = (self._counting(made), logits)
+        self.graphs, self.runs = graphs, {False: 0, True: 0}
+        for layer in graphs._layers:
+            layer.make_room()
+        for key in product(capture_sizes(4), graphs._splits, (False, True)):
+            replay, logits = graphs._graphs.get(key, (None, torch.empty(key[0], 400)))
+            graphs._graphs[key] = (self._counting(key[2], replay or self._replay(key, logits)), logits)
 
-    def _counting(self, replay):
+    def _counting(self, adapted: bool, replay):
         def run() -> None:
-            self.runs += 1
+            self.runs[adapted] += 1
             replay()
 
         return run
 
-    def _replay(self, size: int, splits: int, logits: torch.Tensor):
+    def _replay(self, key: tuple[int, int, bool], logits: torch.Tensor):
         def replay() -> None:
-            logits.copy_(self.graphs._step(size, splits))
+            logits.copy_(self.graphs._step(*key))
 
         return replay
 
 
-def test_decode_over_captured_buffers(models_dir, device, monkeypatch):
-    """Static buffers, padding rows and split contexts give what a step of its own shape gives."""
-    monkeypatch.setattr(attention, "SPLIT_KEYS", 64)
-    monkeypatch.setattr(paged_attention, "SPLIT_KEYS", 64)
-    model = make_model(models_dir, "qwen2")
-    core = engine(model, device, max_num_seqs=4, speculative_tokens=0)
+def recorded(core: EngineCore, device: torch.device) -> Recorded:
     backend, runner = core.runner.backend, core.runner
     if device.type == "cpu":
-        backend._graphs = DecodeGraphs(runner.forward, core.specs, runner.cache, 4, 128, device)
+        backend._graphs = DecodeGraphs(
+            runner.forward, core.specs, runner.cache, 4, 128, device, backend._slots, backend._layers
+        )
     assert backend._graphs is not None
-    recorded = Recorded(backend._graphs)
+    return Recorded(backend._graphs)
+
+
+@pytest.fixture
+def short_pieces(monkeypatch) -> None:
+    """Contexts of more than 64 tokens have several pieces."""
+    monkeypatch.setattr(paged_attention, "SPLIT_KEYS", 64)
+
+
+@pytest.mark.parametrize("family", ["qwen2", slow("gemma2")])
+def test_decode_over_captured_buffers(family, models_dir, device, short_pieces):
+    """Static buffers, padding rows and split contexts give what a step of its own shape gives."""
+    model = make_model(models_dir, family)
+    core = engine(model, device, max_num_seqs=4, speculative_tokens=0)
+    counts = recorded(core, device)
     driver = Driver(core)
     asked = prompts(400, (58, 5, 41))
     for i, prompt in enumerate(asked):
@@ -193,7 +205,40 @@ def test_decode_over_captured_buffers(models_dir, device, monkeypatch):
     reference = Reference(model)
     for i, prompt in enumerate(asked):
         reference.assert_equal(prompt, driver.tokens(i))
-    assert recorded.runs > 10
+    assert counts.runs[False] > 10
+    assert counts.runs[True] == 0
+
+
+@pytest.mark.parametrize("family", ["qwen2", slow("gemma2")])
+def test_adapters_over_captured_buffers(family, models_dir, tmp_path, device, short_pieces):
+    """Adapters that come after the capture, in rows of their own and beside rows without any; DoRA's factors are in no graph."""
+    model = make_model(models_dir, family)
+    some = {"target_modules": ["q_proj", "v_proj", "up_proj"]}
+    made = [
+        make_adapter(model, tmp_path, "a0", r=4, **OPTIONS["llama"]),
+        make_adapter(model, tmp_path, "a1", r=8, **some),
+        make_adapter(model, tmp_path, "a2", r=4, use_dora=True, **OPTIONS["llama"]),
+    ]
+    core = engine(model, device, max_num_seqs=4, speculative_tokens=0, max_adapters=2)
+    counts = recorded(core, device)
+    driver = Driver(core)
+    asked = prompts(400, (58, 5, 41, 9))
+    for i, prompt in enumerate(asked[:3]):
+        driver.submit(i, prompt, None if i == 2 else made[i], max_tokens=12 + i, ignore_eos=True)
+    driver.run()
+    assert counts.runs[True] > 8
+    before = dict(counts.runs)
+    driver.submit(3, asked[3], made[2], max_tokens=6, ignore_eos=True)
+    driver.run()
+    assert counts.runs == before
+    driver.submit(4, asked[3], made[0], max_tokens=6, ignore_eos=True)
+    driver.run()
+    assert counts.runs[True] > before[True]
+    for i, (prompt, adapter) in enumerate(
+        zip([*asked, asked[3]], [made[0], made[1], None, made[2], made[0]], strict=True)
+    ):
+        reference = Reference(model, None if adapter is None else Path(adapter.directory))
+        reference.assert_equal(prompt, driver.tokens(i))
 
 
 def test_padding_computes_nothing(models_dir, device):
