@@ -84,7 +84,7 @@ class ModelRunner:
             found = result.prompt_logprobs[request] = []
             for begin in range(0, count, LOGPROB_ROWS):
                 tokens = following[begin : begin + LOGPROB_ROWS]
-                some = logits[row + begin : row + begin + len(tokens)].cpu()
+                some = logits[row + begin : row + begin + len(tokens)]
                 found += token_logprobs(some, tokens, request.params.prompt_logprobs or 0)
             request.num_prompt_logprobs = first + count
             row += count

@@ -1,18 +1,18 @@
-"""Samples tokens on the device. Rows that need more than filters go to the CPU's sampler, which uses the same
-arithmetic.
+"""Samples tokens on the device, with the arithmetic of the CPU's sampler. The host waits for the device where it needs a token or a
+log-probability before the next step.
 
 Filters in the order of `engine.sampling.sampler`: temperature, top-k, top-p, min-p, typical-p.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from engine.gpu.attention import to_device
 from engine.sampling.filters import bounded, draw, draw_at_once
-from engine.sampling.sampler import Sampler, adjusts, uniform
+from engine.sampling.sampler import Sampler, adjusts, distribution_of, draw_row, token_logprobs, uniforms_of
 
 if TYPE_CHECKING:
     from engine.messages import TokenLogprob
@@ -43,14 +43,37 @@ class DeviceTokens:
 class DeviceSampler(Sampler):
     """Samples from logits on a device."""
 
-    def sample(
-        self, rows: list[tuple[Request, int]], logits: torch.Tensor
-    ) -> tuple[list[int], list[TokenLogprob | None]]:
-        params = [request.params for request, _ in rows]
-        typical = any(p.typical_p < 1 and not p.greedy for p in params)
-        if typical or any(p.logprobs is not None for p in params) or any(adjusts(request) for request, _ in rows):
-            return super().sample(rows, logits.float().cpu())
-        return choose(logits, params, _uniforms(rows)).tolist(), [None] * len(rows)
+    def _choose(self, logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> list[int]:
+        typical = [row for row, p in enumerate(params) if p.typical_p < 1 and not p.greedy]
+        if not typical:
+            return cast("list[int]", choose(logits, params, uniforms).tolist())
+        tokens = [0] * len(params)
+        others = [row for row in range(len(params)) if row not in typical]
+        if others:
+            drawn = choose(logits[others], [params[row] for row in others], [uniforms[row] for row in others])
+            for row, token in zip(others, drawn.tolist(), strict=True):
+                tokens[row] = token
+        for row in typical:
+            tokens[row] = draw_row(logits[row].float(), params[row], uniforms[row])
+        return tokens
+
+    def _logprobs(
+        self, params: list[SamplingParams], raw: torch.Tensor | None, processed: torch.Tensor, chosen: list[int]
+    ) -> list[TokenLogprob | None]:
+        """Rows that ask for the same are computed and read together."""
+        alike: dict[tuple[int, str, tuple[int, ...] | None], list[int]] = {}
+        for row, p in enumerate(params):
+            if p.logprobs is not None:
+                named = None if p.logprob_token_ids is None else tuple(p.logprob_token_ids)
+                alike.setdefault((p.logprobs, p.logprobs_mode, named), []).append(row)
+        logprobs: list[TokenLogprob | None] = [None] * len(params)
+        for (top, mode, named), rows in alike.items():
+            about = torch.stack([distribution_of(row, params[row], raw, processed, chosen[row]) for row in rows])
+            tokens = [chosen[row] for row in rows]
+            found = token_logprobs(about, tokens, top, mode, None if named is None else [*named])
+            for row, one in zip(rows, found, strict=True):
+                logprobs[row] = one
+        return logprobs
 
     def choose_later(self, rows: list[tuple[Request, int]], logits: torch.Tensor) -> DeviceTokens | None:
         """None also for top-p or min-p without top-k, because the host must check that the candidates suffice."""
@@ -60,11 +83,7 @@ class DeviceSampler(Sampler):
             return None
         if any(p.filtered and not p.greedy and (p.typical_p < 1 or not bounded(p, vocab)) for p in params):
             return None
-        return DeviceTokens(choose(logits, params, _uniforms(rows)))
-
-
-def _uniforms(rows: list[tuple[Request, int]]) -> list[float]:
-    return [uniform(request.params.seed, request.num_output_tokens + ahead) for request, ahead in rows]
+        return DeviceTokens(choose(logits, params, uniforms_of(rows)))
 
 
 def choose(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> torch.Tensor:

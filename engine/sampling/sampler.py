@@ -14,9 +14,9 @@ import torch
 
 from engine.cpu.kernels import ops
 from engine.messages import TokenLogprob
+from engine.sampling.adjustments import adjust
 from engine.sampling.filters import CANDIDATES, draw
 from engine.sampling.params import SamplingParams
-from engine.sampling.watermark import mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,62 +59,67 @@ class Sampler:
         """
         requests = [request for request, _ in rows]
         params = [request.params for request in requests]
-        temperatures = [0.0 if p.greedy else p.temperature for p in params]
-        uniforms = [uniform(r.params.seed, r.num_output_tokens + ahead) for r, ahead in rows]
-        if not any(p.logprobs is not None or p.filtered or adjusts(r) for p, r in zip(params, requests, strict=True)):
-            return ops.choose(logits, temperatures, uniforms), [None] * len(requests)
+        uniforms = uniforms_of(rows)
+        if not any(p.logprobs is not None or adjusts(r) for p, r in zip(params, requests, strict=True)):
+            return self._choose(logits, params, uniforms), [None] * len(requests)
         logits = logits.float()
         for row, request in enumerate(requests):
             if request.matcher is not None:
-                logits[row].masked_fill_(request.matcher.forbidden(), -torch.inf)
+                logits[row].masked_fill_(request.matcher.forbidden().to(logits.device), -torch.inf)
         raw = logits if any(p.logprobs is not None and p.logprobs_mode == "raw" for p in params) else None
-        processed = self._adjust(requests, logits, keep=raw is not None)
-        chosen = self._choose(processed, params, temperatures, uniforms)
-        logprobs: list[TokenLogprob | None] = [None] * len(requests)
-        for row, p in enumerate(params):
-            if p.logprobs is None:
-                continue
-            if p.logprobs_mode == "raw" and raw is not None:
-                distribution = raw[row]
-            else:
-                distribution = processed[row] if p.greedy else _filtered_logits(processed[row], p, chosen[row])
-            logprobs[row] = token_logprobs(
-                distribution[None], [chosen[row]], p.logprobs, p.logprobs_mode, p.logprob_token_ids
-            )[0]
-        return chosen, logprobs
+        processed = logits
+        if any(map(adjusts, requests)):
+            processed = logits if raw is None else logits.clone()
+            adjust(processed, requests, self.eos_token_ids)
+        chosen = self._choose(processed, params, uniforms)
+        return chosen, self._logprobs(params, raw, processed, chosen)
 
     def choose_later(self, rows: list[tuple[Request, int]], logits: torch.Tensor) -> ChosenTokens | None:
         """`sample` without log-probabilities and without waiting for the device; None if that is not possible."""
         return None
 
-    def _choose(
-        self, logits: torch.Tensor, params: list[SamplingParams], temperatures: list[float], uniforms: list[float]
-    ) -> list[int]:
+    def _choose(self, logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> list[int]:
         """Sample a token for every row; rows with filters other than typical-p are sampled together."""
+        if any(p.filtered for p in params):
+            logits = logits.float()
         drawn = [row for row, p in enumerate(params) if p.filtered and not p.greedy and p.typical_p >= 1]
         if len(drawn) == len(params):
             return _draw_together(logits, params, uniforms)
-        chosen = ops.choose(logits, temperatures, uniforms)
+        chosen = ops.choose(logits, [0.0 if p.greedy else p.temperature for p in params], uniforms)
         if drawn:
             tokens = _draw_together(logits[drawn], [params[r] for r in drawn], [uniforms[r] for r in drawn])
             for row, token in zip(drawn, tokens, strict=True):
                 chosen[row] = token
         for row, p in enumerate(params):
             if p.typical_p < 1 and not p.greedy:
-                chosen[row] = _draw(logits[row], p, uniforms[row])
+                chosen[row] = draw_row(logits[row], p, uniforms[row])
         return chosen
 
-    def _adjust(self, requests: list[Request], logits: torch.Tensor, keep: bool) -> torch.Tensor:
-        """Apply bans, bias and penalties, in place, or on a copy if `keep`."""
-        copied = False
-        for row, request in enumerate(requests):
-            if not adjusts(request):
-                continue
-            young = request.num_output_tokens < request.params.min_tokens
-            if keep and not copied:
-                logits, copied = logits.clone(), True
-            _adjust_row(logits[row], request, self.eos_token_ids if young else [])
-        return logits
+    def _logprobs(
+        self, params: list[SamplingParams], raw: torch.Tensor | None, processed: torch.Tensor, chosen: list[int]
+    ) -> list[TokenLogprob | None]:
+        """The log-probabilities that are asked for, each row by itself."""
+        logprobs: list[TokenLogprob | None] = [None] * len(params)
+        for row, p in enumerate(params):
+            if p.logprobs is not None:
+                distribution = distribution_of(row, p, raw, processed, chosen[row])[None]
+                asked = (p.logprobs, p.logprobs_mode, p.logprob_token_ids)
+                logprobs[row] = token_logprobs(distribution, [chosen[row]], *asked)[0]
+        return logprobs
+
+
+def uniforms_of(rows: list[tuple[Request, int]]) -> list[float]:
+    """The uniform number of each row's token."""
+    return [uniform(request.params.seed, request.num_output_tokens + ahead) for request, ahead in rows]
+
+
+def distribution_of(
+    row: int, p: SamplingParams, raw: torch.Tensor | None, processed: torch.Tensor, chosen: int
+) -> torch.Tensor:
+    """The logits [V] that a row's log-probabilities are about."""
+    if p.logprobs_mode == "raw" and raw is not None:
+        return raw[row]
+    return processed[row] if p.greedy else _filtered_logits(processed[row], p, chosen)
 
 
 def adjusts(request: Request) -> bool:
@@ -133,91 +138,24 @@ def token_logprobs(
     in "processed" mode also those tied with the last one, as TGI does), or with the tokens `named` as alternatives.
     """
     logprobs = torch.log_softmax(logits.float(), -1)
-    index = torch.tensor(tokens)[:, None]
+    index = torch.tensor(tokens, device=logits.device)[:, None]
     chosen = logprobs.gather(1, index)
     ranks = (logprobs > chosen).sum(1).add(1).tolist()
     count = logprobs.shape[1] if top == -1 else min(top, logprobs.shape[1])
     values, ids = logprobs.topk(count) if count else (logprobs[:, :0], index[:, :0])
     if named is not None:
-        count, ids = 0, torch.tensor(named).expand(len(tokens), -1)
+        count, ids = 0, torch.tensor(named, device=logits.device).expand(len(tokens), -1)
         values = logprobs.gather(1, ids)
-    result = []
-    for row, token in enumerate(tokens):
-        best = list(zip(ids[row].tolist(), values[row].tolist(), strict=True))
-        if mode == "processed" and count and count < logprobs.shape[1]:
-            tied = (logprobs[row] == values[row, -1]).nonzero()[:, 0].tolist()
-            seen = {token_id for token_id, _ in best}
-            best += [(token_id, best[-1][1]) for token_id in tied if token_id not in seen]
-        if mode == "processed":  # what filters have removed is no alternative
-            best = [(token_id, value) for token_id, value in best if value > -torch.inf]
-        result.append(TokenLogprob(token, float(chosen[row, 0]), ranks[row], best))
-    return result
-
-
-def _adjust_row(row: torch.Tensor, request: Request, forbidden: list[int]) -> None:
-    """Change one row [V] in place."""
-    p = request.params
-    if p.logit_bias:
-        ids = torch.tensor(list(p.logit_bias))
-        row[ids] += torch.tensor(list(p.logit_bias.values()))
-    if p.allowed_token_ids:
-        row += _state(request, row.shape[0]).forbidden
-    for word in p.bad_words or []:  # in the output, as in vLLM
-        before = word[:-1]
-        begin = len(request.token_ids) - len(before)
-        if begin >= request.num_prompt_tokens and request.token_ids[begin:] == before:
-            row[word[-1]] = -torch.inf
-    if request.num_output_tokens < p.min_tokens:
-        row[forbidden + p.stop_token_ids] = -torch.inf
-    if p.penalised:
-        _penalise(row, request)
-
-
-class _State:
-    """A request's state between steps, per vocabulary entry: occurrences in prompt and output, and 0 or -inf
-    (forbidden).
-    """
-
-    def __init__(self, request: Request, vocab_size: int) -> None:
-        self.forbidden = torch.zeros(vocab_size)
-        if request.params.allowed_token_ids:
-            self.forbidden.fill_(-torch.inf)
-            self.forbidden[request.params.allowed_token_ids] = 0
-        self.prompt = torch.bincount(torch.tensor(request.token_ids[: request.num_prompt_tokens]), minlength=vocab_size)
-        self.output = torch.zeros(vocab_size, dtype=torch.int64)
-        self.counted = request.num_prompt_tokens
-
-    def catch_up(self, request: Request) -> None:
-        for token in request.token_ids[self.counted :]:
-            self.output[token] += 1
-        self.counted = len(request.token_ids)
-
-
-def _state(request: Request, vocab_size: int) -> _State:
-    if request.sampler_state is None:
-        request.sampler_state = _State(request, vocab_size)
-    state: _State = request.sampler_state
-    return state
-
-
-def _penalise(row: torch.Tensor, request: Request) -> None:
-    """Apply, in place and in this order: the watermark, the repetition penalty (prompt and output; the formula of
-    CTRL), OpenAI's frequency and presence penalties (output), and TGI's frequency penalty (prompt and output).
-    """
-    p = request.params
-    if p.watermark:
-        mark(row, request.token_ids[-1])
-    counts = _state(request, row.shape[0])
-    counts.catch_up(request)
-    if p.repetition_penalty != 1:
-        penalised = torch.where(row < 0, row * p.repetition_penalty, row / p.repetition_penalty)
-        row.copy_(torch.where((counts.prompt + counts.output) > 0, penalised, row))
-    if p.frequency_penalty:
-        row -= p.frequency_penalty * counts.output
-    if p.presence_penalty:
-        row -= p.presence_penalty * (counts.output > 0)
-    if p.relative_frequency_penalty:
-        row -= p.relative_frequency_penalty * (counts.prompt + counts.output) / len(request.token_ids)
+    best = [[*zip(*row, strict=True)] for row in zip(ids.tolist(), values.tolist(), strict=True)]
+    if mode == "processed" and count and count < logprobs.shape[1]:
+        least, listed = values[:, -1:], [{token_id for token_id, _ in row} for row in best]
+        for row, token_id in ((logprobs == least) & (least > -torch.inf)).nonzero().tolist():
+            if token_id not in listed[row]:
+                best[row].append((token_id, best[row][count - 1][1]))
+    if mode == "processed":  # what filters have removed is no alternative
+        best = [[(token_id, value) for token_id, value in row if value > -torch.inf] for row in best]
+    found = zip(tokens, chosen[:, 0].tolist(), ranks, best, strict=True)
+    return [TokenLogprob(token, value, rank, alternatives) for token, value, rank, alternatives in found]
 
 
 def _draw_together(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> list[int]:
@@ -249,7 +187,7 @@ def _best(logits: torch.Tensor, heat: torch.Tensor, count: int) -> tuple[torch.T
     return (*scaled.topk(count), scaled.logsumexp(-1, keepdim=True))
 
 
-def _draw(logits: torch.Tensor, p: SamplingParams, u: float) -> int:
+def draw_row(logits: torch.Tensor, p: SamplingParams, u: float) -> int:
     """Sample one token from `logits` [V], from those that the filters keep."""
     ids, weights = _candidates(logits / p.temperature, p)
     cumulative = weights.double().cumsum(-1)

@@ -26,4 +26,4 @@ def preferred(token_before: int, vocab_size: int) -> torch.Tensor:
 
 def mark(row: torch.Tensor, token_before: int) -> None:
     """Add the bias to the preferred tokens of one row of logits [V], in place."""
-    row[preferred(token_before, row.shape[0])] += DELTA
+    row[preferred(token_before, row.shape[0]).to(row.device)] += DELTA
