@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.batch import Chosen, build_batch
-from engine.sampling.sampler import token_logprobs
+from engine.sampling.logprobs import token_logprobs
 
 if TYPE_CHECKING:
     from engine.backend import Backend

@@ -12,11 +12,15 @@ import torch
 
 from engine.gpu.attention import to_device
 from engine.sampling.filters import bounded, draw, draw_at_once
-from engine.sampling.sampler import Sampler, adjusts, distribution_of, draw_row, token_logprobs, uniforms_of
+from engine.sampling.logprobs import token_logprobs
+from engine.sampling.one_row import draw_row
+from engine.sampling.sampler import Sampler, adjusts, best, uniforms_of
 
 if TYPE_CHECKING:
     from engine.messages import TokenLogprob
     from engine.request import Request
+    from engine.sampling.logprobs import Asked
+    from engine.sampling.one_row import BestTokens
     from engine.sampling.params import SamplingParams
 
 
@@ -53,27 +57,18 @@ class DeviceSampler(Sampler):
             drawn = choose(logits[others], [params[row] for row in others], [uniforms[row] for row in others])
             for row, token in zip(others, drawn.tolist(), strict=True):
                 tokens[row] = token
-        for row in typical:
-            tokens[row] = draw_row(logits[row].float(), params[row], uniforms[row])
+        for row, best_of_row in self._best_of_each(logits, typical, params).items():
+            tokens[row] = draw_row(best_of_row, params[row], uniforms[row], logits.shape[1])
         return tokens
 
-    def _logprobs(
-        self, params: list[SamplingParams], raw: torch.Tensor | None, processed: torch.Tensor, chosen: list[int]
-    ) -> list[TokenLogprob | None]:
-        """Rows that ask for the same are computed and read together."""
-        alike: dict[tuple[int, str, tuple[int, ...] | None], list[int]] = {}
-        for row, p in enumerate(params):
-            if p.logprobs is not None:
-                named = None if p.logprob_token_ids is None else tuple(p.logprob_token_ids)
-                alike.setdefault((p.logprobs, p.logprobs_mode, named), []).append(row)
-        logprobs: list[TokenLogprob | None] = [None] * len(params)
-        for (top, mode, named), rows in alike.items():
-            about = torch.stack([distribution_of(row, params[row], raw, processed, chosen[row]) for row in rows])
-            tokens = [chosen[row] for row in rows]
-            found = token_logprobs(about, tokens, top, mode, None if named is None else [*named])
-            for row, one in zip(rows, found, strict=True):
-                logprobs[row] = one
-        return logprobs
+    def _best(self, logits: torch.Tensor, temperatures: list[float], count: int) -> BestTokens:
+        return best(logits.float(), temperatures, count)
+
+    def _scored(
+        self, logits: torch.Tensor, rows: list[int], temperatures: list[float], tokens: list[int], asked: Asked
+    ) -> list[TokenLogprob]:
+        heat = to_device(torch.tensor(temperatures), logits.device)[:, None]
+        return token_logprobs(logits[rows] / heat, tokens, *asked)
 
     def choose_later(self, rows: list[tuple[Request, int]], logits: torch.Tensor) -> DeviceTokens | None:
         """None also for top-p or min-p without top-k, because the host must check that the candidates suffice."""
@@ -90,9 +85,9 @@ def choose(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[fl
     """Sample a token [B] for every row of logits [B, V]. The host waits for the device only to check whether the first
     candidates sufficed, and only for top-p and min-p without top-k.
     """
-    best = logits.argmax(-1)
+    likeliest = logits.argmax(-1)
     if all(p.greedy for p in params):
-        return best
+        return likeliest
     device, vocab = logits.device, logits.shape[1]
 
     def column(values: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -101,12 +96,12 @@ def choose(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[fl
     greedy = column([float(p.greedy) for p in params], torch.bool)
     scaled = logits.float() / column([1.0 if p.greedy else p.temperature for p in params])
     filtered = [row for row, p in enumerate(params) if p.filtered and not p.greedy]
-    chosen = best
+    chosen = likeliest
     if len(filtered) < len(params):
         cumulative = scaled.softmax(-1, dtype=torch.float64).cumsum(-1)
         u = column(uniforms, torch.float64)
         drawn = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp_(max=vocab - 1)[:, 0]
-        chosen = torch.where(greedy[:, 0], best, drawn)
+        chosen = torch.where(greedy[:, 0], likeliest, drawn)
     if filtered:  # separately, because a row's computation must not depend on the other rows
         index = to_device(torch.tensor(filtered), device)
         of_filtered = scaled.index_select(0, index)

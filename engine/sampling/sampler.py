@@ -16,12 +16,16 @@ from engine.cpu.kernels import ops
 from engine.messages import TokenLogprob
 from engine.sampling.adjustments import adjust
 from engine.sampling.filters import CANDIDATES, draw
+from engine.sampling.logprobs import filtered_logprob, token_logprobs
+from engine.sampling.one_row import draw_row, first_count
 from engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from engine.request import Request
+    from engine.sampling.logprobs import Asked
+    from engine.sampling.one_row import Best, BestTokens
 
 _MASK64 = (1 << 64) - 1
 
@@ -84,42 +88,116 @@ class Sampler:
             logits = logits.float()
         drawn = [row for row, p in enumerate(params) if p.filtered and not p.greedy and p.typical_p >= 1]
         if len(drawn) == len(params):
-            return _draw_together(logits, params, uniforms)
+            return self._draw_together(logits, params, uniforms)
         chosen = ops.choose(logits, [0.0 if p.greedy else p.temperature for p in params], uniforms)
         if drawn:
-            tokens = _draw_together(logits[drawn], [params[r] for r in drawn], [uniforms[r] for r in drawn])
+            tokens = self._draw_together(logits[drawn], [params[r] for r in drawn], [uniforms[r] for r in drawn])
             for row, token in zip(drawn, tokens, strict=True):
                 chosen[row] = token
-        for row, p in enumerate(params):
-            if p.typical_p < 1 and not p.greedy:
-                chosen[row] = draw_row(logits[row], p, uniforms[row])
+        typical = [row for row, p in enumerate(params) if p.typical_p < 1 and not p.greedy]
+        for row, best_of_row in self._best_of_each(logits, typical, params).items():
+            chosen[row] = draw_row(best_of_row, params[row], uniforms[row], logits.shape[1])
+        return chosen
+
+    def _draw_together(self, logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> list[int]:
+        """Sample a token for every row of logits [B, V] from those that top-k, top-p and min-p keep."""
+
+        def candidates(rows: list[int], count: int) -> BestTokens:
+            of_rows = logits if len(rows) == len(params) else logits[rows]
+            return self._best(of_rows, [params[row].temperature for row in rows], count)
+
+        return draw(candidates, params, uniforms, logits.shape[1])
+
+    def _best_of_each(self, logits: torch.Tensor, rows: list[int], params: list[SamplingParams]) -> dict[int, Best]:
+        """The most likely tokens of each of `rows`, of which those that are looked at first are found together."""
+
+        def of_row(row: int, first: int, known: BestTokens) -> Best:
+            heat = [params[row].temperature]
+            return lambda count: known if count == first else self._best(logits[row : row + 1], heat, count)
+
+        found: dict[int, Best] = {}
+        alike: dict[int, list[int]] = {}
+        for row in rows:
+            alike.setdefault(first_count(params[row], logits.shape[1]), []).append(row)
+        for first, some in alike.items():
+            of_some = logits if len(some) == len(logits) else logits[some]
+            values, ids, totals = self._best(of_some, [params[row].temperature for row in some], first)
+            for n, row in enumerate(some):
+                found[row] = of_row(row, first, (values[n : n + 1], ids[n : n + 1], totals[n : n + 1]))
+        return found
+
+    def _best(self, logits: torch.Tensor, temperatures: list[float], count: int) -> BestTokens:
+        """The `count` best of each row of logits [B, V], as `engine.sampling.filters.Candidates` gives them."""
+        if count == logits.shape[1]:
+            return best(logits, temperatures, count)
+        found = ops.select(logits, temperatures, count)
+        if count <= CANDIDATES:  # equals in the order of their ids
+            values, order = (part[:, :count] for part in found.values.sort(dim=-1, descending=True, stable=True))
+        else:
+            values, order = found.values.topk(count)
+        heat = torch.tensor(temperatures)[:, None]
+        chosen = (values - values[:, :1]) / heat, found.ids.gather(1, order), found.log_totals
+        for row in found.overflown:  # each by itself, so that the others do not depend on it
+            here = slice(row, row + 1)
+            for target, source in zip(chosen, best(logits[here], temperatures[here], count), strict=True):
+                target[here] = source
         return chosen
 
     def _logprobs(
         self, params: list[SamplingParams], raw: torch.Tensor | None, processed: torch.Tensor, chosen: list[int]
     ) -> list[TokenLogprob | None]:
-        """The log-probabilities that are asked for, each row by itself."""
+        """The log-probabilities that are asked for. Rows that ask for the same are computed together, except those with filters."""
         logprobs: list[TokenLogprob | None] = [None] * len(params)
+        alike: dict[tuple[bool, int, str, tuple[int, ...] | None], list[int]] = {}
+        filtered: list[int] = []
         for row, p in enumerate(params):
-            if p.logprobs is not None:
-                distribution = distribution_of(row, p, raw, processed, chosen[row])[None]
-                asked = (p.logprobs, p.logprobs_mode, p.logprob_token_ids)
-                logprobs[row] = token_logprobs(distribution, [chosen[row]], *asked)[0]
+            if p.logprobs is None:
+                continue
+            of_raw = p.logprobs_mode == "raw"
+            if p.filtered and not p.greedy and not of_raw:
+                filtered.append(row)
+            else:
+                named = None if p.logprob_token_ids is None else tuple(p.logprob_token_ids)
+                alike.setdefault((of_raw, p.logprobs, p.logprobs_mode, named), []).append(row)
+        for (of_raw, top, mode, named), rows in alike.items():
+            about = raw if of_raw and raw is not None else processed
+            heat = [1.0 if of_raw or params[row].greedy else params[row].temperature for row in rows]
+            asked = (top, mode, None if named is None else [*named])
+            found = self._scored(about, rows, heat, [chosen[row] for row in rows], asked)
+            for row, one in zip(rows, found, strict=True):
+                logprobs[row] = one
+        for row, best_of_row in self._best_of_each(processed, filtered, params).items():
+            logprobs[row] = filtered_logprob(processed[row], best_of_row, params[row], chosen[row])
         return logprobs
+
+    def _scored(
+        self, logits: torch.Tensor, rows: list[int], temperatures: list[float], tokens: list[int], asked: Asked
+    ) -> list[TokenLogprob]:
+        """`token_logprobs` of some rows of logits [B, V] at these temperatures, by kernels for few alternatives."""
+        top, mode, named = asked
+        few = named is None and (top == 0 or (mode == "raw" and 0 < top <= min(CANDIDATES, logits.shape[1] - 1)))
+        if not few:  # each by itself, so that it is rounded alike in any batch
+            one = [
+                (logits[row : row + 1] / heat, [token])
+                for row, heat, token in zip(rows, temperatures, tokens, strict=True)
+            ]
+            return [token_logprobs(of_row, token, *asked)[0] for of_row, token in one]
+        own, ranks = ops.scores(logits, rows, temperatures, tokens)
+        best: list[list[tuple[int, float]]] = [[] for _ in rows]
+        if top:
+            values, ids, totals = self._best(logits if len(rows) == len(logits) else logits[rows], temperatures, top)
+            likeliest = (values - totals).tolist()
+            best = [[*zip(*row, strict=True)] for row in zip(ids.tolist(), likeliest, strict=True)]
+        found = [TokenLogprob(*row) for row in zip(tokens, own, ranks, best, strict=True)]
+        for n, one_found in enumerate(found):
+            if any(value == -torch.inf for _, value in one_found.top):  # less likely than the kernel looks for
+                found[n] = token_logprobs(logits[rows[n]][None] / temperatures[n], [tokens[n]], *asked)[0]
+        return found
 
 
 def uniforms_of(rows: list[tuple[Request, int]]) -> list[float]:
     """The uniform number of each row's token."""
     return [uniform(request.params.seed, request.num_output_tokens + ahead) for request, ahead in rows]
-
-
-def distribution_of(
-    row: int, p: SamplingParams, raw: torch.Tensor | None, processed: torch.Tensor, chosen: int
-) -> torch.Tensor:
-    """The logits [V] that a row's log-probabilities are about."""
-    if p.logprobs_mode == "raw" and raw is not None:
-        return raw[row]
-    return processed[row] if p.greedy else _filtered_logits(processed[row], p, chosen)
 
 
 def adjusts(request: Request) -> bool:
@@ -131,123 +209,8 @@ def adjusts(request: Request) -> bool:
     )
 
 
-def token_logprobs(
-    logits: torch.Tensor, tokens: list[int], top: int, mode: str = "raw", named: list[int] | None = None
-) -> list[TokenLogprob]:
-    """The log-probabilities of `tokens` under `logits` [n, V], each with the `top` most likely alternatives (-1: all;
-    in "processed" mode also those tied with the last one, as TGI does), or with the tokens `named` as alternatives.
-    """
-    logprobs = torch.log_softmax(logits.float(), -1)
-    index = torch.tensor(tokens, device=logits.device)[:, None]
-    chosen = logprobs.gather(1, index)
-    ranks = (logprobs > chosen).sum(1).add(1).tolist()
-    count = logprobs.shape[1] if top == -1 else min(top, logprobs.shape[1])
-    values, ids = logprobs.topk(count) if count else (logprobs[:, :0], index[:, :0])
-    if named is not None:
-        count, ids = 0, torch.tensor(named, device=logits.device).expand(len(tokens), -1)
-        values = logprobs.gather(1, ids)
-    best = [[*zip(*row, strict=True)] for row in zip(ids.tolist(), values.tolist(), strict=True)]
-    if mode == "processed" and count and count < logprobs.shape[1]:
-        least, listed = values[:, -1:], [{token_id for token_id, _ in row} for row in best]
-        for row, token_id in ((logprobs == least) & (least > -torch.inf)).nonzero().tolist():
-            if token_id not in listed[row]:
-                best[row].append((token_id, best[row][count - 1][1]))
-    if mode == "processed":  # what filters have removed is no alternative
-        best = [[(token_id, value) for token_id, value in row if value > -torch.inf] for row in best]
-    found = zip(tokens, chosen[:, 0].tolist(), ranks, best, strict=True)
-    return [TokenLogprob(token, value, rank, alternatives) for token, value, rank, alternatives in found]
-
-
-def _draw_together(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> list[int]:
-    """Sample a token for every row of logits [B, V] from those that top-k, top-p and min-p keep."""
-
-    def candidates(rows: list[int], count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        of_rows = logits if len(rows) == len(params) else logits[rows]
-        temperatures = [params[row].temperature for row in rows]
-        heat = torch.tensor(temperatures)[:, None]
-        if count == logits.shape[1]:
-            return _best(of_rows, heat, count)
-        found = ops.select(of_rows, temperatures, count)
-        values, order = found.values.topk(count)
-        best = (values - values[:, :1]) / heat, found.ids.gather(1, order), found.log_totals
-        for row in found.overflown:  # each by itself, so that the others do not depend on it
-            here = slice(row, row + 1)
-            for target, source in zip(best, _best(of_rows[here], heat[here], count), strict=True):
-                target[here] = source
-        return best
-
-    return draw(candidates, params, uniforms, logits.shape[1])
-
-
-def _best(logits: torch.Tensor, heat: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The `count` best of each row of logits [B, V] less its best and over its temperature `heat` [B, 1], their ids [B, count], and the
-    logarithms [B, 1] of the sums over whole rows.
-    """
+def best(logits: torch.Tensor, temperatures: list[float], count: int) -> BestTokens:
+    """The `count` best of each row of logits [B, V], as `engine.sampling.filters.Candidates` gives them, on any device."""
+    heat = torch.tensor(temperatures).to(logits.device)[:, None]
     scaled = (logits - logits.amax(-1, keepdim=True)) / heat
     return (*scaled.topk(count), scaled.logsumexp(-1, keepdim=True))
-
-
-def draw_row(logits: torch.Tensor, p: SamplingParams, u: float) -> int:
-    """Sample one token from `logits` [V], from those that the filters keep."""
-    ids, weights = _candidates(logits / p.temperature, p)
-    cumulative = weights.double().cumsum(-1)
-    j = int(torch.searchsorted(cumulative, u * cumulative[-1:]))
-    return int(ids[min(j, len(ids) - 1)])
-
-
-def _candidates(scaled: torch.Tensor, p: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """Candidate tokens [n], most likely first, and their weights [n], which are 0 for those that the filters remove.
-
-    Examines the top `CANDIDATES`, normalised over the whole vocabulary, and more if the filters' mass lies beyond them.
-    """
-    vocab = scaled.shape[0]
-    top_k = p.top_k if 0 < p.top_k < vocab else 0
-    count = min(top_k or CANDIDATES, vocab)
-    log_normaliser = scaled.logsumexp(-1)
-    while True:
-        values, ids = scaled.topk(count)
-        # top-k renormalises before top-p looks at the mass
-        weights = values.softmax(-1) if top_k else (values - log_normaliser).exp()
-        cumulative = weights.cumsum(-1)
-        enough = (
-            count == vocab
-            or top_k > 0
-            or (p.typical_p >= 1 and p.top_p < 1 and float(cumulative[-1]) >= p.top_p)
-            or (p.typical_p >= 1 and p.min_p > 0 and float(weights[-1]) < p.min_p * float(weights[0]))
-        )
-        if enough:
-            break
-        count = vocab if p.typical_p < 1 else min(vocab, count * 16)
-    keep = weights > 0
-    if p.top_p < 1:
-        keep &= cumulative - weights < p.top_p
-    if p.min_p > 0:
-        keep &= weights >= p.min_p * weights[0]
-    if p.typical_p < 1:
-        keep &= _typical(weights * keep, keep, p.typical_p)
-    return ids, weights * keep
-
-
-def _typical(weights: torch.Tensor, keep: torch.Tensor, mass: float) -> torch.Tensor:
-    """Locally typical sampling (Meister et al. 2022): the tokens whose surprise is nearest to the entropy."""
-    probabilities = weights / weights.sum()
-    surprise = -probabilities.clamp_min(1e-45).log()
-    distance = (surprise - (probabilities * surprise).sum()).abs().masked_fill(~keep, torch.inf)
-    order = distance.argsort()
-    last = int((probabilities[order].cumsum(-1) < mass).sum())
-    return distance <= distance[order[min(last, len(order) - 1)]]
-
-
-def _filtered_logits(logits: torch.Tensor, p: SamplingParams, drawn: int) -> torch.Tensor:
-    """The distribution that `drawn` was sampled from, as logits [V] with -inf for what the filters removed."""
-    scaled = logits / p.temperature
-    if not p.filtered:
-        return scaled
-    ids, weights = _candidates(scaled, p)
-    out = torch.full_like(scaled, -torch.inf)
-    out[ids] = weights.log()
-    if out[drawn] == -torch.inf:  # of equals at the edge of top-k the sampling has kept another one
-        equals = ids[(scaled[ids] == scaled[drawn]) & (weights > 0)]
-        out[drawn] = out[equals].max() if len(equals) else -torch.inf
-        out[equals[-1:]] = -torch.inf
-    return out

@@ -136,7 +136,7 @@ class OnAGpu:
         lora = pytest.importorskip("engine.gpu.lora", reason="triton is not installed")
         base = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=weight.dtype)
         base.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
-        self.layer = lora.SlotLinear(base, "p", lora.Slots(1, 4, torch.device("cpu")))
+        self.layer = lora.SlotLinear(base, [("p", len(weight))], lora.Slots(1, 4, torch.device("cpu")))
         self.make = self.layer.make
 
     @torch.inference_mode()
@@ -179,7 +179,7 @@ def test_another_slots_infinities_do_not_matter():
     """On a device the products are those with all slots."""
     lora = pytest.importorskip("engine.gpu.lora", reason="triton is not installed")
     generator = torch.Generator().manual_seed(4)
-    layer = lora.SlotLinear(nn.Linear(64, 48), "p", lora.Slots(2, 4, torch.device("cpu")))
+    layer = lora.SlotLinear(nn.Linear(64, 48), [("p", 48)], lora.Slots(2, 4, torch.device("cpu")))
     x = torch.randn(5, 64, generator=generator) * 10
     calm = Adapter({"p": LoraWeights(torch.randn(4, 64, generator=generator), torch.ones(48, 4), None)})
     layer.put("calm", layer.make(calm))
@@ -193,7 +193,7 @@ def test_another_slots_infinities_do_not_matter():
 @pytest.mark.parametrize("where", ["a", "b"])
 def test_a_weight_beyond_a_devices_type_is_refused(where):
     lora = pytest.importorskip("engine.gpu.lora", reason="triton is not installed")
-    layer = lora.SlotLinear(nn.Linear(64, 48, dtype=torch.float16), "p", lora.Slots(1, 4, torch.device("cpu")))
+    layer = lora.SlotLinear(nn.Linear(64, 48, dtype=torch.float16), [("p", 48)], lora.Slots(1, 4, torch.device("cpu")))
     weights = {"a": torch.ones(4, 64), "b": torch.ones(48, 4)}
     weights[where] *= 1e6
     with pytest.raises(AdapterError, match="p: a weight is not a finite number"):

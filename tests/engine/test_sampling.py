@@ -20,6 +20,7 @@ from engine.cpu.kernels import ops
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampler, uniform
+from engine.shapes import ShapeError
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
 
@@ -184,3 +185,40 @@ def test_rounding_never_draws_a_token_of_next_to_no_weight(columns):
     logits[:, -8:] = -60.0
     drawn = ops.choose(logits, [1.0] * len(logits), [1 - 2**-53] * len(logits))
     assert all(float(row[token]) > -60 for row, token in zip(logits, drawn, strict=True))
+
+
+def test_scores_are_those_of_the_softmax():
+    """Of any rows of a larger tensor, in every type, with equals and with tokens that are forbidden."""
+    logits = torch.randn(7, 3001, generator=torch.Generator().manual_seed(3)) * 4
+    logits[2].round_()
+    logits[4, 5:40] = -torch.inf
+    numbers, heat, tokens = [6, 2, 4, 4], [1.0, 0.7, 1.0, 3.0], [0, 3000, 40, 4]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        given = logits.to(dtype)
+        values, ranks = ops.scores(given, numbers, heat, tokens)
+        scaled = given[numbers].double() / torch.tensor(heat, dtype=torch.float64)[:, None]
+        own = torch.tensor(tokens)[:, None]
+        assert values == pytest.approx(scaled.log_softmax(-1).gather(1, own)[:, 0].tolist(), abs=2e-6)
+        assert ranks == ((scaled > scaled.gather(1, own)).sum(1) + 1).tolist()
+    with pytest.raises(ShapeError):
+        ops.scores(logits, [7], [1.0], [0])
+    with pytest.raises(ShapeError):
+        ops.scores(logits, [0], [1.0], [3001])
+
+
+def test_of_equals_the_lowest_ids_are_listed():
+    logits = torch.zeros(1, 300)
+    logits[0, [250, 7, 40]] = 5.0
+    asked = request(temperature=0.0, logprobs=2)
+    (token,), (logprob,) = Sampler([]).sample([(asked, 0)], logits)
+    assert token == 7
+    assert logprob is not None
+    assert [token_id for token_id, _ in logprob.top] == [7, 40]
+
+
+def test_an_alternative_that_is_hardly_possible_has_its_log_probability():
+    logits = torch.zeros(1, 300)
+    logits[0, 3] = 80.0
+    (_,), (logprob,) = Sampler([]).sample([(request(temperature=0.0, logprobs=2), 0)], logits)
+    assert logprob is not None
+    assert [value for _, value in logprob.top] == pytest.approx([0.0, -80.0])

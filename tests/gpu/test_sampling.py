@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine.gpu.sampling import DeviceSampler
-from engine.sampling.sampler import Sampler, token_logprobs
+from engine.sampling.logprobs import token_logprobs
+from engine.sampling.sampler import Sampler
 from tests.engine.test_sampling import request
 
 VOCABULARY, EOS = 3000, [2, 7]
@@ -26,6 +27,11 @@ WAYS = {
     "raw, all": {"logprobs": -1, "temperature": 0.0},
     "processed": {"logprobs": 4, "logprobs_mode": "processed", "top_k": 5},
     "processed, greedy": {"logprobs": 2, "logprobs_mode": "processed", "temperature": 0.0, "frequency_penalty": 0.4},
+    "scored": {"logprobs": 0, "logprobs_mode": "processed"},
+    "scored, greedy": {"logprobs": 0, "logprobs_mode": "processed", "temperature": 0.0},
+    "processed, unfiltered": {"logprobs": 2, "logprobs_mode": "processed", "temperature": 0.5},
+    "processed, top-p": {"logprobs": -1, "logprobs_mode": "processed", "top_p": 0.5, "repetition_penalty": 1.1},
+    "processed, named": {"logprobs": 0, "logprobs_mode": "processed", "top_k": 3, "logprob_token_ids": [4, 8]},
     "named": {"logprobs": 0, "logprob_token_ids": [4, 8]},
 }
 

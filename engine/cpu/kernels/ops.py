@@ -334,6 +334,31 @@ def choose(logits: torch.Tensor, temperatures: Sequence[float], uniforms: Sequen
     return tokens
 
 
+def scores(
+    logits: torch.Tensor, numbers: Sequence[int], temperatures: Sequence[float], tokens: Sequence[int]
+) -> tuple[list[float], list[int]]:
+    """How likely `tokens` are in the rows `numbers` of logits [B, V] at these temperatures, over 0: log-probabilities, and ranks from 1."""
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    columns, rows = logits.shape[1], len(numbers)
+    shapes.require(
+        len(temperatures) == len(tokens) == rows > 0
+        and 0 <= min(numbers) <= max(numbers) < logits.shape[0]
+        and 0 <= min(tokens) <= max(tokens) < columns,
+        "a row, a temperature and a token each",
+        logits,
+    )
+    heat, index = torch.tensor(temperatures, dtype=torch.float32), torch.tensor([numbers, tokens])
+    bests, totals, ranks = torch.empty(rows), torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+    run(
+        sampling.score_kernel(KINDS[logits.dtype]),
+        rows, columns, logits.data_ptr(), logits.stride(0), index[0].data_ptr(), heat.data_ptr(), index[1].data_ptr(),
+        bests.data_ptr(), totals.data_ptr(), ranks.data_ptr(), work=rows * columns // 4,
+    )  # fmt: skip
+    own = logits[index[0], index[1]].float()
+    return ((own - bests) / heat - totals.log()).tolist(), ranks.tolist()
+
+
 @dataclass(frozen=True, slots=True)
 class Selected:
     """The best tokens of rows of logits: values [B, N] float32, -inf after a row's last, ids [B, N] int64, N the same

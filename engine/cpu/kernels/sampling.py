@@ -87,6 +87,50 @@ def choose_kernel(kind: int) -> Any:
     return choose
 
 
+@cache
+def score_kernel(kind: int) -> Any:
+    """How likely one token of each row is. Arguments: rows, columns; logits, row stride; rows' numbers in the logits [rows] int64;
+    temperatures [rows] float32, over 0; tokens [rows] int64; bests [rows] float32: the highest logits; totals [rows] float32: the
+    sums of e^((x - best) / temperature) over the rows; ranks [rows] int64: how many tokens are likelier, and one.
+    """
+
+    @kernel
+    def score(data: Any) -> None:
+        a = address_of(data)
+        rows, columns, logits, stride = load_int(a, 2), load_int(a, 3), load_int(a, 4), load_int(a, 5)
+        numbers, temperatures, tokens = load_int(a, 6), load_int(a, 7), load_int(a, 8)
+        bests, totals, ranks = load_int(a, 9), load_int(a, 10), load_int(a, 11)
+        while True:
+            row = take_ticket(a)
+            if row >= rows:
+                return
+            start = load_int(numbers, row) * stride
+            highest = load(logits, start, kind)
+            if kind == F32:
+                highest = largest(logits, start, start + columns)
+            else:
+                for i in range(start + 1, start + columns):
+                    highest = max(highest, load(logits, i, kind))
+            own = load(logits, start + load_int(tokens, row), kind)
+            scale = ONE / load(temperatures, row, F32)
+            total: Any = 0.0
+            likelier = 0
+            for begin in range(start, start + columns, CHUNK):
+                part, count = ZERO, ZERO
+                for i in range(begin, min(begin + CHUNK, start + columns)):
+                    given = load(logits, i, kind)
+                    x = (given - highest) * scale
+                    part += exp(x) if x > LEAST else ZERO
+                    count += ONE if given > own else ZERO
+                total += part
+                likelier += int(count)
+            store(bests, row, F32, highest)
+            store(totals, row, F32, np.float32(total))
+            store_int(ranks, row, likelier + 1)
+
+    return score
+
+
 FAR = np.float32(32)
 HALVINGS = 24
 
