@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.batch import Chosen, build_batch
-from engine.sampling.logprobs import token_logprobs
+from engine.sampling.logprobs import Asked, token_logprobs
 
 if TYPE_CHECKING:
     from engine.backend import Backend
@@ -85,7 +85,7 @@ class ModelRunner:
             for begin in range(0, count, LOGPROB_ROWS):
                 tokens = following[begin : begin + LOGPROB_ROWS]
                 some = logits[row + begin : row + begin + len(tokens)]
-                found += token_logprobs(some, tokens, request.params.prompt_logprobs or 0)
+                found += token_logprobs(some, tokens, Asked(request.params.prompt_logprobs or 0))
             request.num_prompt_logprobs = first + count
             row += count
         return result

@@ -114,7 +114,7 @@ class Request:
     incoming: Incoming | None = None
     """The request does not start before these blocks are here, or lost."""
     sampler_state: Any = None
-    """The sampler's state between steps (penalty counts)."""
+    """The sampler's state between steps (`engine.sampling.adjustments.State`)."""
     stop_token_ids: frozenset[int] = frozenset()
     """Those of `params`, in which each token is looked up."""
 

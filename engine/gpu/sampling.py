@@ -14,7 +14,7 @@ from engine.gpu.attention import to_device
 from engine.sampling.filters import bounded, draw, draw_at_once
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.one_row import draw_row
-from engine.sampling.sampler import Sampler, adjusts, best, uniforms_of
+from engine.sampling.sampler import Sampler, adjusts, best_tokens, uniforms_of
 
 if TYPE_CHECKING:
     from engine.messages import TokenLogprob
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from engine.sampling.logprobs import Asked
     from engine.sampling.one_row import BestTokens
     from engine.sampling.params import SamplingParams
+
+
+ROWS_AT_ONCE = 32
+"""Rows of logits that are made into log-probabilities at a time: that takes several times their memory."""
 
 
 class DeviceTokens:
@@ -62,13 +66,19 @@ class DeviceSampler(Sampler):
         return tokens
 
     def _best(self, logits: torch.Tensor, temperatures: list[float], count: int) -> BestTokens:
-        return best(logits.float(), temperatures, count)
+        """On the host, which looks at rows one by one."""
+        values, ids, totals = best_tokens(logits.float(), temperatures, count)
+        return values.cpu(), ids.cpu(), totals.cpu()
 
     def _scored(
         self, logits: torch.Tensor, rows: list[int], temperatures: list[float], tokens: list[int], asked: Asked
     ) -> list[TokenLogprob]:
-        heat = to_device(torch.tensor(temperatures), logits.device)[:, None]
-        return token_logprobs(logits[rows] / heat, tokens, *asked)
+        found = []
+        for begin in range(0, len(rows), ROWS_AT_ONCE):
+            some = slice(begin, begin + ROWS_AT_ONCE)
+            heat = to_device(torch.tensor(temperatures[some]), logits.device)[:, None]
+            found += token_logprobs(logits[rows[some]] / heat, tokens[some], asked)
+        return found
 
     def choose_later(self, rows: list[tuple[Request, int]], logits: torch.Tensor) -> DeviceTokens | None:
         """None also for top-p or min-p without top-k, because the host must check that the candidates suffice."""

@@ -66,7 +66,7 @@ class State:
 
     @classmethod
     def of(cls, request: Request, device: torch.device) -> State:
-        """That of a request at its first token, or at one that follows a preemption."""
+        """That of a request at its first token here, which may follow others that another worker made."""
         p, prompt = request.params, request.token_ids[: request.num_prompt_tokens]
         allowed = torch.tensor(p.allowed_token_ids, device=device) if p.allowed_token_ids else None
         return cls(allowed, Occurrences(prompt) if _counts(p) else None)
@@ -101,7 +101,8 @@ def adjust(logits: torch.Tensor, requests: list[Request], eos_token_ids: list[in
         banned = [word[-1] for word in p.bad_words or [] if _continues(request, word[:-1])]
         if request.num_output_tokens < p.min_tokens:
             banned += [token for token in {*eos_token_ids, *p.stop_token_ids} if token < vocab]
-        bans.add(row, banned, [-torch.inf] * len(banned))
+        if banned:
+            bans.add(row, banned, [-torch.inf] * len(banned))
     if bias.rows:
         index, numbers = bias.on(logits.device)
         logits[index] += numbers

@@ -42,7 +42,7 @@ def draw(candidates: Candidates, params: list[SamplingParams], uniforms: list[fl
         waiting.setdefault(min(count, vocab), []).append(row)
     while waiting:
         count = min(waiting)
-        rows = waiting.pop(count)
+        rows = sorted(waiting.pop(count))  # rows that come back may stand before those that begin here
         chosen = [params[row] for row in rows]
         drawn, enough = _attempt(*candidates(rows, count), chosen, [uniforms[row] for row in rows], vocab)
         for row, token, good in zip(rows, drawn.tolist(), enough.tolist(), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -14,16 +14,20 @@ if TYPE_CHECKING:
     from engine.sampling.params import SamplingParams
 
 
-Asked = tuple[int, str, "list[int] | None"]
-"""How many alternatives, in which mode, or which tokens instead."""
+class Asked(NamedTuple):
+    """What is asked for beside a token's own log-probability."""
+
+    top: int
+    """Most likely alternatives; -1: all."""
+    mode: str = "raw"
+    """"processed": also those that are as likely as the last one, as TGI does, and none that filters have removed."""
+    named: tuple[int, ...] | None = None
+    """These tokens instead."""
 
 
-def token_logprobs(
-    logits: torch.Tensor, tokens: list[int], top: int, mode: str = "raw", named: list[int] | None = None
-) -> list[TokenLogprob]:
-    """The log-probabilities of `tokens` under `logits` [n, V], each with the `top` most likely alternatives (-1: all;
-    in "processed" mode also those tied with the last one, as TGI does), or with the tokens `named` as alternatives.
-    """
+def token_logprobs(logits: torch.Tensor, tokens: list[int], asked: Asked) -> list[TokenLogprob]:
+    """The log-probabilities of `tokens` under `logits` [n, V], with their alternatives."""
+    top, mode, named = asked
     logprobs = torch.log_softmax(logits.float(), -1)
     index = torch.tensor(tokens, device=logits.device)[:, None]
     chosen = logprobs.gather(1, index)
@@ -51,7 +55,7 @@ def filtered_logprob(logits: torch.Tensor, best: Best, p: SamplingParams, drawn:
     """
     ids, weights = candidates_of(best, p, logits.shape[0])
     if not bool(weights[ids == drawn].any()):  # of equals at the edge of top-k the sampling has kept another one
-        equals = ((logits[ids] == logits[drawn]) & (weights > 0)).nonzero()[:, 0]
+        equals = ((logits[ids].to(weights.device) == float(logits[drawn])) & (weights > 0)).nonzero()[:, 0]
         ids[equals[-1:]] = drawn
     kept = weights > 0
     ids, logprobs = ids[kept], weights[kept].log().log_softmax(-1)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BestTokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """The most likely tokens of rows: values (x - best) / temperature [B, n], best first, -inf for negligible ones; their ids [B, n]; the
-log-sum-exp [B, 1] of the values over the whole vocabulary.
+log-sum-exp [B, 1] of the values over the whole vocabulary. The ids of negligible ones mean nothing.
 """
 Best = Callable[[int], BestTokens]
 """So many most likely tokens of one row."""
@@ -30,7 +30,9 @@ def draw_row(best: Best, p: SamplingParams, u: float, vocab: int) -> int:
 
 def first_count(p: SamplingParams, vocab: int) -> int:
     """How many most likely tokens `candidates_of` asks for at first."""
-    return min(p.top_k, vocab) if p.top_k > 0 else min(CANDIDATES, vocab)
+    if p.top_k > 0:
+        return min(p.top_k, vocab)
+    return vocab if p.typical_p < 1 else min(CANDIDATES, vocab)
 
 
 def candidates_of(best: Best, p: SamplingParams, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,12 +49,12 @@ def candidates_of(best: Best, p: SamplingParams, vocab: int) -> tuple[torch.Tens
         enough = (
             count == vocab
             or top_k > 0
-            or (p.typical_p >= 1 and p.top_p < 1 and float(cumulative[-1]) >= p.top_p)
-            or (p.typical_p >= 1 and p.min_p > 0 and float(weights[-1]) < p.min_p * float(weights[0]))
+            or (p.top_p < 1 and float(cumulative[-1]) >= p.top_p)
+            or (p.min_p > 0 and float(weights[-1]) < p.min_p * float(weights[0]))
         )
         if enough:
             break
-        count = vocab if p.typical_p < 1 else min(vocab, count * 16)
+        count = min(vocab, count * 16)
     keep = weights > 0
     if p.top_p < 1:
         keep &= cumulative - weights < p.top_p

@@ -8,6 +8,7 @@ Order of the steps: grammar, logit bias and bans, minimum length, penalties, tem
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from engine.cpu.kernels import ops
 from engine.messages import TokenLogprob
 from engine.sampling.adjustments import adjust
 from engine.sampling.filters import CANDIDATES, draw
-from engine.sampling.logprobs import filtered_logprob, token_logprobs
+from engine.sampling.logprobs import Asked, filtered_logprob, token_logprobs
 from engine.sampling.one_row import draw_row, first_count
 from engine.sampling.params import SamplingParams
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from engine.request import Request
-    from engine.sampling.logprobs import Asked
     from engine.sampling.one_row import Best, BestTokens
 
 _MASK64 = (1 << 64) - 1
@@ -115,21 +115,23 @@ class Sampler:
             heat = [params[row].temperature]
             return lambda count: known if count == first else self._best(logits[row : row + 1], heat, count)
 
+        vocab = logits.shape[1]
         found: dict[int, Best] = {}
         alike: dict[int, list[int]] = {}
         for row in rows:
-            alike.setdefault(first_count(params[row], logits.shape[1]), []).append(row)
-        for first, some in alike.items():
-            of_some = logits if len(some) == len(logits) else logits[some]
-            values, ids, totals = self._best(of_some, [params[row].temperature for row in some], first)
-            for n, row in enumerate(some):
-                found[row] = of_row(row, first, (values[n : n + 1], ids[n : n + 1], totals[n : n + 1]))
+            alike.setdefault(first_count(params[row], vocab), []).append(row)
+        for first, same in alike.items():
+            for some in [same] if first < vocab else [[row] for row in same]:  # whole vocabularies one by one
+                of_some = logits if len(some) == len(logits) else logits[some]
+                values, ids, totals = self._best(of_some, [params[row].temperature for row in some], first)
+                for n, row in enumerate(some):
+                    found[row] = of_row(row, first, (values[n : n + 1], ids[n : n + 1], totals[n : n + 1]))
         return found
 
     def _best(self, logits: torch.Tensor, temperatures: list[float], count: int) -> BestTokens:
         """The `count` best of each row of logits [B, V], as `engine.sampling.filters.Candidates` gives them."""
         if count == logits.shape[1]:
-            return best(logits, temperatures, count)
+            return best_tokens(logits, temperatures, count)
         found = ops.select(logits, temperatures, count)
         if count <= CANDIDATES:  # equals in the order of their ids
             values, order = (part[:, :count] for part in found.values.sort(dim=-1, descending=True, stable=True))
@@ -139,7 +141,7 @@ class Sampler:
         chosen = (values - values[:, :1]) / heat, found.ids.gather(1, order), found.log_totals
         for row in found.overflown:  # each by itself, so that the others do not depend on it
             here = slice(row, row + 1)
-            for target, source in zip(chosen, best(logits[here], temperatures[here], count), strict=True):
+            for target, source in zip(chosen, best_tokens(logits[here], temperatures[here], count), strict=True):
                 target[here] = source
         return chosen
 
@@ -148,21 +150,23 @@ class Sampler:
     ) -> list[TokenLogprob | None]:
         """The log-probabilities that are asked for. Rows that ask for the same are computed together, except those with filters."""
         logprobs: list[TokenLogprob | None] = [None] * len(params)
-        alike: dict[tuple[bool, int, str, tuple[int, ...] | None], list[int]] = {}
+        alike: dict[Asked, list[int]] = {}
         filtered: list[int] = []
         for row, p in enumerate(params):
             if p.logprobs is None:
                 continue
-            of_raw = p.logprobs_mode == "raw"
-            if p.filtered and not p.greedy and not of_raw:
-                filtered.append(row)
+            named = None if p.logprob_token_ids is None else tuple(p.logprob_token_ids)
+            if p.logprobs_mode == "raw" or p.greedy or not p.filtered:
+                alike.setdefault(Asked(p.logprobs, p.logprobs_mode, named), []).append(row)
+            elif p.logprobs or named is not None:  # however unlikely the alternatives are
+                exact = partial(best_tokens, processed[row : row + 1], [p.temperature])
+                logprobs[row] = filtered_logprob(processed[row], exact, p, chosen[row])
             else:
-                named = None if p.logprob_token_ids is None else tuple(p.logprob_token_ids)
-                alike.setdefault((of_raw, p.logprobs, p.logprobs_mode, named), []).append(row)
-        for (of_raw, top, mode, named), rows in alike.items():
+                filtered.append(row)
+        for asked, rows in alike.items():
+            of_raw = asked.mode == "raw"
             about = raw if of_raw and raw is not None else processed
             heat = [1.0 if of_raw or params[row].greedy else params[row].temperature for row in rows]
-            asked = (top, mode, None if named is None else [*named])
             found = self._scored(about, rows, heat, [chosen[row] for row in rows], asked)
             for row, one in zip(rows, found, strict=True):
                 logprobs[row] = one
@@ -174,24 +178,29 @@ class Sampler:
         self, logits: torch.Tensor, rows: list[int], temperatures: list[float], tokens: list[int], asked: Asked
     ) -> list[TokenLogprob]:
         """`token_logprobs` of some rows of logits [B, V] at these temperatures, by kernels for few alternatives."""
-        top, mode, named = asked
-        few = named is None and (top == 0 or (mode == "raw" and 0 < top <= min(CANDIDATES, logits.shape[1] - 1)))
-        if not few:  # each by itself, so that it is rounded alike in any batch
-            one = [
-                (logits[row : row + 1] / heat, [token])
-                for row, heat, token in zip(rows, temperatures, tokens, strict=True)
-            ]
-            return [token_logprobs(of_row, token, *asked)[0] for of_row, token in one]
-        own, ranks = ops.scores(logits, rows, temperatures, tokens)
-        best: list[list[tuple[int, float]]] = [[] for _ in rows]
-        if top:
-            values, ids, totals = self._best(logits if len(rows) == len(logits) else logits[rows], temperatures, top)
-            likeliest = (values - totals).tolist()
-            best = [[*zip(*row, strict=True)] for row in zip(ids.tolist(), likeliest, strict=True)]
-        found = [TokenLogprob(*row) for row in zip(tokens, own, ranks, best, strict=True)]
-        for n, one_found in enumerate(found):
-            if any(value == -torch.inf for _, value in one_found.top):  # less likely than the kernel looks for
-                found[n] = token_logprobs(logits[rows[n]][None] / temperatures[n], [tokens[n]], *asked)[0]
+
+        def exact(n: int) -> TokenLogprob:
+            """Each row by itself, so that it is rounded alike in any batch."""
+            of_row = logits[rows[n] : rows[n] + 1]
+            return token_logprobs(
+                of_row if temperatures[n] == 1 else of_row / temperatures[n], tokens[n : n + 1], asked
+            )[0]
+
+        most = min(CANDIDATES, logits.shape[1] - 1) if asked.mode == "raw" else 0  # other modes list equals too
+        if asked.named is not None or not 0 <= asked.top <= most:
+            return [exact(n) for n in range(len(rows))]
+        values, ranks = ops.scores(logits, rows, temperatures, tokens)
+        if not asked.top:
+            return [TokenLogprob(*row) for row in zip(tokens, values, ranks, strict=True)]
+        best, ids, totals = self._best(logits if len(rows) == len(logits) else logits[rows], temperatures, asked.top)
+        found = []
+        for n, listed in enumerate(zip(ids.tolist(), (best - totals).tolist(), strict=True)):
+            value_of = dict(zip(*listed, strict=True))
+            if -torch.inf in value_of.values():  # less likely than the kernels look for
+                found.append(exact(n))
+            else:
+                value = value_of.get(tokens[n], values[n])
+                found.append(TokenLogprob(tokens[n], value, ranks[n], list(value_of.items())))
         return found
 
 
@@ -209,7 +218,7 @@ def adjusts(request: Request) -> bool:
     )
 
 
-def best(logits: torch.Tensor, temperatures: list[float], count: int) -> BestTokens:
+def best_tokens(logits: torch.Tensor, temperatures: list[float], count: int) -> BestTokens:
     """The `count` best of each row of logits [B, V], as `engine.sampling.filters.Candidates` gives them, on any device."""
     heat = torch.tensor(temperatures).to(logits.device)[:, None]
     scaled = (logits - logits.amax(-1, keepdim=True)) / heat

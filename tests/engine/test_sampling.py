@@ -222,3 +222,68 @@ def test_an_alternative_that_is_hardly_possible_has_its_log_probability():
     (_,), (logprob,) = Sampler([]).sample([(request(temperature=0.0, logprobs=2), 0)], logits)
     assert logprob is not None
     assert [value for _, value in logprob.top] == pytest.approx([0.0, -80.0])
+
+
+@pytest.mark.parametrize("worth", [-math.inf, math.nan])
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"typical_p": 0.9}, {"logprobs": 5, "temperature": 0.0},
+        {"top_k": 5, "logprobs": 2, "logprobs_mode": "processed"}, {"top_k": 3000}, {"top_p": 0.9, "logprobs": 0},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_that_allow_nothing_write_nowhere_else(dtype, way, worth):
+    """Some token comes out, and the rows beside it have theirs."""
+    logits = torch.randn(3, 60_000, generator=torch.Generator().manual_seed(1))
+    rows = [
+        (request(seed=n, temperature=1.0) if n != 1 else request(**{"temperature": 1.0, **way}), 0) for n in range(3)
+    ]
+    expected = [Sampler([]).sample(rows[n : n + 1], logits[n : n + 1].to(dtype))[0][0] for n in (0, 2)]
+    logits[1] = worth
+    tokens, _ = Sampler([]).sample(rows, logits.to(dtype))
+    assert [tokens[0], tokens[2]] == expected
+    assert 0 <= tokens[1] < 60_000
+
+
+def test_what_forbids_every_token_is_answered_with_some():
+    """Allowed tokens that are all banned, as a client can ask for."""
+    for way in (
+        {"top_p": 0.9},
+        {"typical_p": 0.9},
+        {"logprobs": 5},
+        {"top_k": 2, "logprobs": 2, "logprobs_mode": "processed"},
+    ):
+        asked = request(temperature=1.0, allowed_token_ids=[2], min_tokens=5, **way)
+        (token,), _ = Sampler([2]).sample([(asked, 0)], torch.zeros(1, 100_000))
+        assert 0 <= token < 100_000
+
+
+def test_rows_that_need_more_candidates_keep_their_own_logits():
+    """The first row comes back for 4,096 candidates when the second one begins with them."""
+    logits = torch.zeros(2, 20_000)
+    logits[0] += torch.randn(20_000, generator=torch.Generator().manual_seed(0)) * 0.01
+    logits[1, 1000:1300] = 30.0
+    rows = [(request(temperature=1.0, top_p=0.95, seed=1), 0), (request(temperature=1.0, top_k=300, seed=2), 0)]
+    alone = [Sampler([]).sample([row], logits[n : n + 1].clone())[0][0] for n, row in enumerate(rows)]
+    assert Sampler([]).sample(rows, logits.clone())[0] == alone
+    assert 1000 <= alone[1] < 1300
+
+
+def test_alternatives_that_are_kept_are_listed_however_unlikely():
+    logits = torch.zeros(1, 5000)
+    logits[0, :5] = torch.tensor([20.0, 13.0, 12.0, 11.0, 10.0])
+    asked = request(temperature=0.2, top_k=50, logprobs=5, logprobs_mode="processed")
+    (_,), (logprob,) = Sampler([]).sample([(asked, 0)], logits)
+    assert logprob is not None
+    assert [value for _, value in logprob.top] == pytest.approx([0.0, -35.0, -40.0, -45.0, -50.0], abs=1e-4)
+
+
+def test_of_hundreds_of_equals_the_chosen_one_is_listed_first():
+    logits = torch.zeros(1, 5000)
+    logits[0, 351:651] = 4.0
+    (token,), (logprob,) = Sampler([]).sample([(request(temperature=0.0, logprobs=2), 0)], logits)
+    assert logprob is not None
+    assert (token, [token_id for token_id, _ in logprob.top]) == (351, [351, 352])
+    assert logprob.logprob == logprob.top[0][1]

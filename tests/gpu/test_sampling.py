@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.gpu.sampling import DeviceSampler
-from engine.sampling.logprobs import token_logprobs
+from engine.sampling.logprobs import Asked, token_logprobs
 from engine.sampling.sampler import Sampler
 from tests.engine.test_sampling import request
 
@@ -93,5 +93,5 @@ def test_counts_follow_the_output(device):
 def test_prompts_are_scored_on_the_device(device):
     logits = logits_of(5)
     tokens = [4, 8, 15, 16, 23]
-    found = token_logprobs(logits.to(device), tokens, 2)
-    assert_same((tokens, found), (tokens, token_logprobs(logits, tokens, 2)))
+    found = token_logprobs(logits.to(device), tokens, Asked(2))
+    assert_same((tokens, found), (tokens, token_logprobs(logits, tokens, Asked(2))))

@@ -372,13 +372,17 @@ class Selected:
     overflown: list[int]
 
 
+LEAST_ROOM = 1024
+"""Equals that fit beside few wanted tokens."""
+
+
 def select(logits: torch.Tensor, temperatures: Sequence[float], wanted: int) -> Selected:
     """At least the `wanted` best of every row of logits [B, V] that are over e^-32 of its best."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, columns = logits.shape
     shapes.require(len(temperatures) == rows and columns > 0 < wanted, "one temperature a row, and some wanted", logits)
-    room = min(columns, 4 * wanted)
+    room = min(columns, max(4 * wanted, LEAST_ROOM))
     heat = torch.tensor(temperatures, dtype=torch.float32)
     values, ids = torch.empty(rows, room), torch.zeros(rows, room, dtype=torch.int64)
     counts, totals = torch.empty(rows, dtype=torch.int64), torch.empty(rows, 1)

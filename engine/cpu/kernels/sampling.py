@@ -140,7 +140,7 @@ def select_kernel(kind: int) -> Any:
     """The tokens from the best down to the `wanted`th and some more, in the order of their ids.
 
     Arguments: rows, columns; logits, row stride; temperatures [rows] float32, over 0; wanted, room; values [rows, room]
-    float32; ids [rows, room] int64; counts [rows] int64, -1 where equals do not fit; totals [rows] float32: the sum of
+    float32; ids [rows, room] int64; counts [rows] int64, -1 where equals do not fit or no token is allowed; totals [rows] float32: the sum of
     e^((x - best) / temperature) over the row. What is under e^-32 of the best is left out.
 
     How far down to go is found by halving: counting vectors of tokens over a border takes less than sorting any of
@@ -166,6 +166,9 @@ def select_kernel(kind: int) -> Any:
             else:
                 for i in range(start + 1, start + columns):
                     highest = max(highest, load(logits, i, kind))
+            if highest < LOWEST:
+                store_int(counts, row, -1)
+                continue
             temperature = load(temperatures, row, F32)
             scale = ONE / temperature
             total: Any = 0.0
@@ -197,7 +200,8 @@ def select_kernel(kind: int) -> Any:
                 continue
             place = row * room
             for i in range(start, start + columns):
-                if highest - load(logits, i, kind) <= border:
+                # What compares as it likes, NaN, may be counted otherwise than it is stored: there is no more room than there is.
+                if place < (row + 1) * room and highest - load(logits, i, kind) <= border:
                     store(values, place, F32, load(logits, i, kind))
                     store_int(ids, place, i - start)
                     place += 1
