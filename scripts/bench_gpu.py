@@ -9,6 +9,7 @@ at the bandwidth of copying a gigabyte, measured in the same run. It needs only 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import tempfile
@@ -121,8 +122,15 @@ def floor_seconds(core: EngineCore, directory: Path, batch: int, tokens: int, ra
     return (weights + batch * (PROMPT + tokens / 2) * cached) / rate
 
 
+def release() -> None:
+    """Give back the memory of what came before."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def of_engine(name: str, directory: Path, options: argparse.Namespace, rate: float, quantization: str) -> Iterator[Row]:
     """One row per batch."""
+    release()
     config = EngineConfig(model=str(directory), device="cuda", max_num_seqs=max(options.batches), max_model_len=2048,
                           max_num_batched_tokens=8192, speculative_tokens=0, quantization=quantization)  # fmt: skip
     core = EngineCore(config)
@@ -138,6 +146,7 @@ def of_engine(name: str, directory: Path, options: argparse.Namespace, rate: flo
 
 def of_transformers(name: str, directory: Path, options: argparse.Namespace) -> Iterator[Row]:
     """One row per batch. A call takes ten seconds and more before its first token."""
+    release()
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).cuda()
     for batch in options.batches:
         theirs(model, batch, 2 * SHORT, seed=1)
@@ -158,7 +167,6 @@ def measure(options: argparse.Namespace) -> list[Row]:
             for row in chain(*engines, of_transformers(name, directory, options)):
                 print(row.line(), flush=True)
                 rows.append(row)
-        torch.cuda.empty_cache()
     return rows
 
 

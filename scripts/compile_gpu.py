@@ -135,7 +135,7 @@ def cases(dims: list[tuple[int, int]], dtypes: list[torch.dtype]) -> dict[tuple[
                 made["_attention", f"{name}, {kind}, {pair[0]}/{pair[1]}"] = partial(
                     attention, pair, dtype, rows, splits, options
                 )
-            made["_combine", f"pieces, {kind}, {pair[1]}"] = partial(attention, pair, dtype, 1, 2, True)
+            made["_combine", f"pieces, {kind}, {pair[0]}/{pair[1]}"] = partial(attention, pair, dtype, 1, 2, True)
             if pair[0] == pair[1]:
                 made["_rotate", f"rotation, {kind}, {pair[0]}"] = partial(rotation, pair[0], dtype)
         for rows, out in ((1, HIDDEN), (int8.MAX_TILE_ROWS, WIDE)):

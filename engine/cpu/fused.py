@@ -203,21 +203,16 @@ class FusedDecoder:
         return _Workspace(*(getattr(self._space, field.name)[:rows] for field in fields(_Workspace)))
 
     def _layer(self, parts: LayerParts) -> _Layer:
-        weight, bias, of_qkv = parts.qkv()
-        of_out = [(parts.attention_path("o_proj"), parts.out.out_features)]
-        of_gate = [
-            (parts.mlp_path("gate_proj"), parts.gate.out_features),
-            (parts.mlp_path("up_proj"), parts.up.out_features),
-        ]
-        of_down = [(parts.mlp_path("down_proj"), parts.down.out_features)]
-        kinds = (self._quantized, self._coded)
+        weight, bias = parts.qkv()
+        qkv, gate = parts.paths("q_proj", "k_proj", "v_proj"), parts.paths("gate_proj", "up_proj")
+        how = (self._quantized, self._coded)
         return _Layer(
             input_norm=parts.input_norm,
             post_norm=parts.post_norm,
-            qkv=make_linear(weight, bias, of_qkv, *kinds),
-            out=make_linear(parts.out.weight, parts.out.bias, of_out, *kinds),
-            gate=make_gate(parts.gate.weight, parts.up.weight, of_gate, *kinds),
-            down=make_linear(parts.down.weight, parts.down.bias, of_down, *kinds),
+            qkv=make_linear(weight, bias, qkv, *how),
+            out=make_linear(parts.out.weight, parts.out.bias, parts.paths("o_proj"), *how),
+            gate=make_gate(parts.gate.weight, parts.up.weight, gate, *how),
+            down=make_linear(parts.down.weight, parts.down.bias, parts.paths("down_proj"), *how),
             qk_norms=parts.qk_norms,
             options=Options(parts.scale, None, None),
         )

@@ -90,6 +90,8 @@ class DeviceBackend:
             return plain_forward(model), []
 
         def slotted() -> tuple[Forward, list[AdapterLayer]]:
+            self._layers = []  # with the weights of a forward pass that was not proven
+            self._release()
             if quantized is not None:
                 quantize(model, quantized, model.get_output_embeddings())
             model.to(self.device)
@@ -104,10 +106,16 @@ class DeviceBackend:
         if configured:
             count = blocks_within(configured, per_block)
         else:
+            self._release()
             free, total = torch.cuda.mem_get_info(self.device)
             count = max(2, (int(free - total * (1 - MEMORY_SHARE)) - self._later_bytes(dtype)) // per_block)
         count = min(count, limit + 1)
         return count if self._ranks is None else self._ranks.minimum(count)
+
+    def _release(self) -> None:
+        """Give back the memory that torch keeps for later."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _later_bytes(self, dtype: torch.dtype) -> int:
         """Bytes that are allocated after the cache: adapter slots, the activations of the largest step, and the
@@ -184,9 +192,11 @@ class DeviceBackend:
         for rows, splits in product((1, 2), {1, min(2, max_splits)}):
             zeros = torch.zeros(1, rows, dtype=torch.int64, device=self.device)
             self._slots.begin_step((), rows)
-            with attend_with(DeviceAttention.of_padding(cache, groups, rows, splits, self.device)):
-                forward(zeros, zeros, zeros[0])
-        self._slots.end_step()
+            try:
+                with attend_with(DeviceAttention.of_padding(cache, groups, rows, splits, self.device)):
+                    forward(zeros, zeros, zeros[0])
+            finally:
+                self._slots.end_step()
 
     def serve(self) -> None:
         """From now on, rank 0 sends the steps to the other ranks."""

@@ -54,14 +54,15 @@ class FusedDecoder:
         quantized: QuantizedLayers | None,
         device: torch.device,
     ) -> None:
-        """Copy the model's weights to the device, layer by layer, those of linear layers quantized by `quantized`. Raises ValueError
-        or AttributeError for other structures.
+        """Copy the model's weights to the device, layer by layer, those of linear layers quantized by `quantized`; its rotary module
+        is moved there. Raises ValueError or AttributeError for other structures.
         """
         parts = DecoderParts(model, specs)
         self._slots, self._quantized, self._device = slots, quantized, device
-        self.heads, self.kv_heads, self.head_dim = parts.heads, parts.kv_heads, parts.head_dim
-        if any((spec.key_dim, spec.value_dim) != (self.head_dim, self.head_dim) for spec in specs):
-            raise ValueError("keys and values of other widths")
+        self.heads, self.head_dim = parts.heads, parts.head_dim
+        one = (parts.heads, parts.kv_heads, parts.head_dim, parts.head_dim)
+        if any((spec.num_heads, spec.num_kv_heads, spec.key_dim, spec.value_dim) != one for spec in specs):
+            raise ValueError("layers whose heads differ in number or width")
         if self.head_dim % 2:
             raise ValueError("heads of an odd width")
         self._rotary = parts.rotary.to(device)
@@ -98,24 +99,15 @@ class FusedDecoder:
         return [part for part in parts if isinstance(part, SlotLinear)]
 
     def _layer(self, parts: LayerParts) -> _Layer:
-        weight, bias, of_qkv = parts.qkv()
-        gate_up = torch.cat([parts.gate.weight, parts.up.weight])
-        of_gate_up = [
-            (parts.mlp_path("gate_proj"), parts.gate.out_features),
-            (parts.mlp_path("up_proj"), parts.up.out_features),
-        ]
-        of_out, of_down = (
-            (parts.attention_path("o_proj"), parts.out.out_features),
-            (parts.mlp_path("down_proj"), parts.down.out_features),
-        )
-        norms = parts.qk_norms
+        weight, bias = parts.qkv()
+        gate_up, norms = torch.cat([parts.gate.weight, parts.up.weight]), parts.qk_norms
         return _Layer(
             input_norm=self._placed(parts.input_norm),
             post_norm=self._placed(parts.post_norm),
-            qkv=self._linear(weight, bias, of_qkv),
-            out=self._linear(parts.out.weight, parts.out.bias, [of_out]),
-            gate_up=self._linear(gate_up, None, of_gate_up),
-            down=self._linear(parts.down.weight, parts.down.bias, [of_down]),
+            qkv=self._linear(weight, bias, parts.paths("q_proj", "k_proj", "v_proj")),
+            out=self._linear(parts.out.weight, parts.out.bias, parts.paths("o_proj")),
+            gate_up=self._linear(gate_up, None, parts.paths("gate_proj", "up_proj")),
+            down=self._linear(parts.down.weight, parts.down.bias, parts.paths("down_proj")),
             qk_norms=None if norms is None else (norms[0].to(self._device), norms[1].to(self._device), norms[2]),
             options=Options(parts.scale, None, None),
         )

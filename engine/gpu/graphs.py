@@ -1,4 +1,4 @@
-"""CUDA graphs for decode steps: captured once per batch size and length class, replayed with new inputs in the same
+"""CUDA graphs for decode steps: captured once per batch size and length class, without and with adapters, replayed with new inputs in the same
 buffers.
 
 A step of many small kernels is bound by the host's launch rate; a graph is a single launch.
@@ -6,9 +6,10 @@ A step of many small kernels is bound by the host's launch rate; a graph is a si
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from engine.gpu.lora import SlotLinear, Slots
     from engine.shapes import AttentionSpec
 
+
+logger = logging.getLogger(__name__)
 
 SPLITS = (1, 8, 32)
 """Numbers of pieces of contexts to capture, besides that of the longest: pieces that a context does not have cost little, but not
@@ -76,27 +79,41 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, int, bool], tuple[Callable[[], None], torch.Tensor]] = {}
         """By number of rows, number of pieces, and whether rows have adapters."""
         self._logits: torch.Tensor | None = None
+        self._pool: Any = None
 
     def capture(self) -> None:
-        """Capture all graphs, the largest first, so that smaller ones reuse its memory pool. Raises RuntimeError if the model reads
-        from the device during a step.
+        """Capture all graphs, the largest first, so that smaller ones reuse its memory pool: those without adapters, then those with.
+        Raises RuntimeError if the model reads from the device during a step; adapters alone may go without graphs.
         """
-        pool = None
-        for layer in self._layers:
-            layer.make_room()
-        kinds = (False, True) if self._layers else (False,)
-        for size, splits, adapted in product(reversed(self._sizes), reversed(self._splits), kinds):
+        self._capture_all(adapted=False)
+        if not self._layers:
+            return
+        try:
+            for layer in self._layers:
+                layer.make_room()
+            self._capture_all(adapted=True)
+        except RuntimeError as error:
+            logger.warning("decode with adapters runs without graphs: %s", error)
+            self._layers = []
+            self._graphs = {key: graph for key, graph in self._graphs.items() if not key[2]}
+
+    def _capture_all(self, adapted: bool) -> None:
+        for size, splits in product(reversed(self._sizes), reversed(self._splits)):
             self._set(size, [], [], [], [], [])
-            with _no_waits():  # before the capture: one that fails leaves torch's stream and allocator in its midst
-                logits = self._step(size, splits, adapted)
-            if self._logits is None:  # one for all graphs, whose own results would stay in the pool
-                self._logits = torch.empty_like(logits)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._logits[:size].copy_(self._step(size, splits, adapted))
-            pool = pool or graph.pool()
-            self._graphs[size, splits, adapted] = (graph.replay, self._logits[:size])
+            self._graphs[size, splits, adapted] = self._record(size, splits, adapted)
+
+    def _record(self, size: int, splits: int, adapted: bool) -> tuple[Callable[[], None], torch.Tensor]:
+        """The replay of one graph, and its logits."""
+        with _no_waits():  # before the capture: one that fails leaves torch's stream and allocator in its midst
+            logits = self._step(size, splits, adapted)
+        if self._logits is None:  # one for all graphs, whose own results would stay in the pool
+            self._logits = torch.empty_like(logits)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._logits[:size].copy_(self._step(size, splits, adapted))
+        self._pool = self._pool or graph.pool()
+        return graph.replay, self._logits[:size]
 
     def fits(self, batch: ForwardBatch) -> bool:
         """Whether a graph can run the batch: one token per sequence, not more sequences than captured, and no adapters with

@@ -1,6 +1,6 @@
 """The small operations of a decoder layer as Triton kernels: each reads what a step has to read, and writes its result, once.
 
-They round where transformers' layers do not, and not where those do: sums and residuals are float32 all along.
+Sums, residuals and rotations are float32; only what is written is rounded.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ HEADS = 8
 """Heads of a token that one program rotates."""
 COLUMNS = 1024
 """Outputs of a token that one program gates."""
+LEAST_WIDTH = 128
+"""Numbers of a row that four warps share out. Of fewer, some warps would get copies, and could read a residual that another has written."""
 
 
 @triton.jit
@@ -40,7 +42,7 @@ def add_norm(
     rows, width = residual.shape
     _add_norm[(rows,)](
         residual, added, weight, out, epsilon, width, residual.stride(0), added.stride(0), out.stride(0),
-        WIDTH=triton.next_power_of_2(width), FIRST=first, num_warps=4 if width <= 4096 else 8,
+        WIDTH=max(LEAST_WIDTH, triton.next_power_of_2(width)), FIRST=first, num_warps=4 if width <= 4096 else 8,
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Adapters on a device by masked concatenation: two products over all slots, with the columns of other slots zeroed.
+"""Adapters on a device by masked concatenation: a product over all slots, of which the columns of other slots are zeroed, and one for each of the
+model's layers that a layer combines.
 
 The shapes do not depend on the step's adapters, and nothing is sorted or gathered.
 """
@@ -135,7 +136,7 @@ class SlotLinear(nn.Module):
     @torch.inference_mode()
     def make_room(self) -> None:
         """Allocate what the slots take in this layer, unless it is there."""
-        if self._a is None:
+        if self._a is None or self._b is None:
             size, weight = self.slots.count * self.slots.rank, self._weight()
             self._a = weight.new_zeros(len(self.parts) * size, self.in_features)
             self._b = weight.new_zeros(size, self.out_features)

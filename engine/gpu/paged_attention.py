@@ -52,6 +52,17 @@ def _attention(
     head = kv_head * GROUP + rows % GROUP
     row_ok = (index < count) & (rows < ROWS // GROUP * GROUP)
     position = length - count + index
+    last = tl.minimum(start + ROWS // GROUP - 1, count - 1) + length - count
+    low = split * SPLIT
+    if HAS_WINDOW:
+        low = tl.maximum(low, tl.maximum(length - count + start - window + 1, 0) // TURN * TURN)
+    high = last + 1
+    if SPLIT_UP:
+        high = tl.minimum(high, (split + 1) * SPLIT)
+        if low >= high:  # the context has no such piece; its part is never read
+            none = tl.full([ROWS], float("-inf"), tl.float32)
+            tl.store(logsums + (first + index) * logsum_token + head * logsum_head + split, none, mask=row_ok)
+            return
     d = tl.arange(0, DIM_PADDED)
     dv = tl.arange(0, VALUE_PADDED)
     q = tl.load(
@@ -61,13 +72,6 @@ def _attention(
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
-    last = tl.minimum(start + ROWS // GROUP - 1, count - 1) + length - count
-    low = split * SPLIT
-    if HAS_WINDOW:
-        low = tl.maximum(low, tl.maximum(length - count + start - window + 1, 0) // TURN * TURN)
-    high = last + 1
-    if SPLIT_UP:
-        high = tl.minimum(high, (split + 1) * SPLIT)
     for begin in range(low, high, TURN):
         n = begin + tl.arange(0, TURN)
         seen = n < length
@@ -212,8 +216,8 @@ def _combine(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The results of the pieces of contexts, float32: [T, H, splits, DV], and the logarithms of their sums [T, H, splits]. All layers
-    of a step may use the same: a padding row's stay zero.
+    """The results of the pieces of contexts, float32: [T, H, splits, DV], and the logarithms of their sums [T, H, splits], -inf where
+    there is no result. All layers of a step may use the same: padding rows never have one.
     """
 
     out: torch.Tensor
@@ -221,11 +225,9 @@ class Parts:
 
     @classmethod
     def of(cls, tokens: int, heads: int, splits: int, value_dim: int, device: torch.device) -> Parts:
-        """Zeros."""
-        return cls(
-            torch.zeros(tokens, heads, splits, value_dim, device=device),
-            torch.zeros(tokens, heads, splits, device=device),
-        )
+        """Without any result."""
+        none = torch.full((tokens, heads, splits), -torch.inf, device=device)
+        return cls(torch.empty(tokens, heads, splits, value_dim, device=device), none)
 
 
 def attend(
@@ -249,13 +251,14 @@ def attend(
     block_size, kv_heads, value_dim = keys.shape[1], keys.shape[2], values.shape[3]
     dim_padded, value_padded = max(16, triton.next_power_of_2(dim)), max(16, triton.next_power_of_2(value_dim))
     turn, stages = turn_of(dim_padded, value_padded, query.dtype, shared_memory(query.device))
-    to, logsums = (out, out) if parts is None else (parts.out, parts.logsums)
+    # Whole contexts have no sums to keep: any tensor stands for them.
+    results, logsums = (out, out) if parts is None else (parts.out, parts.logsums)
     _attention[(len(plan.tile_sequence), kv_heads, plan.splits)](
-        query, keys, values, to, logsums, plan.tile_sequence, plan.tile_start, plan.query_starts, plan.lengths,
+        query, keys, values, results, logsums, plan.tile_sequence, plan.tile_start, plan.query_starts, plan.lengths,
         plan.tables, query if sinks is None else sinks,
         dim**-0.5 if scale is None else scale, softcap or 0.0, window or 0,
         query.stride(0), query.stride(1), *keys.stride()[:3], *values.stride()[:3],
-        to.stride(0), to.stride(1), logsums.stride(0), logsums.stride(1), plan.tables.stride(0),
+        results.stride(0), results.stride(1), logsums.stride(0), logsums.stride(1), plan.tables.stride(0),
         GROUP=heads // kv_heads, DIM=dim, DIM_PADDED=dim_padded, VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
         BLOCK=block_size, ROWS=plan.rows, TURN=turn,
         SPLIT=plan.split_keys, SPLIT_UP=parts is not None, HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,

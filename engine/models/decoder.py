@@ -2,7 +2,7 @@
 
 Such a decoder's layers are `norm, q/k/v, rotary, attention, o, norm, gate/up, down` (Llama, Mistral, Qwen2, Qwen3, SmolLM and the
 like). A model is one if it has exactly these parts, and if every name that its own code uses is known here; no model is one by its
-name. It computes nothing and changes nothing.
+name. It does not change the model.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import nn
     from transformers import PreTrainedModel
 
     from engine.shapes import AttentionSpec
@@ -71,21 +71,20 @@ class LayerParts:
     scale: float | None
     """The scale that the layer's own code passed to the recorded attention call."""
 
-    def attention_path(self, name: str) -> str:
-        """The path of a linear layer of its attention."""
-        return f"{self.path}.self_attn.{name}"
+    def paths(self, *names: str) -> list[tuple[str, int]]:
+        """(path, outputs) of its linear layers q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj or down_proj."""
+        linears = {
+            "q_proj": self.q, "k_proj": self.k, "v_proj": self.v, "o_proj": self.out,
+            "gate_proj": self.gate, "up_proj": self.up, "down_proj": self.down,
+        }  # fmt: skip
+        part = {name: "mlp" if name in MLP_PARTS else "self_attn" for name in names}
+        return [(f"{self.path}.{part[name]}.{name}", linears[name].out_features) for name in names]
 
-    def mlp_path(self, name: str) -> str:
-        """The path of a linear layer of its feed-forward part."""
-        return f"{self.path}.mlp.{name}"
-
-    def qkv(self) -> tuple[torch.Tensor, torch.Tensor | None, list[tuple[str, int]]]:
-        """Weight [q + k + v, in], bias and (path, outputs) of the three layers as one."""
-        linears = {"q_proj": self.q, "k_proj": self.k, "v_proj": self.v}
-        biases = [linear.bias for linear in linears.values()]
-        weight = torch.cat([linear.weight for linear in linears.values()])
-        bias = None if biases[0] is None else torch.cat(biases)
-        return weight, bias, [(self.attention_path(name), one.out_features) for name, one in linears.items()]
+    def qkv(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight [q + k + v, in] and bias of the three layers as one."""
+        linears = (self.q, self.k, self.v)
+        biases = [linear.bias for linear in linears]
+        return torch.cat([linear.weight for linear in linears]), None if biases[0] is None else torch.cat(biases)
 
 
 class DecoderParts:
@@ -98,6 +97,8 @@ class DecoderParts:
         _require(model, {"model", "lm_head"})
         _require_code(type(model).forward, _HEAD_NAMES)
         _require_code(type(decoder).forward, _MODEL_NAMES)
+        if type(decoder.embed_tokens) is not nn.Embedding:
+            raise ValueError("embeddings of another kind")
         self.embed: nn.Embedding = decoder.embed_tokens
         self.rotary: nn.Module = decoder.rotary_emb
         """Called with a tensor of the wanted type and with positions [1, T]: cosines and sines, each [1, T, head dim]."""
@@ -129,8 +130,10 @@ class DecoderParts:
             _require_code(functions.get(name), names)
         if attention.layer_idx != index or attention.head_dim != self.head_dim:
             raise ValueError("layers that are numbered otherwise, or heads of several widths")
-        if type(mlp.act_fn).__name__ not in ("SiLUActivation", "SiLU") or mlp.gate_proj.bias is not None:
-            raise ValueError("another activation, or biases in the gated layers")
+        if type(mlp.act_fn).__name__ not in ("SiLUActivation", "SiLU"):
+            raise ValueError("another activation")
+        if mlp.gate_proj.bias is not None or mlp.up_proj.bias is not None:
+            raise ValueError("biases in the gated layers")
         q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
         if len({linear.bias is None for linear in (q, k, v)}) > 1:
             raise ValueError("biases on some of q, k and v")

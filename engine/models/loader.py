@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.adapters.slots import AdapterLayer
-    from engine.backend import Backend, Forward
+    from engine.backend import Backend, Candidate, Forward
     from engine.config import EngineConfig
     from engine.shapes import AttentionSpec
 
@@ -122,24 +122,39 @@ def _forward(
     """The backend's fastest forward function that passes verification, and the layers that take adapters."""
     *faster, last = backend.candidates(model, proof.specs)
     for candidate in faster:
-        try:
-            forward, layers = candidate()
-        except (ValueError, AttributeError) as error:
-            logger.info("%s runs unfused: %s", type(model).__name__, error)
-            continue
-        except Exception:  # an outer boundary: the model's layers may be of any kind
-            logger.warning("%s runs unfused", type(model).__name__, exc_info=True)
-            continue
-        try:
-            proof.check(backend, forward, dtype, tolerance)
-        except (ValueError, AttributeError, ProbeError) as error:
-            logger.info("%s runs unfused: %s", type(model).__name__, error)
-        else:
-            return forward, layers
+        proven = _proven(candidate, backend, model, proof, dtype, tolerance)
+        if proven is not None:
+            return proven
     forward, layers = last()
     proof.check(backend, forward, dtype, tolerance)
     # Not experts, which see the rows that are routed to them.
     return forward, [layer for layer in layers if not layer.other_rows]
+
+
+def _proven(
+    candidate: Candidate,
+    backend: Backend,
+    model: PreTrainedModel,
+    proof: Proof,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> tuple[Forward, list[AdapterLayer]] | None:
+    """The candidate's forward function and layers; None, with no reference to its weights left, if it does not pass."""
+    name = type(model).__name__
+    try:
+        forward, layers = candidate()
+    except (ValueError, AttributeError) as error:
+        logger.info("%s runs unfused: %s", name, error)
+        return None
+    except Exception:  # an outer boundary: the model's layers may be of any kind
+        logger.warning("%s runs unfused", name, exc_info=True)
+        return None
+    try:
+        proof.check(backend, forward, dtype, tolerance)
+    except (ValueError, AttributeError, ProbeError) as error:
+        logger.info("%s runs unfused: %s", name, error)
+        return None
+    return forward, layers
 
 
 def from_pretrained(

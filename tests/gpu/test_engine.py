@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.batch import ForwardBatch, SequenceSlice
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.gpu import paged_attention
 from engine.gpu.backend import DeviceBackend
 from engine.gpu.graphs import DecodeGraphs, capture_sizes
 from engine.gpu.int8 import MANY_ROWS
+from engine.gpu.lora import SlotLinear
 from engine.gpu.sampling import choose
 from engine.quantization.base import method
 from engine.quantization.int8 import DeviceByteLinear
@@ -152,13 +154,17 @@ def test_graph_sizes():
 class Recorded:
     """Counts the replays of CUDA graphs. Where there are none it stands for them: a replay runs the step again over the same buffers."""
 
-    def __init__(self, graphs: DecodeGraphs) -> None:
+    def __init__(self, graphs: DecodeGraphs, device: torch.device) -> None:
         self.graphs, self.runs = graphs, {False: 0, True: 0}
-        for layer in graphs._layers:
-            layer.make_room()
-        for key in product(capture_sizes(4), graphs._splits, (False, True)):
-            replay, logits = graphs._graphs.get(key, (None, torch.empty(key[0], 400)))
-            graphs._graphs[key] = (self._counting(key[2], replay or self._replay(key, logits)), logits)
+        if device.type == "cpu":
+            graphs._record = self._record  # type: ignore[method-assign]
+            graphs.capture()
+        for key, (replay, logits) in graphs._graphs.items():
+            graphs._graphs[key] = (self._counting(key[2], replay), logits)
+
+    def _record(self, size: int, splits: int, adapted: bool):
+        logits = self.graphs._step(size, splits, adapted)
+        return (lambda: logits.copy_(self.graphs._step(size, splits, adapted))), logits
 
     def _counting(self, adapted: bool, replay):
         def run() -> None:
@@ -167,13 +173,8 @@ class Recorded:
 
         return run
 
-    def _replay(self, key: tuple[int, int, bool], logits: torch.Tensor):
-        def replay() -> None:
-            logits.copy_(self.graphs._step(*key))
 
-        return replay
-
-
+@torch.inference_mode()
 def recorded(core: EngineCore, device: torch.device) -> Recorded:
     backend, runner = core.runner.backend, core.runner
     if device.type == "cpu":
@@ -181,7 +182,7 @@ def recorded(core: EngineCore, device: torch.device) -> Recorded:
             runner.forward, core.specs, runner.cache, 4, 128, device, backend._slots, backend._layers
         )
     assert backend._graphs is not None
-    return Recorded(backend._graphs)
+    return Recorded(backend._graphs, device)
 
 
 @pytest.fixture
@@ -239,6 +240,51 @@ def test_adapters_over_captured_buffers(family, models_dir, tmp_path, device, sh
     ):
         reference = Reference(model, None if adapter is None else Path(adapter.directory))
         reference.assert_equal(prompt, driver.tokens(i))
+
+
+@torch.inference_mode()
+def test_captured_steps_compute_what_slots_will_have(models_dir, device):
+    """A graph is made before there are adapters, and reads their weights where it found them."""
+    core = engine(make_model(models_dir, "qwen2"), device, max_num_seqs=4, speculative_tokens=0, max_adapters=2)
+    graphs, layers = recorded(core, device).graphs, core.runner.backend._layers
+    places = [(layer._a.data_ptr(), layer._b.data_ptr()) for layer in layers]
+    graphs._set(2, [5, 6], [0, 0], [16, 32], [[1], [2]], [1, 1])
+
+    def logits(slots: list[int]) -> torch.Tensor:
+        graphs._row_slots[:2] = torch.tensor(slots, device=device)
+        replay, found = graphs._graphs[2, 1, True]
+        replay()
+        return found.float().cpu().clone()
+
+    none = logits([2, 2])
+    assert torch.equal(logits([0, 1]), none)
+    for layer in layers:
+        layer._a.normal_(std=0.1)
+        layer._b.normal_(std=0.1)
+    assert torch.equal(logits([2, 2]), none)
+    assert torch.equal(logits([2, 0])[0], none[0])
+    for slots in ([0, 1], [1, 0]):
+        assert (logits(slots) - none).abs().amax(1).min() > 0.01
+    assert [(layer._a.data_ptr(), layer._b.data_ptr()) for layer in layers] == places
+
+
+def test_without_room_for_adapters_only_their_steps_have_no_graphs(models_dir, device, monkeypatch, caplog):
+    core = engine(make_model(models_dir, "qwen2"), device, max_num_seqs=4, speculative_tokens=0)
+    backend, runner = core.runner.backend, core.runner
+
+    def full(layer: SlotLinear) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(SlotLinear, "make_room", full)
+    graphs = DecodeGraphs(runner.forward, core.specs, runner.cache, 4, 128, device, backend._slots, backend._layers)
+    monkeypatch.setattr(graphs, "_record", lambda *key: (lambda: None, torch.zeros(key[0], 400)))
+    graphs.capture()
+    assert "decode with adapters runs without graphs: no room" in caplog.text
+    assert {adapted for _, _, adapted in graphs._graphs} == {False}
+    batch = ForwardBatch(*(torch.zeros(1, 2, dtype=torch.int64),) * 2, torch.zeros(2, dtype=torch.int64),
+                         [SequenceSlice(0, 1, 1, [1])], torch.tensor([0]), [], {}, [])  # fmt: skip
+    assert graphs.fits(batch)
+    assert not graphs.fits(replace(batch, segments=((0, 1, "a"),)))
 
 
 def test_padding_computes_nothing(models_dir, device):
