@@ -37,7 +37,11 @@ KNOWN_TOKENS = 256
 FIRST_TOKENS = 64
 """A step's prompt tokens while nothing has been learned."""
 GROWTH = 4
-"""A step has at most so many times the prompt tokens of the largest before it: what is not known to be dear may be."""
+"""A step has at most so many times the prompt tokens of the largest of late: what is not known to be dear may be. Steps that are all
+alike do not tell what a prompt token costs, so that it may be put down to the step itself, and seem to cost nothing.
+"""
+FADING = 0.9
+"""What is left of the largest step's prompt tokens, as the largest of late, after each further step with prompts."""
 ROWS, TOKENS, PAIRS = 1e-1, 1e-1, 1e-6
 """Scales of decoding sequences, prompt tokens, and pairs of tokens and keys. What cannot be told apart yet is put down to the larger
 number, which prompt tokens mostly are.
@@ -106,6 +110,7 @@ class StepTime:
     def __init__(self) -> None:
         self._fit = Fit(4)
         self._most_tokens = 0
+        self._most_of_late = 0.0
         self._variance = SPREAD**2
 
     def learn(self, elapsed_s: float, num_decoding: int, chunks: Iterable[tuple[int, int]]) -> None:
@@ -120,6 +125,8 @@ class StepTime:
             overrun = min(max(elapsed_s / max(self._fit.value(features), 1e-6) - 1.0, 0.0), 1.0)
             self._variance += SPREAD_WEIGHT * (overrun * overrun - self._variance)
         self._most_tokens = max(self._most_tokens, int(tokens))
+        if tokens:
+            self._most_of_late = max(FADING * self._most_of_late, tokens)
         self._fit.learn(features, elapsed_s)
 
     @property
@@ -159,8 +166,12 @@ class StepTime:
         # Solve pair_s / 2 * n^2 + (token_s + pair_s * start) * n = seconds for n, in a form that also takes pair_s = 0.
         linear = token_s + pair_s * start
         root = linear + math.sqrt(linear * linear + 2.0 * pair_s * seconds)
-        most = max(GROWTH * self._most_tokens, FIRST_TOKENS)
-        return min(int(2.0 * seconds / root), most) if root else most
+        return min(int(2.0 * seconds / root), self.most_tokens) if root else self.most_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """The most prompt tokens of the next step, whatever they are estimated to take."""
+        return max(int(GROWTH * self._most_of_late), FIRST_TOKENS)
 
 
 class PrefillLimit:
@@ -169,6 +180,7 @@ class PrefillLimit:
     def __init__(self, step_time: StepTime, seconds: float) -> None:
         """`seconds` may be infinite."""
         self._step_time, self._left, self._granted = step_time, seconds, False
+        self._room = step_time.most_tokens
 
     @property
     def exhausted(self) -> bool:
@@ -183,9 +195,10 @@ class PrefillLimit:
             return count
         if self.exhausted:
             return 0
-        granted = min(count, max(self._step_time.fitting(self._left, start), LEAST_TOKENS))
+        granted = min(count, max(min(self._step_time.fitting(self._left, start), self._room), LEAST_TOKENS))
         self._granted = True
         self._left -= self._step_time.prefill_s(granted, start)
-        if granted < count or self._step_time.fitting(self._left, 0) < LEAST_TOKENS:
+        self._room -= granted
+        if granted < count or min(self._room, self._step_time.fitting(self._left, 0)) < LEAST_TOKENS:
             self._left = 0.0
         return granted

@@ -169,7 +169,7 @@ def test_what_fits_takes_the_time(token_s, pair_s, seconds, start):
         time.learn(count * token_s + count * (before + count / 2) * pair_s, 0, [(count, before)])
     fitting = time.fitting(seconds, start)
     assert time.prefill_s(fitting, start) <= seconds * 1.01
-    assert fitting == GROWTH * 1000 or time.prefill_s(fitting + 1, start) >= seconds * 0.99
+    assert fitting == time.most_tokens or time.prefill_s(fitting + 1, start) >= seconds * 0.99
 
 
 def test_a_hundred_thousand_equal_observations_leave_the_estimate_sound():
@@ -246,3 +246,20 @@ def test_short_steps_of_a_disturbed_machine_do_not_undo_the_estimate(seed):
         pause = chance.choice((0.01, 0.05, 0.2, 1.0)) if chance.random() < 0.02 else 0.0
         step_time.learn(machine.seconds(rows, chunks) * chance.lognormvariate(0, 0.5) + pause, rows, chunks)
     assert 0.3 < step_time.decode_s(3) / machine.seconds(3, []) < 10
+
+
+def test_prompts_that_seem_to_cost_nothing_are_not_computed_all_at_once():
+    """Steps with equally many prompt tokens do not tell what one costs. Many short prompts that wait then come in small steps all the
+    same, until larger steps have told.
+    """
+    time = StepTime()
+    time.learn(7.0, 0, [(1024, 0)])
+    for _ in range(60):
+        time.learn(0.1, 24, [(LEAST_TOKENS, 0)])
+    time._fit._values[2:] = [0.0, 0.0]
+    limit = PrefillLimit(time, 0.05)
+    granted = [limit.grant(128, 0) for _ in range(20) if not limit.exhausted]
+    assert sum(granted) <= GROWTH * LEAST_TOKENS
+    for tokens in (64, 256, 1024):
+        time.learn(0.1 + tokens * 1e-5, 24, [(tokens, 0)])
+    assert time.most_tokens == GROWTH * 1024, "steps that may be large become so within three"
