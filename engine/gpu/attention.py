@@ -41,7 +41,7 @@ class DeviceKVCache:
     ) -> None:
         self.num_blocks, self.block_size, self.dtype = num_blocks, block_size, dtype
         self.split_keys = keys_of_split(0)
-        """The length of a piece of a context, in keys."""
+        """The length of a piece of a context, in keys; set anew when the longest sequence is known."""
         self._specs = specs
         shape = (num_blocks, block_size)
         self.keys = [torch.zeros(*shape, s.num_kv_heads, s.key_dim, dtype=dtype, device=device) for s in specs]
