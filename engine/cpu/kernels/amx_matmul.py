@@ -43,6 +43,10 @@ from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
 
 RING_STEPS = 4
 """Decoded steps of a coded panel that a worker keeps where a single block meets the panel: a power of two, for the first cache."""
+GAP_BYTES = 4096
+"""After each worker's ring: the CPU prefetches beyond the end of what is read again and again, and would take lines from the core that
+writes them.
+"""
 MOST_STEPS = 51
 """Steps of the sum for which a block's rows and a group's panels stay in the second cache; longer sums are made in parts."""
 GROUP_ROW, LEAST_GROUP, MOST_GROUP = 800, 128 << 10, 256 << 10
@@ -74,7 +78,11 @@ def plan(rows: int, steps: int, panels: int, workers: int) -> Plan:
     panel_bytes = max(1, steps) * STEP_BYTES
     if rows <= BLOCK_ROWS:
         return Plan(
-            1, max(1, min(panels // PIECES, PIECE_BYTES // panel_bytes)), max(1, steps), 0, RING_STEPS * STEP_BYTES
+            1,
+            max(1, min(panels // PIECES, PIECE_BYTES // panel_bytes)),
+            max(1, steps),
+            0,
+            RING_STEPS * STEP_BYTES + GAP_BYTES,
         )
     parts = max(1, -(-steps // MOST_STEPS))
     each = max(1, -(-steps // parts))

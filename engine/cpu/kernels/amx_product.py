@@ -107,16 +107,26 @@ def release_tiles(typing_context: Any) -> Any:
     return types.void(), emit
 
 
-def _multiply(builder: Any, tiles: int, panel: Any, x: list[Any], x_bytes: Any, near: bool, in_bytes: bool) -> None:
+def _multiply(
+    builder: Any, tiles: int, panel: Any, x: list[Any], x_bytes: Any, near: bool, in_bytes: bool, fetch: bool
+) -> None:
     """One step: the sums of tile t of rows and half h of the panel are tile 2t + h.
 
-    `near`: x stays in the first cache, for it meets panel after panel; else it passes, because the panel stays there.
+    `near`: x stays in the first cache, for it meets panel after panel; else it passes, because the panel stays there. `fetch`: the panel's
+    step after the next ones is prefetched, a few lines with each product, because many at once keep x waiting.
     """
-    multiply = amx.add_byte_products if in_bytes else amx.add_products
+    add = amx.add_byte_products if in_bytes else amx.add_products
     load_rows = amx.load if near else amx.load_passing
+    later, lines, products = builder.add(panel, I64(AHEAD * STEP_BYTES)), STEP_BYTES // LINE, 2 * tiles
 
     def columns(register: int, half: int) -> None:
         amx.load(builder, register, builder.add(panel, I64(LINE * half)), I64(ROW_BYTES))
+
+    def multiply(number: int, rows: int, half: int) -> None:
+        add(builder, 2 * (number // 2) + half, rows, 7 if tiles == MOST_TILES else 6 + half)
+        if fetch:
+            first, end = lines * number // products, lines * (number + 1) // products
+            amx.fetch_lines(builder, builder.add(later, I64(LINE * first)), end - first)
 
     if tiles < MOST_TILES:
         for half in range(2):
@@ -125,16 +135,16 @@ def _multiply(builder: Any, tiles: int, panel: Any, x: list[Any], x_bytes: Any, 
             load_rows(builder, 4 + tile, x[tile], x_bytes)
         for tile in range(tiles):
             for half in range(2):
-                multiply(builder, 2 * tile + half, 4 + tile, 6 + half)
+                multiply(2 * tile + half, 4 + tile, half)
         return
     half = 0
     columns(7, half)
     for tile in range(tiles):
         load_rows(builder, 6, x[tile], x_bytes)
-        multiply(builder, 2 * tile + half, 6, 7)
+        multiply(2 * tile, 6, half)
         half = 1 - half
         columns(7, half)
-        multiply(builder, 2 * tile + half, 6, 7)
+        multiply(2 * tile + 1, 6, half)
 
 
 def _field(builder: Any, room: Any, word: int) -> Any:
@@ -289,16 +299,14 @@ def multiply_block(
                         later = builder.add(loop.index, I64(1))
                         with builder.if_then(builder.icmp_signed("<", later, steps), likely=True):
                             decoder.decode(later)
-                    elif is_near:
-                        amx.fetch_lines(builder, builder.add(here, I64(AHEAD * STEP_BYTES)), STEP_BYTES // LINE)
-                    else:
+                    elif not is_near:
                         some = builder.select(builder.icmp_signed("!=", ahead, I64(0)), lines, I64(0))
                         with cgutils.for_range(builder, some) as line:
                             ordinal = builder.add(builder.mul(loop.index, lines), line.index)
                             prefetch_line(builder, ahead, ordinal)
                     inputs = offset(builder, x, loop.index, LINE)
                     starts = [builder.add(inputs, builder.mul(x_bytes, first)) for first in first_rows]
-                    _multiply(builder, tiles, here, starts, x_bytes, is_near, of_bytes)
+                    _multiply(builder, tiles, here, starts, x_bytes, is_near, of_bytes, is_near and decoder is None)
                     _make_endings(builder, room, each, number, of_bytes, then)
 
             with builder.if_else(builder.icmp_signed("!=", begin, I64(0))) as (given, none):
