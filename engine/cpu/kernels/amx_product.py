@@ -108,25 +108,23 @@ def release_tiles(typing_context: Any) -> Any:
 
 
 def _multiply(
-    builder: Any, tiles: int, panel: Any, x: list[Any], x_bytes: Any, near: bool, in_bytes: bool, fetch: bool
-) -> None:
+    builder: Any, tiles: int, panel: Any, x: list[Any], x_bytes: Any, near: bool, in_bytes: bool,
+    fetch: Callable[[int], None],
+) -> None:  # fmt: skip
     """One step: the sums of tile t of rows and half h of the panel are tile 2t + h.
 
-    `near`: x stays in the first cache, for it meets panel after panel; else it passes, because the panel stays there. `fetch`: the panel's
-    step after the next ones is prefetched, a few lines with each product, because many at once keep x waiting.
+    `near`: x stays in the first cache, for it meets panel after panel; else it passes, because the panel stays there. `fetch(n)` prefetches
+    something after product n: a few lines with each, because many at once keep x waiting.
     """
     add = amx.add_byte_products if in_bytes else amx.add_products
     load_rows = amx.load if near else amx.load_passing
-    later, lines, products = builder.add(panel, I64(AHEAD * STEP_BYTES)), STEP_BYTES // LINE, 2 * tiles
 
     def columns(register: int, half: int) -> None:
         amx.load(builder, register, builder.add(panel, I64(LINE * half)), I64(ROW_BYTES))
 
     def multiply(number: int, rows: int, half: int) -> None:
         add(builder, 2 * (number // 2) + half, rows, 7 if tiles == MOST_TILES else 6 + half)
-        if fetch:
-            first, end = lines * number // products, lines * (number + 1) // products
-            amx.fetch_lines(builder, builder.add(later, I64(LINE * first)), end - first)
+        fetch(number)
 
     if tiles < MOST_TILES:
         for half in range(2):
@@ -291,6 +289,8 @@ def multiply_block(
                 if decoder is not None:
                     with builder.if_then(builder.icmp_signed(">", steps, I64(0))):
                         decoder.decode(I64(0))
+                some = builder.select(builder.icmp_signed("!=", ahead, I64(0)), lines, I64(0))
+                some = builder.udiv(builder.add(some, I64(2 * tiles - 1)), I64(2 * tiles))
                 with cgutils.for_range(builder, steps) as loop:
                     here = offset(
                         builder, panel, builder.and_(loop.index, around) if in_code else loop.index, STEP_BYTES
@@ -299,14 +299,20 @@ def multiply_block(
                         later = builder.add(loop.index, I64(1))
                         with builder.if_then(builder.icmp_signed("<", later, steps), likely=True):
                             decoder.decode(later)
-                    elif not is_near:
-                        some = builder.select(builder.icmp_signed("!=", ahead, I64(0)), lines, I64(0))
-                        with cgutils.for_range(builder, some) as line:
-                            ordinal = builder.add(builder.mul(loop.index, lines), line.index)
-                            prefetch_line(builder, ahead, ordinal)
+
+                    def fetch(number: int, here: Any = here, step: Any = loop.index) -> None:
+                        if not is_near:
+                            ordinal = builder.mul(builder.add(builder.mul(step, I64(2 * tiles)), I64(number)), some)
+                            with cgutils.for_range(builder, some) as line:
+                                prefetch_line(builder, ahead, builder.add(ordinal, line.index))
+                        elif decoder is None:
+                            first, end = (STEP_BYTES // LINE * n // (2 * tiles) for n in (number, number + 1))
+                            later = builder.add(here, I64(AHEAD * STEP_BYTES + LINE * first))
+                            amx.fetch_lines(builder, later, end - first)
+
                     inputs = offset(builder, x, loop.index, LINE)
                     starts = [builder.add(inputs, builder.mul(x_bytes, first)) for first in first_rows]
-                    _multiply(builder, tiles, here, starts, x_bytes, is_near, of_bytes, is_near and decoder is None)
+                    _multiply(builder, tiles, here, starts, x_bytes, is_near, of_bytes, fetch)
                     _make_endings(builder, room, each, number, of_bytes, then)
 
             with builder.if_else(builder.icmp_signed("!=", begin, I64(0))) as (given, none):
