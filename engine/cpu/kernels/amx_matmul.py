@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from engine.cpu.kernels.amx import TILE_ROWS
+from engine.cpu.kernels.amx import LINE, TILE_ROWS
 from engine.cpu.kernels.amx_low_rank import BEGIN_ROOM, begin_block
 from engine.cpu.kernels.amx_product import (
     BLOCK_ROWS,
@@ -115,11 +115,11 @@ def range_begin(number: int, ranges: int, rows: int) -> int:
 @cache
 def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight; out, its stride; factors (0: none); segments, their number; low, as
-    `low_rank_kernel` left it, its stride, or x in bytes, as `quantise_kernel` left it, its rows' scales; width, the bytes of such a row;
+    `low_rank_kernel` left it, its stride, or x in bytes, as `quantise_kernel` left it, its rows' scales; the bytes between such rows;
     start (0: none); the columns' scales and begins of a weight in bytes; workers; a plan's ranges, panels and steps; partial sums, bytes a worker;
     room for what adapters add, BEGIN_ROOM bytes for each panel of a group, bytes a worker; where coded, room for decoded steps of a group, bytes a worker.
 
-    `in_bytes`: the weight is [panels, width / 4, 32, 4] bytes, else [panels, inner / 2, 32, 2] bfloat16, or `coded`. `adapted`: sums begin at what the segments'
+    `in_bytes`: the weight is [panels, inner / 4, 32, 4] bytes, filled up with zeros to whole steps, else [panels, inner / 2, 32, 2] bfloat16, or `coded`. `adapted`: sums begin at what the segments'
     adapters add (`engine.cpu.kernels.lora`). `ending` is STORE, ADD, GATE or WIDEN; what is stored is of `kind`.
     """
     out_element = 4 if ending in (ADD, WIDEN) or kind == F32 else 2
@@ -135,13 +135,13 @@ def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, endi
         out, stride, factors = load_int(a, 8), load_int(a, 9), load_int(a, 10)
         segments, end_segments = load_int(a, 11), load_int(a, 11) + SEGMENT_BYTES * load_int(a, 12)
         low, low_stride = load_int(a, 13), load_int(a, 14)
-        scales, width, start = load_int(a, 14), load_int(a, 15), load_int(a, 16)
+        scales, start = load_int(a, 14), load_int(a, 16)
         column_scales, begins, workers = load_int(a, 17), load_int(a, 18), load_int(a, 19)
         ranges, panels_each, steps_each = load_int(a, 20), load_int(a, 21), load_int(a, 22)
         worker = take_ticket(a + 8)
         partials = load_int(a, 23) + worker * load_int(a, 24)
         if in_bytes:
-            x, x_bytes, inner = low, width, width
+            x, x_bytes, inner = low, load_int(a, 15), (inner + LINE - 1) // LINE * LINE
         steps, panel_bytes = inner // step_inputs, inner * PANEL if in_bytes else bytes_of_panel(inner, 2, coded)
         parts = max(1, (steps + steps_each - 1) // steps_each)
         pairs_left = 0 if in_bytes else inner // 2 - steps * TILE_ROWS

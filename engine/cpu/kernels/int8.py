@@ -156,20 +156,20 @@ def byte_product(
 
 @cache
 def quantise_kernel(kind: int) -> Any:
-    """Each row of x in bytes. Arguments: see `int8_kernel`, which comes after it."""
+    """Each row of x in bytes. Arguments: see `int8_kernel` and `tile_product_kernel`, one of which comes after it."""
     element = 4 if kind == F32 else 2
 
     @kernel
     def quantise(data: Any) -> None:
         a = address_of(data)
         rows, inner, x, x_stride = load_int(a, 2), load_int(a, 3), load_int(a, 5), load_int(a, 6)
-        small, scales, width = load_int(a, 13), load_int(a, 14), load_int(a, 15)
+        small, scales, apart = load_int(a, 13), load_int(a, 14), load_int(a, 15)
         while True:
             first = take_ticket(a) * TASK_ROWS
             if first >= rows:
                 return
             for row in range(first, min(rows, first + TASK_ROWS)):
-                quantise_row(small + row * width, scales + 4 * row, x + row * x_stride * element, inner, kind)
+                quantise_row(small + row * apart, scales + 4 * row, x + row * x_stride * element, inner, kind)
 
     return quantise
 
@@ -178,7 +178,7 @@ def quantise_kernel(kind: int) -> Any:
 def int8_kernel(kind: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight [panels, width / 4, 32, 4]; its scales float32 and begins
     int32, [panels * 32]; start (0: none); out, its stride; x in bytes, and its scales, as `quantise_kernel` left them;
-    width, the bytes of a row of x, of which those after `inner` meet weights of zero; workers.
+    width, the bytes of a row of x and between its rows; workers.
     """
     out_element = 4 if ending in (ADD, WIDEN) or kind == F32 else 2
     columns = LANES if ending == GATE else PANEL

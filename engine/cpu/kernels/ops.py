@@ -168,13 +168,15 @@ def _in_tiles(
     in_bytes = isinstance(weight, BytesWeight)
     width = 4 * packed.shape[1] if in_bytes else 0
     shares = amx_matmul.plan(rows, width // 64 if in_bytes else inner // 32, panels, workers)
-    before, small, second, scales, begins = None, 0, 0, 0, 0
+    before, small, second, apart, scales, begins = None, 0, 0, 0, 0, 0
     segments, number, factors, begin_sums, begin_bytes = 0, 0, 0, 0, 0
     decoded_bytes = shares.decoded_bytes if coded else 0
     first_bytes = workers * (shares.partial_bytes + decoded_bytes)
     if isinstance(weight, BytesWeight):
-        room = _workspace(first_bytes + 4 * rows + rows * width)
-        small, second = room + first_bytes + 4 * rows, room + first_bytes
+        # Rows an odd number of lines apart, as those of bfloat16 are (engine/cpu/fused.py), and behind them their scales.
+        apart = (width // LINE | 1) * LINE
+        room = _workspace(first_bytes + rows * apart + 4 * rows)
+        small, second = room + first_bytes, room + first_bytes + rows * apart
         scales, begins = weight.scales.data_ptr(), weight.begins.data_ptr()
         before = quantise_kernel(kind)
     elif lora is not None:
@@ -192,7 +194,7 @@ def _in_tiles(
     run(
         product if before is None else before,
         rows, inner, panels, x.data_ptr(), x.stride(0), packed.data_ptr(), out.data_ptr(), out.stride(0), factors, segments, number,
-        small, second, width, 0 if bias is None else bias.data_ptr(), scales, begins, workers,
+        small, second, apart, 0 if bias is None else bias.data_ptr(), scales, begins, workers,
         shares.ranges, shares.panels, shares.steps, room, shares.partial_bytes, begin_sums, begin_bytes,
         room + workers * shares.partial_bytes, decoded_bytes,
         after=None if before is None else product, work=rows * inner * panels,
