@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from engine.cpu.fused import spaced_rows
 from engine.cpu.kernels import paged
 from engine.cpu.layers import PanelLinear
 
@@ -42,8 +43,9 @@ def products(rows: int, inner: int, outputs: int, rounds: int, dtype: torch.dtyp
     """Ours and torch's rate of x [rows, inner] times a weight [outputs, inner]; torch asks oneDNN, in float32 also MKL."""
     weight, x = torch.randn(outputs, inner, dtype=dtype), torch.randn(rows, inner, dtype=dtype)
     layer = PanelLinear(weight, None, [])
-    out = x.new_empty(rows, layer.width)
-    works = {"ours": lambda: layer.rows(x, out), "torch": lambda: F.linear(x, weight)}
+    own, out = spaced_rows(rows, inner, dtype), spaced_rows(rows, layer.width, dtype)
+    own.copy_(x)
+    works = {"ours": lambda: layer.rows(own, out), "torch": lambda: F.linear(x, weight)}
     return rates(works, 2 * rows * inner * outputs, rounds)
 
 

@@ -191,11 +191,11 @@ class FusedDecoder:
         if self._space is None or self._space.residual.shape[0] < rows:
             layer, dtype, hidden = self.layers[0], self.embed.weight.dtype, self.embed.weight.shape[1]
             self._space = _Workspace(
-                _rows(rows, ops.wide(hidden), torch.float32),
-                _rows(rows, hidden, dtype),
-                _rows(rows, layer.qkv.width, dtype),
-                _rows(rows, self.heads * self.head_dim, dtype).unflatten(1, (self.heads, self.head_dim)),
-                _rows(rows, layer.gate.width, dtype),
+                spaced_rows(rows, ops.wide(hidden), torch.float32),
+                spaced_rows(rows, hidden, dtype),
+                spaced_rows(rows, layer.qkv.width, dtype),
+                spaced_rows(rows, self.heads * self.head_dim, dtype).unflatten(1, (self.heads, self.head_dim)),
+                spaced_rows(rows, layer.gate.width, dtype),
                 torch.zeros(rows, self.head_dim),
                 torch.zeros(rows, self.head_dim),
             )
@@ -218,7 +218,7 @@ class FusedDecoder:
         )
 
 
-def _rows(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+def spaced_rows(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     """Zeros [rows, width] whose rows lie an odd number of cache lines apart, so that those of a tile do not meet in the
     same places of the cache.
     """
