@@ -116,8 +116,7 @@ def _multiply(
     `near`: x stays in the first cache, for it meets panel after panel; else it passes, because the panel stays there. `fetch(n)` prefetches
     something after product n: a few lines with each, because many at once keep x waiting.
     """
-    add = amx.add_byte_products if in_bytes else amx.add_products
-    load_rows = amx.load if near else amx.load_passing
+    add, load_rows = amx.add_byte_products if in_bytes else amx.add_products, amx.load if near else amx.load_passing
 
     def columns(register: int, half: int) -> None:
         amx.load(builder, register, builder.add(panel, I64(LINE * half)), I64(ROW_BYTES))
@@ -131,9 +130,8 @@ def _multiply(
             columns(6 + half, half)
         for tile in range(tiles):
             load_rows(builder, 4 + tile, x[tile], x_bytes)
-        for tile in range(tiles):
-            for half in range(2):
-                multiply(2 * tile + half, 4 + tile, half)
+        for number in range(2 * tiles):
+            multiply(number, 4 + number // 2, number % 2)
         return
     half = 0
     columns(7, half)
@@ -289,8 +287,8 @@ def multiply_block(
                 if decoder is not None:
                     with builder.if_then(builder.icmp_signed(">", steps, I64(0))):
                         decoder.decode(I64(0))
-                some = builder.select(builder.icmp_signed("!=", ahead, I64(0)), lines, I64(0))
-                some = builder.udiv(builder.add(some, I64(2 * tiles - 1)), I64(2 * tiles))
+                each_lines = builder.udiv(builder.add(lines, I64(2 * tiles - 1)), I64(2 * tiles))
+                some = builder.select(builder.icmp_signed("!=", ahead, I64(0)), each_lines, I64(0))
                 with cgutils.for_range(builder, steps) as loop:
                     here = offset(
                         builder, panel, builder.and_(loop.index, around) if in_code else loop.index, STEP_BYTES
