@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LEAST_BYTES = 128 << 20
 """Smaller models are left as they are: caches hold a good part of them."""
 OUTPUTS, INPUTS, COPIES = 2048, 1024, 48
-"""The weight that is tried, and its copies: together more than the caches hold."""
+"""The weight that is tried, and its copies: together more than most caches hold."""
 TRIALS = ((8, COPIES, 0.95), (32, COPIES, 1.12), (256, 8, 1.1))
 """Rows, copies that are multiplied, and the part of the time of plain weights that coded ones may take."""
 ROUNDS = 5
