@@ -15,7 +15,8 @@ from numba.extending import intrinsic
 
 from engine.cpu.kernels import amx
 from engine.cpu.kernels.amx import LINE, TILE_ROWS, offset
-from engine.cpu.kernels.amx_product import BLOCK_ROWS, MOST_TILES, ROW_BYTES, release_tiles
+from engine.cpu.kernels.amx_product import release_tiles
+from engine.cpu.kernels.amx_room import BLOCK_ROWS, MOST_TILES, ROW_BYTES
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import BF16, F32, I64, LANES, switch
 from engine.cpu.kernels.lora import SEGMENT_BYTES, low_rank_task

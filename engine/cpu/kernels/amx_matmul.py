@@ -1,7 +1,7 @@
 """x W^T + b in AMX tiles: who multiplies which blocks, and in which order, for one row or thousands.
 
-Few rows are one block, and the weight is read straight through memory. Many rows are blocks of 48 times a group of panels that stays in a
-core's second cache, while the group that probably comes next is prefetched into it.
+Few rows are one block, and the weight is read straight through memory. Many rows are blocks of 48, which pass one after the other by a part of a
+panel that stays in a core's first cache, while the part that probably comes next is prefetched into the second.
 """
 
 from __future__ import annotations
@@ -11,27 +11,31 @@ from functools import cache
 from typing import Any
 
 from engine.cpu.kernels.amx import LINE, TILE_ROWS
+from engine.cpu.kernels.amx_decode import STEP_BYTES, STEP_GROUPS, decode_groups
 from engine.cpu.kernels.amx_low_rank import BEGIN_ROOM, begin_block
 from engine.cpu.kernels.amx_product import (
+    FIRST_BLOCK,
+    LATER_BLOCK,
+    ONLY_BLOCK,
+    multiply_block,
+    release_tiles,
+    shape_tiles,
+)
+from engine.cpu.kernels.amx_room import (
     BLOCK_ROWS,
     COLUMN_SCALES,
     END,
+    MOST_TILES,
     NEXT,
     OUT,
     ROW_BYTES,
     SCALES,
     START,
-    STEP_BYTES,
-    STEP_GROUPS,
     STRIDE,
     add_pairs_left,
-    decode_groups,
     end_block,
     make_room,
-    multiply_block,
-    release_tiles,
     scale_rows,
-    shape_tiles,
 )
 from engine.cpu.kernels.coded import GROUP_BYTES, HEAD_BYTES
 from engine.cpu.kernels.compiled import inlined, kernel
@@ -47,25 +51,24 @@ GAP_BYTES = 4096
 """After each worker's ring: the CPU prefetches beyond the end of what is read again and again, and would take lines from the core that
 writes them.
 """
-MOST_STEPS = 51
-"""Steps of the sum for which a block's rows and a group's panels stay in the second cache; longer sums are made in parts."""
-GROUP_ROW, LEAST_GROUP, MOST_GROUP = 800, 128 << 10, 256 << 10
-"""Bytes of a group of panels: for each row that it meets, at least, and at most. The next group is prefetched meanwhile, so that few
-rows want a small one.
-"""
-LONG_GROUP, LONG_ROWS = 720 << 10, 384
-"""The same for sums in parts and so many rows at least: their rows are read anew for each group."""
+MOST_STEPS = 18
+"""Steps of the sum for which a panel stays in the first cache, beside the rows that pass; longer sums are made in parts."""
+MOST_PANELS = 16
+"""Panels of a group: sums between two parts stay in the second cache, and the rows that pass are read from it again."""
+PRODUCTS = 2 * MOST_TILES
+"""Products of a step of a whole block."""
 RANGE_ROWS = 384
 """With so many rows for each, workers take ranges of rows, which stay in their second caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a product is shared out: ranges of rows, panels of a group, steps of a part, and the bytes that a worker needs for the sums of
+    """How a product is shared out: ranges of rows, blocks of a range at most, panels of a group, steps of a part, and the bytes that a worker needs for the sums of
     one ticket between two parts, and for the decoded steps of a group of coded panels.
     """
 
     ranges: int
+    blocks: int
     panels: int
     steps: int
     partial_bytes: int
@@ -79,6 +82,7 @@ def plan(rows: int, steps: int, panels: int, workers: int) -> Plan:
     if rows <= BLOCK_ROWS:
         return Plan(
             1,
+            1,
             max(1, min(panels // PIECES, PIECE_BYTES // panel_bytes)),
             max(1, steps),
             0,
@@ -87,15 +91,12 @@ def plan(rows: int, steps: int, panels: int, workers: int) -> Plan:
     parts = max(1, -(-steps // MOST_STEPS))
     each = max(1, -(-steps // parts))
     ranges = max(1, min(workers, rows // RANGE_ROWS))
-    in_range = -(-rows // ranges) + TILE_ROWS
-    most = min(max(GROUP_ROW * in_range, LEAST_GROUP), MOST_GROUP)
-    if parts > 1 and in_range >= LONG_ROWS:
-        most = LONG_GROUP
-    groups = -(-panels // max(1, most // (each * STEP_BYTES)))
+    groups = -(-panels // MOST_PANELS)
     groups = min(panels, -(-groups * ranges // workers) * workers // ranges)  # all workers have equally many
     in_group = -(-panels // groups)
+    in_range = -(-rows // ranges) + TILE_ROWS
     partial_bytes = in_range * in_group * ROW_BYTES if parts > 1 else 0
-    return Plan(ranges, in_group, each, partial_bytes, in_group * each * STEP_BYTES)
+    return Plan(ranges, -(-in_range // BLOCK_ROWS), in_group, each, partial_bytes, each * STEP_BYTES + GAP_BYTES)
 
 
 @inlined
@@ -117,7 +118,7 @@ def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, endi
     """Arguments: rows, inner, panels; x, its stride; weight; out, its stride; factors (0: none); segments, their number; low, as
     `low_rank_kernel` left it, its stride, or x in bytes, as `quantise_kernel` left it, its rows' scales; the bytes between such rows;
     start (0: none); the columns' scales and begins of a weight in bytes; workers; a plan's ranges, panels and steps; partial sums, bytes a worker;
-    room for what adapters add, BEGIN_ROOM bytes for each panel of a group, bytes a worker; where coded, room for decoded steps of a group, bytes a worker.
+    room for what adapters add, BEGIN_ROOM bytes for each block and panel of a ticket, bytes a worker; where coded, room for decoded steps, bytes a worker.
 
     `in_bytes`: the weight is [panels, inner / 4, 32, 4] bytes, filled up with zeros to whole steps, else [panels, inner / 2, 32, 2] bfloat16, or `coded`. `adapted`: sums begin at what the segments'
     adapters add (`engine.cpu.kernels.lora`). `ending` is STORE, ADD, GATE or WIDEN; what is stored is of `kind`.
@@ -126,6 +127,7 @@ def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, endi
     columns = LANES if ending == GATE else PANEL
     step_inputs = 64 if in_bytes else 32
     step_bytes, head_bytes = (STEP_GROUPS * GROUP_BYTES, HEAD_BYTES) if coded else (STEP_BYTES, 0)
+    step_lines = step_bytes // LINE
 
     @kernel
     def tile_product(data: Any) -> None:
@@ -152,7 +154,6 @@ def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, endi
         left = reserve(STEP_BYTES)
         store_int(room, STRIDE, stride)
         shape_tiles(min(rows, TILE_ROWS))
-        fresh = True
         while True:
             ticket = take_ticket(a)
             begin_panel = ticket // ranges * panels_each
@@ -161,27 +162,41 @@ def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, endi
             end_panel = min(begin_panel + panels_each, panels)
             head, end = range_begin(ticket % ranges, ranges, rows), range_begin(ticket % ranges + 1, ranges, rows)
             blocks = (end - head + BLOCK_ROWS - 1) // BLOCK_ROWS
-            lines = (step_bytes // 64 + blocks - 1) // blocks
+            # The group that this worker probably takes next.
+            next_panel = (ticket + workers) // ranges * panels_each
+            # Lines that each block prefetches with a step: the same number with each product.
+            lines = (step_lines // blocks + PRODUCTS) // PRODUCTS * PRODUCTS
+            if adapted:
+                block, first = 0, head
+                while first < end:
+                    count = block_rows(end - first)
+                    begin_block(
+                        first, count, begin_panel, end_panel, segments, end_segments, low, low_stride,
+                        begin_sums + block * panels_each * BEGIN_ROOM, next_panel if blocks == 1 else panels, panels,
+                    )  # fmt: skip
+                    first += count
+                    block += 1
+                shape_tiles(min(rows, TILE_ROWS))
             for part in range(parts):
                 first_step = part * steps_each
                 part_steps = min(steps_each, steps - first_step)
                 final = part == parts - 1
-                # What is prefetched: this group's next part, or the group that this worker probably takes next.
-                ahead_panel = (ticket + workers) // ranges * panels_each if final else begin_panel
-                ahead_step = 0 if final else first_step + steps_each
-                block, first = 0, head
-                while first < end:
-                    count = block_rows(end - first)
-                    near = 1 if blocks == 1 or ((fresh or coded) and first == head) else 0
-                    inputs = x + first * x_bytes + first_step * 64
-                    if adapted and part == 0:
-                        begin_block(
-                            first, count, begin_panel, end_panel, segments, end_segments, low, low_stride, begin_sums,
-                            ahead_panel if blocks == 1 else panels, panels,
-                        )  # fmt: skip
-                        shape_tiles(min(rows, TILE_ROWS))
-                    for panel in range(begin_panel, end_panel):
-                        column = panel * PANEL
+                for panel in range(begin_panel, end_panel):
+                    column = panel * PANEL
+                    packed = weight + panel * panel_bytes
+                    place = decoded if coded else packed + first_step * STEP_BYTES
+                    ahead_panel, ahead_step = panel + 1, first_step
+                    if ahead_panel == end_panel:
+                        ahead_panel, ahead_step = next_panel, 0
+                        if not final:
+                            ahead_panel, ahead_step = begin_panel, first_step + steps_each
+                    following = weight + ahead_panel * panel_bytes + head_bytes + ahead_step * step_bytes
+                    block, first = 0, head
+                    while first < end:
+                        count = block_rows(end - first)
+                        turn = FIRST_BLOCK if coded and first == head else LATER_BLOCK
+                        if blocks == 1:
+                            turn = ONLY_BLOCK
                         held = partials + ((panel - begin_panel) * (end - head) + first - head) * ROW_BYTES
                         begin, begin_bytes = held, ROW_BYTES
                         if part == 0:
@@ -189,42 +204,37 @@ def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, endi
                             if in_bytes:
                                 begin = begins + 4 * column
                             if adapted:
-                                begin, begin_bytes = begin_sums + (panel - begin_panel) * BEGIN_ROOM, ROW_BYTES
-                        ahead = 0
-                        if ahead_panel + panel - begin_panel < panels:
-                            ahead = weight + (ahead_panel + panel - begin_panel) * panel_bytes
-                            ahead += head_bytes + ahead_step * step_bytes + block * part_steps * lines * 64
-                        packed = weight + panel * panel_bytes
-                        place = packed + first_step * STEP_BYTES
-                        if coded:
-                            place = decoded + (panel - begin_panel if around < 0 else 0) * steps_each * STEP_BYTES
+                                begin = begin_sums + (block * panels_each + panel - begin_panel) * BEGIN_ROOM
+                                begin_bytes = ROW_BYTES
+                        target, ahead = out + (first * stride + panel * columns) * out_element, 0
+                        if ahead_panel < panels and block * lines < step_lines:
+                            ahead = following + block * part_steps * lines * LINE
                         multiply_block(
-                            room, count, inputs, x_bytes, place, part_steps,
-                            begin, begin_bytes, 0 if final else held, near, ahead, lines, packed, first_step * STEP_GROUPS, around,
+                            room, count, x + first * x_bytes + first_step * LINE, x_bytes, place, part_steps,
+                            begin, begin_bytes, 0 if final else held, target if final else 0, turn, ahead, lines, packed, first_step * STEP_GROUPS, around,
                             kind, in_bytes, coded, ending,
                         )  # fmt: skip
-                        if not final:
-                            continue
-                        if not in_bytes:
-                            if pairs_left:
-                                if coded:
-                                    decode_groups(left, packed, steps * STEP_GROUPS, pairs_left // 2)
-                                    packed = left - steps * STEP_BYTES
-                                add_pairs_left(
-                                    room, count, x + first * x_bytes, x_bytes // 2, packed, steps * TILE_ROWS, pairs_left,
-                                )  # fmt: skip
-                            if factors:
-                                scale_rows(room, count, factors + 8 * first, column)
-                        else:
-                            store_int(room, SCALES, scales + 4 * first)
-                            store_int(room, COLUMN_SCALES, column_scales + 4 * column)
-                            store_int(room, START, start + 4 * column if start else 0)
-                        store_int(room, NEXT, 0)
-                        store_int(room, END, count)
-                        store_int(room, OUT, out + (first * stride + panel * columns) * out_element)
-                    first += count
-                    block += 1
-            fresh = False
+                        if final:
+                            if not in_bytes:
+                                if pairs_left:
+                                    rest = packed
+                                    if coded:
+                                        decode_groups(left, packed, steps * STEP_GROUPS, pairs_left // 2)
+                                        rest = left - steps * STEP_BYTES
+                                    add_pairs_left(
+                                        room, count, x + first * x_bytes, x_bytes // 2, rest, steps * TILE_ROWS, pairs_left,
+                                    )  # fmt: skip
+                                if factors:
+                                    scale_rows(room, count, factors + 8 * first, column)
+                            else:
+                                store_int(room, SCALES, scales + 4 * first)
+                                store_int(room, COLUMN_SCALES, column_scales + 4 * column)
+                                store_int(room, START, start + 4 * column if start else 0)
+                            store_int(room, NEXT, 0)
+                            store_int(room, END, count)
+                            store_int(room, OUT, target)
+                        first += count
+                        block += 1
         end_block(room, kind, in_bytes, ending)
         release_tiles()
 

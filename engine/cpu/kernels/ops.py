@@ -181,7 +181,7 @@ def _in_tiles(
         before = quantise_kernel(kind)
     elif lora is not None:
         keep(lora)
-        begin_bytes = shares.panels * BEGIN_ROOM
+        begin_bytes = shares.blocks * shares.panels * BEGIN_ROOM
         room = _workspace(first_bytes + workers * begin_bytes + 2 * (rows + TILE_ROWS) * lora.ranks)
         begin_sums = room + first_bytes
         small, second = begin_sums + workers * begin_bytes, lora.ranks
