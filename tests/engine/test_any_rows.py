@@ -48,6 +48,16 @@ def test_products(inner):
         assert all(torch.equal(few, many[:rows]) for few, many in zip(results(rows), whole, strict=True))
 
 
+def test_products_of_many_panels():
+    """Panels that are shared out in several groups, of which the last is smaller."""
+    x, weight = torch.randn(ROWS, 1300).bfloat16(), torch.randn(1240, 1300).bfloat16()
+    layer = PanelLinear(weight, None, [])
+    whole = layer.logits(x)
+    assert_near(whole, F.linear(x.float(), weight.float()), torch.float32)
+    for rows in NUMBERS:
+        assert torch.equal(layer.logits(x[:rows]), whole[:rows])
+
+
 @pytest.mark.skipif(not has_int8_dot(), reason="this CPU has no products of bytes")
 @pytest.mark.parametrize("inner", [336, 4112])
 def test_products_of_bytes(inner):

@@ -48,13 +48,13 @@ from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
 RING_STEPS = 4
 """Decoded steps of a coded panel that a worker keeps where a single block meets the panel: a power of two, for the first cache."""
 GAP_BYTES = 4096
-"""After each worker's ring: the CPU prefetches beyond the end of what is read again and again, and would take lines from the core that
+"""After each worker's decoded steps: the CPU prefetches beyond the end of what is read again and again, and would take lines from the core that
 writes them.
 """
 MOST_STEPS = 18
 """Steps of the sum for which a panel stays in the first cache, beside the rows that pass; longer sums are made in parts."""
-MOST_PANELS = 16
-"""Panels of a group: sums between two parts stay in the second cache, and the rows that pass are read from it again."""
+MOST_PANELS, SUMS_BYTES = 16, 1 << 20
+"""Panels of a group at most, and bytes of its sums: between two parts they stay in the second cache, where the rows that pass are read again."""
 PRODUCTS = 2 * MOST_TILES
 """Products of a step of a whole block."""
 RANGE_ROWS = 384
@@ -63,8 +63,8 @@ RANGE_ROWS = 384
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a product is shared out: ranges of rows, blocks of a range at most, panels of a group, steps of a part, and the bytes that a worker needs for the sums of
-    one ticket between two parts, and for the decoded steps of a group of coded panels.
+    """How a product is shared out: ranges of rows, blocks of a range at most, panels of a group, steps of a part, and the bytes that a worker
+    needs for the sums of one ticket between two parts, and for the decoded steps of a part of a coded panel.
     """
 
     ranges: int
@@ -91,10 +91,10 @@ def plan(rows: int, steps: int, panels: int, workers: int) -> Plan:
     parts = max(1, -(-steps // MOST_STEPS))
     each = max(1, -(-steps // parts))
     ranges = max(1, min(workers, rows // RANGE_ROWS))
-    groups = -(-panels // MOST_PANELS)
+    in_range = -(-rows // ranges) + TILE_ROWS
+    groups = -(-panels // max(1, min(MOST_PANELS, SUMS_BYTES // (in_range * ROW_BYTES))))
     groups = min(panels, -(-groups * ranges // workers) * workers // ranges)  # all workers have equally many
     in_group = -(-panels // groups)
-    in_range = -(-rows // ranges) + TILE_ROWS
     partial_bytes = in_range * in_group * ROW_BYTES if parts > 1 else 0
     return Plan(ranges, -(-in_range // BLOCK_ROWS), in_group, each, partial_bytes, each * STEP_BYTES + GAP_BYTES)
 

@@ -90,7 +90,7 @@ def _multiply(
 @intrinsic(prefer_literal=True)
 def multiply_block(
     typing_context: Any,
-    room: Any, rows: Any, x: Any, x_bytes: Any, panel: Any, steps: Any, begin: Any, begin_bytes: Any, into: Any, target: Any,
+    room: Any, rows: Any, x: Any, x_bytes: Any, panel: Any, steps: Any, begin: Any, begin_bytes: Any, into: Any, out: Any,
     turn: Any, ahead: Any, lines: Any, packed: Any, first_group: Any, around: Any,
     kind: Any, in_bytes: Any, coded: Any, ending: Any,
 ) -> Any:  # fmt: skip
@@ -98,7 +98,8 @@ def multiply_block(
 
     Meanwhile the endings of the block that is in the room are made. The sums begin at `begin` (0: at zero; rows `begin_bytes` apart), and go
     to the room, or to `into` if that is not 0. Rows of x are `x_bytes` apart. turn: ONLY_BLOCK, FIRST_BLOCK or LATER_BLOCK. The only block prefetches its own panel;
-    the others prefetch `lines` lines with each step from `ahead` on (0: none). The order of a sum is that of the steps, whatever the rows.
+    the others prefetch at least `lines` lines with each step from `ahead` on (0: none), and the lines of `out`, where their endings will go (0: no
+    endings). The order of a sum is that of the steps, whatever the rows.
 
     coded, a compile-time constant too: the only or first block decodes its panel on the way, from the coded panel at `packed` and its group number
     `first_group` on, to `panel`; step i of it lies at step number i & around, so that a ring does where it is used once.
@@ -134,7 +135,7 @@ def multiply_block(
                     with builder.if_then(builder.icmp_signed(">", steps, I64(0))):
                         decoder.decode(I64(0))
                 each = builder.udiv(builder.add(lines, I64(2 * tiles - 1)), I64(2 * tiles))
-                # Without anything ahead, lines of the panel, which are there.
+                # Without anything ahead, a line of the panel, which is there: that is cheaper than to ask.
                 some = builder.icmp_signed("!=", ahead, I64(0))
                 place = cgutils.alloca_once_value(builder, builder.select(some, ahead, panel))
                 distance = builder.select(some, I64(LINE), I64(0))
@@ -158,7 +159,7 @@ def multiply_block(
                             fetch()
                             more = builder.icmp_signed(">", each, I64(1))
                             with (
-                                builder.if_then(more, likely=False),
+                                builder.if_then(more),
                                 cgutils.for_range(builder, builder.sub(each, I64(1))),
                             ):
                                 fetch()
