@@ -53,12 +53,12 @@ writes them.
 """
 MOST_STEPS = 18
 """Steps of the sum for which a panel stays in the first cache, beside the rows that pass; longer sums are made in parts."""
-MOST_PANELS, SUMS_BYTES = 16, 1 << 20
-"""Panels of a group at most, and bytes of its sums: between two parts they stay in the second cache, where the rows that pass are read again."""
+MOST_PANELS = 16
+"""Panels of a group: between two parts the sums of a group and a range stay in the second cache, where the rows that pass are read again."""
 PRODUCTS = 2 * MOST_TILES
 """Products of a step of a whole block."""
-RANGE_ROWS = 384
-"""With so many rows for each, workers take ranges of rows, which stay in their second caches."""
+RANGE_ROWS = 256
+"""Rows of a range, about: of long sums a range's rows stay in the second cache, beside the sums between two parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,9 @@ def plan(rows: int, steps: int, panels: int, workers: int) -> Plan:
         )
     parts = max(1, -(-steps // MOST_STEPS))
     each = max(1, -(-steps // parts))
-    ranges = max(1, min(workers, rows // RANGE_ROWS))
+    ranges = max(1, (rows + RANGE_ROWS // 2) // RANGE_ROWS)
     in_range = -(-rows // ranges) + TILE_ROWS
-    groups = -(-panels // max(1, min(MOST_PANELS, SUMS_BYTES // (in_range * ROW_BYTES))))
+    groups = -(-panels // MOST_PANELS)
     groups = min(panels, -(-groups * ranges // workers) * workers // ranges)  # all workers have equally many
     in_group = -(-panels // groups)
     partial_bytes = in_range * in_group * ROW_BYTES if parts > 1 else 0
