@@ -10,7 +10,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.cpu.kernels.amx import TILE_ROWS, offset
-from engine.cpu.kernels.amx_room import ROW_BYTES
+from engine.cpu.kernels.amx_room import STEP_BYTES
 from engine.cpu.kernels.coded import (
     GROUP_INPUTS,
     load_group,
@@ -23,8 +23,6 @@ from engine.cpu.kernels.coded import (
 )
 from engine.cpu.kernels.emit import FIRST, I64
 
-STEP_BYTES = TILE_ROWS * ROW_BYTES
-"""Bytes of a panel that one step multiplies: 32 inputs of bfloat16, 64 of bytes."""
 STEP_GROUPS = 2 * TILE_ROWS // GROUP_INPUTS
 """Groups of a coded panel that one step multiplies."""
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from engine.cpu.kernels.amx import LINE, TILE_ROWS
-from engine.cpu.kernels.amx_decode import STEP_BYTES, STEP_GROUPS, decode_groups
+from engine.cpu.kernels.amx_decode import STEP_GROUPS, decode_groups
 from engine.cpu.kernels.amx_low_rank import BEGIN_ROOM, begin_block
 from engine.cpu.kernels.amx_product import (
     FIRST_BLOCK,
@@ -31,6 +31,7 @@ from engine.cpu.kernels.amx_room import (
     ROW_BYTES,
     SCALES,
     START,
+    STEP_BYTES,
     STRIDE,
     add_pairs_left,
     end_block,

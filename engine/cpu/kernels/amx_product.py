@@ -16,8 +16,8 @@ from numba.extending import intrinsic
 
 from engine.cpu.kernels import amx
 from engine.cpu.kernels.amx import LINE, TILE_ROWS, offset
-from engine.cpu.kernels.amx_decode import STEP_BYTES, Decoder
-from engine.cpu.kernels.amx_room import HEAD_BYTES, MOST_TILES, ROW_BYTES, Endings, OutputRows
+from engine.cpu.kernels.amx_decode import Decoder
+from engine.cpu.kernels.amx_room import HEAD_BYTES, MOST_TILES, ROW_BYTES, STEP_BYTES, Endings, OutputRows
 from engine.cpu.kernels.emit import I64, prefetch_line, switch
 
 AHEAD = 4

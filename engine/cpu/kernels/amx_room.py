@@ -36,6 +36,8 @@ MOST_TILES = 3
 BLOCK_ROWS = MOST_TILES * TILE_ROWS
 ROW_BYTES = PANEL * 4
 """Bytes of a row of sums, and of a panel's pairs (bfloat16) or fours (bytes) of inputs."""
+STEP_BYTES = TILE_ROWS * ROW_BYTES
+"""Bytes of a panel that one step multiplies: 32 inputs of bfloat16, 64 of bytes."""
 NEXT, END, OUT, STRIDE, SCALES, COLUMN_SCALES, START = range(7)
 """The head of a room, int64: of the block whose ending is not made yet, the next row and the number of rows; where its first row
 goes, and the elements between rows; for bytes the scales of its rows and columns, and what is added (0: nothing).
