@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +13,15 @@ from numba.core import config
 
 from engine.cpu.kernels import compiled
 from engine.cpu.kernels.simd import address_of, store_int
+from tests.conftest import ROOT
+
+ATTENTION = """
+import hashlib, torch
+from engine.cpu.kernels import paged
+keys, values, query, out = torch.randn(7, 1, 16, 16), torch.randn(7, 1, 16, 16), torch.randn(2, 100, 16), torch.empty(100, 2, 16)
+paged.attend(paged.AttentionPlan([(0, 100, 100, range(7))], 16, 16, 100, 7), query, keys, values, out, None, None, None, None)
+print(hashlib.sha256(out.numpy().tobytes()).hexdigest())
+"""
 
 
 def doubling(number: int):
@@ -60,3 +72,16 @@ def test_a_full_disk_costs_a_compilation(folder, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "engine"):
         assert result_of(doubling(3)) == 6
     assert "No space left" in caplog.text
+
+
+def test_a_kernel_gives_the_same_bits_compiled_and_from_the_cache(tmp_path):
+    def digest() -> str:
+        program = f"import torch; torch.manual_seed(0)\n{ATTENTION}"
+        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+        return subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    compiled_here = digest()
+    assert list(tmp_path.rglob("*.nbc"))
+    assert digest() == compiled_here

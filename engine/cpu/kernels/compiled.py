@@ -70,8 +70,10 @@ def _compiled(function: Callable[..., Any], decorator: Callable[[bool], Callable
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Compile a function that kernels call."""
-    return numba.njit(fastmath=FAST, error_model="numpy")(function)
+    """Compile a function that kernels call, as a part of each of them: where a kernel called a function of its own, the one that is
+    compiled in this process would stand for the one in the cache, whose sums another compilation may have ordered otherwise.
+    """
+    return numba.njit(fastmath=FAST, error_model="numpy", forceinline=True)(function)
 
 
 def inlined_with_constants(function: Callable[..., Any]) -> Any:
