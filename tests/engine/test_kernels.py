@@ -131,6 +131,25 @@ def test_a_sequence_attends_the_same_alone_and_among_others():
     assert torch.equal(together, torch.cat(parts))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [2, 6])
+@pytest.mark.parametrize("size", [16, 40])
+def test_many_tokens_over_several_spans_attend_as_each_alone(size, heads, dtype):
+    case = Attention(heads, 2, 32, [700, 530, 300], [90, 500, 7], size, dtype)
+    alone, start = [], 0
+    for count, length, table in zip(case.counts, case.lengths, case.tables, strict=True):
+        for number in range(count):
+            seen = length - count + number + 1
+            alone.append((start + number, 1, seen, table[: -(-seen // size)]))
+        start += count
+    plan = paged.AttentionPlan(alone, size, case.keys.shape[3], len(case.query), len(case.keys))
+    for window in (None, 290):
+        together, single = case.run(window=window), torch.empty(len(case.query), case.heads, case.dim, dtype=dtype)
+        paged.attend(plan, case.query.transpose(0, 1), case.keys, case.values, single, None, window, None, None)
+        assert_near(together, case.reference(window=window), dtype)
+        assert torch.equal(together, single)
+
+
 LINEARS = [(64, 96), (576, 960), (8, 5), (30, 33), (2, 1), (258, 1000)]
 
 

@@ -77,7 +77,7 @@ def _first_keys(
     task: int, tasks: int, sequences: int, tables: int, keys: int, block_bytes: int, head_bytes: int
 ) -> int:
     """Where the keys of a task's first block are."""
-    sequence, kv_head = load_int(tasks, 3 * task), load_int(tasks, 3 * task + 1)
+    sequence, kv_head = load_int(tasks, 4 * task), load_int(tasks, 4 * task + 1)
     block = load_int(tables, load_int(sequences, 4 * sequence + 3))
     place: int = keys + block * block_bytes + kv_head * head_bytes
     return place
@@ -133,7 +133,7 @@ def tile_attend_kernel() -> Any:
         while task < num_tasks:
             following = take_ticket(a)
             sequence, kv_head, first_row = (
-                load_int(tasks, 3 * task), load_int(tasks, 3 * task + 1), load_int(tasks, 3 * task + 2),
+                load_int(tasks, 4 * task), load_int(tasks, 4 * task + 1), load_int(tasks, 4 * task + 2),
             )  # fmt: skip
             first_token, tokens, length, entry = (
                 load_int(sequences, 4 * sequence), load_int(sequences, 4 * sequence + 1),

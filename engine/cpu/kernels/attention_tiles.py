@@ -24,8 +24,9 @@ from engine.cpu.kernels.emit import (
     LANES,
     LINE_BYTES,
     PAIRS,
-    UNPAIRED,
     VECTOR,
+    WIDE_PAIRS,
+    WIDENED,
     WORDS,
     add_pairs,
     add_product,
@@ -66,8 +67,8 @@ def scores(
     `value_block_stride` apart), since blocks lie anywhere and the CPU cannot guess the next: a few lines with every component, because
     a CPU drops prefetches that come faster than its memory.
     """
-    number, way = kind.literal_value, paired.literal_value
-    in_pairs = way != UNPAIRED
+    way = paired.literal_value
+    number, in_pairs = F32 if way == WIDENED else kind.literal_value, way in (DOT_PAIRS, WIDE_PAIRS)
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (rows, out, out_stride, query, dim, keys, table, block_stride, padded_size, first, groups,
@@ -124,11 +125,12 @@ def scores(
                 with cgutils.for_range(builder, steps) as d:
                     below = builder.mul(builder.mul(d.index, padded_size), width)
                     step(sums, [key for key, _ in here], d.index, below, count)
-                    for key, _ in ahead:
-                        prefetch_element(builder, keys, builder.add(key, below), number)
-                    line = builder.mul(d.index, I64(LINE_BYTES // element_bytes(number)))
-                    for _, value in here:
-                        prefetch_element(builder, values, builder.add(value, line), number)
+                    if way != WIDENED:
+                        for key, _ in ahead:
+                            prefetch_element(builder, keys, builder.add(key, below), number)
+                        line = builder.mul(d.index, I64(LINE_BYTES // element_bytes(number)))
+                        for _, value in here:
+                            prefetch_element(builder, values, builder.add(value, line), number)
                 for r in range(count):
                     for g in range(side):
                         lane = builder.mul(builder.add(begin, I64(g)), I64(LANES))
@@ -142,7 +144,7 @@ def scores(
     return types.void(*_SCORES_ARGS, kind, paired), emit
 
 
-_VALUES_ARGS = (types.int64,) * 19
+_VALUES_ARGS = (types.int64,) * 20
 
 
 @intrinsic(prefer_literal=True)
@@ -150,7 +152,7 @@ def weighted_values(
     typing_context: Any,
     rows: Any, vectors: Any, out: Any, out_stride: Any, weights: Any, weights_stride: Any,
     values: Any, table: Any, block_stride: Any, block_size: Any, padded_size: Any, value_stride: Any,
-    first: Any, blocks: Any, in_last: Any,
+    first: Any, blocks: Any, in_last: Any, goes_on: Any,
     ahead: Any, ahead_table: Any, ahead_stride: Any, ahead_blocks: Any, kind: Any, paired: Any,
 ) -> Any:  # fmt: skip
     """out[r, :16 * vectors] = sum over keys of weights[r, key] * value[key], for 1 to 6 rows and 1 to `vectors_at_once(rows)` vectors.
@@ -158,15 +160,15 @@ def weighted_values(
     values: blocks of [block_size, value_stride] elements, in pairs of [block_size / 2, value_stride, 2],
     `block_stride` apart, found through the int64 `table` from its entry `first` on; of the last block only the first
     `in_last` keys are read. weights: float32, rows `weights_stride` apart, `padded_size` lanes a block; with DOT_PAIRS
-    bfloat16. With each step it prefetches the same places of a block that is read next: `ahead_blocks` of those lie `ahead_stride`
+    bfloat16. Where it `goes_on` (1, else 0) the sums begin with those that are in `out`. With each step it prefetches the same places of a block that is read next: `ahead_blocks` of those lie `ahead_stride`
     elements apart from the address `ahead` on, found through `ahead_table`.
     """
-    number, way = kind.literal_value, paired.literal_value
-    in_pairs = way != UNPAIRED
+    way = paired.literal_value
+    number, in_pairs = F32 if way == WIDENED else kind.literal_value, way in (DOT_PAIRS, WIDE_PAIRS)
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (rows, vectors, out, out_stride, weights, weights_stride, values, table, block_stride, block_size,
-         padded_size, value_stride, first, blocks, in_last, ahead, ahead_table, ahead_stride, ahead_blocks, *_) = args  # fmt: skip
+         padded_size, value_stride, first, blocks, in_last, goes_on, ahead, ahead_table, ahead_stride, ahead_blocks, *_) = args  # fmt: skip
 
         def pair_step(
             sums: list[Any], base: Any, next_base: Any, lanes: Any, j: Any, count: int, width: int, half: bool
@@ -204,8 +206,9 @@ def weighted_values(
             """One key's value."""
             below = builder.mul(j, value_stride)
             row, next_row = builder.add(base, below), builder.add(next_base, below)
-            for v in range(width):
-                prefetch_element(builder, ahead, builder.add(next_row, I64(v * LANES)), number)
+            if way != WIDENED:
+                for v in range(width):
+                    prefetch_element(builder, ahead, builder.add(next_row, I64(v * LANES)), number)
             value = [load_vector(builder, values, builder.add(row, I64(v * LANES)), number) for v in range(width)]
             for r in range(count):
                 index = builder.add(builder.mul(weights_stride, I64(r)), builder.add(lanes, j))
@@ -213,8 +216,19 @@ def weighted_values(
                 for v in range(width):
                     add_product(builder, sums[r * width + v], w, value[v])
 
+        def places(count: int, width: int) -> list[Any]:
+            """Where the sums of rows and vectors lie."""
+            return [
+                pointer_at(builder, out, builder.add(builder.mul(out_stride, I64(r)), I64(v * LANES)), FLOAT, VECTOR)
+                for r in range(count)
+                for v in range(width)
+            ]
+
         def tile(count: int, width: int) -> None:
             sums = zeros(builder, count * width)
+            with builder.if_then(builder.icmp_signed("!=", goes_on, I64(0))):
+                for total, place in zip(sums, places(count, width), strict=True):
+                    builder.store(builder.load(place, align=4), total)
             with cgutils.for_range(builder, blocks) as b:
                 block = builder.load(pointer_at(builder, table, builder.add(first, b.index), I64))
                 base = builder.mul(block, block_stride)
@@ -233,12 +247,8 @@ def weighted_values(
                 else:
                     with cgutils.for_range(builder, here) as j:
                         step(sums, base, next_base, lanes, j.index, count, width)
-            for r in range(count):
-                for v in range(width):
-                    index = builder.add(builder.mul(out_stride, I64(r)), I64(v * LANES))
-                    builder.store(
-                        builder.load(sums[r * width + v]), pointer_at(builder, out, index, FLOAT, VECTOR), align=4
-                    )
+            for total, place in zip(sums, places(count, width), strict=True):
+                builder.store(builder.load(total), place, align=4)
 
         def by_width(count: int) -> None:
             switch(builder, vectors, vectors_at_once(count), lambda width: tile(count, width))

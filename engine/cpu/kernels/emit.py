@@ -213,12 +213,17 @@ def prefetch_element(builder: Any, address: Any, index: Any, kind: int, where: i
     _prefetch_at(builder, address, builder.mul(index, I64(element_bytes(kind))), where)
 
 
-def _prefetch_at(builder: Any, address: Any, offset: Any, where: int) -> None:
-    """The line of a byte, for reading. An address that is no memory does no harm."""
+def prefetch_written(builder: Any, address: Any, index: Any, kind: int) -> None:
+    """Prefetch the cache line of an element that will be written."""
+    _prefetch_at(builder, address, builder.mul(index, I64(element_bytes(kind))), FIRST, write=True)
+
+
+def _prefetch_at(builder: Any, address: Any, offset: Any, where: int, write: bool = False) -> None:
+    """The line of a byte. An address that is no memory does no harm."""
     byte = ir.PointerType(BYTE)
     signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
     fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-    builder.call(fetch, [pointer_at(builder, address, offset, BYTE), I32(0), I32(where), I32(1)])
+    builder.call(fetch, [pointer_at(builder, address, offset, BYTE), I32(int(write)), I32(where), I32(1)])
 
 
 def zeros(builder: Any, count: int) -> list[Any]:

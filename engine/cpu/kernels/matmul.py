@@ -19,12 +19,12 @@ from engine.cpu.kernels.tiles import (
     PRODUCT_ROWS,
     WIDEN,
     product,
-    widen_panel,
+    widen_pairs,
 )
 
 MOST_DECODING_ROWS = 24
 """With more rows the first tile of a piece decodes a coded panel for all of them, else each for itself."""
-WIDENING_ROWS = 0 if has_avx512() else 64
+WIDENING_ROWS = 0 if has_avx512() else 96
 """With so many rows a panel of pairs is widened once for all tiles (0: never), because on AVX2 widening competes with multiplying."""
 PIECES = 16
 """Pieces of the weight for all workers together. With few rows the product is bound by reading the weight, and memory
@@ -149,7 +149,7 @@ def multiply_panel(
     widened, decoding = widens(rows, paired, coded), coded and rows <= MOST_DECODING_ROWS
     columns, first, number = packed, head, 0
     if widened:
-        widen_panel(room, packed, inner)
+        widen_pairs(room, packed, inner // 2, PANEL)
     if coded and not decoding:
         product(
             min(KEEPING_ROWS, end - head), out + head * out_bytes, stride, x + head * x_bytes, x_stride, packed, inner,

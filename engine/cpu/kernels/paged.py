@@ -82,20 +82,22 @@ class AttentionPlan:
         self._tasks: dict[tuple[int, int, int], torch.Tensor] = {}
         self._scratch: dict[int, torch.Tensor] = {}
 
-    def tasks(self, kv_heads: int, group: int, tile: int) -> torch.Tensor:
-        """[N, 3] int64: sequence, KV head, first row of a tile of `tile` rows; one head after another, so that a core's second cache
+    def tasks(self, kv_heads: int, group: int, most: int) -> torch.Tensor:
+        """[N, 4] int64: sequence, KV head, first row and rows, `most` of them at most; one head after another, so that a core's second cache
         keeps its keys and values, and of each the later rows, which take longest, first.
         """
-        tasks = self._tasks.get((kv_heads, group, tile))
+        tasks = self._tasks.get((kv_heads, group, most))
         if tasks is None:
-            tiles = -(-self._counts * group // tile)
-            each = tiles * kv_heads
+            count = -(-self._counts * group // most)
+            each = count * kv_heads
             sequence = np.repeat(np.arange(len(each)), each)
             within = np.arange(len(sequence)) - np.repeat(np.cumsum(each) - each, each)
-            own = np.repeat(tiles, each)
-            columns = np.column_stack([sequence, within // own, within % own * tile])
+            own = np.repeat(count, each)
+            first = within % own * most
+            rows = np.minimum(most, self._counts[sequence] * group - first)
+            columns = np.column_stack([sequence, within // own, first, rows])
             tasks = torch.from_numpy(columns[::-1].astype(np.int64))
-            self._tasks[kv_heads, group, tile] = tasks
+            self._tasks[kv_heads, group, most] = tasks
         return tasks
 
     def scratch(self, each: int) -> torch.Tensor:
@@ -108,11 +110,13 @@ class AttentionPlan:
     def arguments(self, heads: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[int, ...]:
         """What the kernel reads of this plan, for queries of `heads` over one layer's cache: its first arguments."""
         tiled, dim, width = _tiled_cache(keys, values), keys.shape[2], values.shape[3]
-        tasks = self.tasks(keys.shape[1], heads // keys.shape[1], TASK_ROWS if tiled else MAX_ROWS)
+        tasks = self.tasks(
+            keys.shape[1], heads // keys.shape[1], TASK_ROWS if tiled else attention.rows_of_task(self.longest)
+        )
         if tiled:
             each = amx_attention.tile_scratch_bytes(dim, width, self.block_size)
         else:
-            each = attention.scratch_bytes(dim, width, self.longest)
+            each = attention.scratch_bytes(dim, width, self.lanes, self.longest)
         room = self.scratch(each)
         return (
             tasks.data_ptr(), len(tasks), self.sequences.data_ptr(), self.tables.data_ptr(), room.data_ptr(), each,
@@ -125,11 +129,13 @@ class AttentionPlan:
         rows, dim = len(slots), keys.shape[2]
         program.change(WRITE, (rows, slots.data_ptr()), 2 * rows * keys.shape[1] * dim, wakes=False)
         arguments = self.arguments(heads, keys, values)
-        program.change(ATTEND, arguments, self.work(arguments, dim), wakes=True)
+        program.change(ATTEND, arguments, self.work(heads, keys, values), wakes=True)
 
-    def work(self, arguments: tuple[int, ...], dim: int) -> int:
-        """How much there is to do, as `run` counts it."""
-        return arguments[1] * self.longest * dim // 2
+    def work(self, heads: int, keys: torch.Tensor, values: torch.Tensor) -> int:
+        """How much there is to do, as `run` counts it: for each tile of rows half a product with each key."""
+        kv_heads, dim, tile = keys.shape[1], keys.shape[2], TASK_ROWS if _tiled_cache(keys, values) else MAX_ROWS
+        tiles = int((-(-self._counts * (heads // kv_heads) // tile)).sum())
+        return int(tiles * kv_heads * self.longest * dim // 2)
 
 
 def attend(
@@ -164,5 +170,5 @@ def attend(
         heads // kv_heads, dim, out.shape[2], width, plan.block_size, plan.lanes,
         float_bits(dim**-0.5 if scale is None else scale), window or 0, float_bits(softcap or 0.0),
         0 if sink_row is None else sink_row.data_ptr(), out.data_ptr(), out.stride(0), out.stride(1),
-        work=plan.work(arguments, dim), label=ATTEND,
+        work=plan.work(heads, keys, values), label=ATTEND,
     )  # fmt: skip

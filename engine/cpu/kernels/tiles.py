@@ -51,6 +51,7 @@ from engine.cpu.kernels.emit import (
     pointer_at,
     prefetch_element,
     prefetch_line,
+    prefetch_written,
     put_aside,
     silu,
     store_both,
@@ -93,6 +94,15 @@ def end_row(builder: Any, parts: list[Any], out: Any, first: Any, kind: int, end
         store_vector(builder, part, out, index, F32 if ending in (ADD, WIDEN) else kind)
 
 
+def fetch_output(builder: Any, rows: int, out: Any, out_stride: Any, kind: int, ending: int) -> None:
+    """Prefetch what `end_row` will write of some rows: a result of many rows is in no near cache, and writes would wait for its lines."""
+    stored = F32 if ending in (ADD, WIDEN) else kind
+    columns, each = LANES if ending == GATE else PANEL, LINE_BYTES // element_bytes(stored)
+    for r, column in itertools.product(range(rows), range(0, columns, each)):
+        index = builder.add(builder.mul(out_stride, I64(r)), I64(column))
+        prefetch_written(builder, out, index, stored)
+
+
 GROUP_LINES = GROUP_BYTES // LINE_BYTES
 Sums = list[Any] | dict[int, Any]
 """Accumulators of rows and vectors: that of row r and vector v is number 2 * r + v."""
@@ -104,7 +114,7 @@ addresses of 12 rows need.
 STEPS_AHEAD = 32
 """What a step prefetches of its own panel is read so many steps later."""
 STRETCH = 128
-"""Steps of the sum in a stretch: where rows take turns, each goes over a stretch of the panel while it lies in the first cache."""
+"""The most steps of the sum in a stretch: where rows take turns, each goes over a stretch of the panel while it lies in the first cache."""
 STRETCH_AHEAD = 8 << 10
 """What rows that take turns prefetch of their own panel is read so many bytes later: half a stretch of float32."""
 ONCE = -1
@@ -116,20 +126,22 @@ SURELY_ONCE = MAX_ROWS // 3
 
 
 @intrinsic
-def widen_panel(typing_context: Any, out: Any, panel: Any, inner: Any) -> Any:
-    """A panel of pairs [inner / 2, 32, 2] as float32 numbers [inner, 32] at `out`."""
+def widen_pairs(typing_context: Any, out: Any, source: Any, pairs: Any, width: Any) -> Any:
+    """Pairs of bfloat16 [pairs, width, 2] as float32 numbers [2 * pairs, width] at `out`; the width is a multiple of 16."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        out, panel, inner = args
-        with cgutils.for_range(builder, builder.udiv(inner, I64(2))) as i:
-            base = builder.mul(i.index, I64(2 * PANEL))
-            for v in range(2):
-                words = load_words(builder, panel, builder.add(base, I64(2 * v * LANES)))
+        out, source, pairs, width = args
+        with cgutils.for_range(builder, pairs) as i:
+            base = builder.mul(i.index, builder.mul(width, I64(2)))
+            with cgutils.for_range(builder, builder.udiv(width, I64(LANES))) as v:
+                first = builder.mul(v.index, I64(LANES))
+                words = load_words(builder, source, builder.add(base, builder.mul(first, I64(2))))
                 for half, numbers in enumerate(halves(builder, words)):
-                    store_vector(builder, numbers, out, builder.add(base, I64(half * PANEL + v * LANES)), F32)
+                    index = builder.add(builder.add(base, builder.mul(width, I64(half))), first)
+                    store_vector(builder, numbers, out, index, F32)
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 3), emit
+    return types.void(*(types.int64,) * 4), emit
 
 
 @intrinsic(prefer_literal=True)
@@ -304,11 +316,11 @@ def product(
             each = builder.select(own, I64(share), I64(share // 2))
             fetched = builder.select(own, builder.add(panel, I64(STRETCH_AHEAD)), ahead)
             steps = steps_of_panel()
-            with cgutils.for_range(
-                builder, builder.udiv(builder.add(steps, I64(STRETCH - 1)), I64(STRETCH))
-            ) as stretch:
-                first = builder.mul(stretch.index, I64(STRETCH))
-                full = builder.add(first, I64(STRETCH))
+            stretches = builder.udiv(builder.add(steps, I64(STRETCH - 1)), I64(STRETCH))
+            most = builder.udiv(builder.add(steps, builder.sub(stretches, I64(1))), stretches)
+            with cgutils.for_range(builder, stretches) as stretch:
+                first = builder.mul(stretch.index, most)
+                full = builder.add(first, most)
                 end = builder.select(builder.icmp_signed("<", full, steps), full, steps)
                 for turn, (these, v) in enumerate(turns):
                     done = builder.add(
@@ -326,6 +338,8 @@ def product(
                 hide(builder, sums)
 
         def tile(count: int) -> None:
+            if count > SURELY_ONCE:
+                fetch_output(builder, count, out, out_stride, number, then)
             sums = zeros(builder, 2 * count)
             begin(sums, count)
             if vectors_at_once(count) >= 2:
