@@ -1,7 +1,7 @@
 """Compiles kernels, and keeps the result in a cache directory.
 
 Numba checks only whether a kernel's own file has changed, so the directory's name is a digest of all kernel sources, and of the CPU.
-If no directory is writable, every worker compiles the kernels again (about ten seconds).
+If no directory is writable, every worker compiles the kernels again (ten seconds to a minute).
 """
 
 from __future__ import annotations
