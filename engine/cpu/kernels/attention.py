@@ -21,6 +21,7 @@ from engine.cpu.kernels.emit import (
     DOT_PAIRS,
     F32,
     LANES,
+    LINE_BYTES,
     UNPAIRED,
     WIDE_PAIRS,
     WIDENED,
@@ -47,6 +48,8 @@ from engine.cpu.kernels.tiles import MAX_ROWS, widen_pairs
 TASK_TILES = 1 if has_avx512() else 8
 """Tiles of rows that a task has at most."""
 TASK_ROWS = TASK_TILES * MAX_ROWS
+TASKS = 4
+"""The fewest tasks of a worker, if there are so many tiles."""
 TASK_BYTES = 1 << 20
 """The most bytes of the scores of a task of several tiles."""
 SPANNED_ROWS = 2 * MAX_ROWS + 1
@@ -55,6 +58,8 @@ BOUNDS = 3
 """Numbers that a task keeps of each tile: of the blocks that it sees the first, the one after the last, and the keys in that last block."""
 SPAN_KEYS = 256
 """Keys of a span: theirs, and their values, stay in the second cache while the tiles of a task pass over them."""
+TABLE_BYTES = -(-8 * (BOUNDS * TASK_TILES + SPAN_KEYS // LANES) // LINE_BYTES) * LINE_BYTES
+"""Those numbers, and a table of a span's blocks, in whole cache lines, so that scores begin one."""
 SCORE_LANES = MOST_GROUPS * LANES
 """Lanes that `scores` writes at once at most, of which some may be behind those that are wanted."""
 vectors_of = inlined(vectors_at_once)
@@ -195,7 +200,7 @@ def attend_kernel(kind: int, paired: int) -> Any:
         window, cap, sinks = load_int(a, 21), as_float(load_int(a, 22)), load_int(a, 23)
         out, out_token, out_head = load_int(a, 24), load_int(a, 25), load_int(a, 26)
         bounds = load_int(a, 6) + take_ticket(a + 8) * load_int(a, 7)  # this worker's scratch
-        rows_q = bounds + 8 * BOUNDS * TASK_TILES
+        numbers, rows_q = bounds + 8 * BOUNDS * TASK_TILES, bounds + TABLE_BYTES
         rows_out = rows_q + 4 * TASK_ROWS * key_dim
         rows_scores = rows_out + 4 * TASK_ROWS * value_padded
         key_block, value_block = kv_heads * key_dim * padded, kv_heads * size * value_padded
@@ -230,9 +235,8 @@ def attend_kernel(kind: int, paired: int) -> Any:
             head_values = values + kv_head * size * value_padded * element
             in_spans = rows >= SPANNED_ROWS
             span_blocks = max(SPAN_KEYS // padded, 1) if in_spans else blocks
-            # Where a span's keys or values lie that were widened, and before them the table of their blocks.
-            numbers, wide = rows_scores + 4 * rows * stride, rows_scores + 4 * rows * stride + 8 * span_blocks
-            if copies and in_spans:
+            wide = rows_scores + 4 * rows * stride  # where a span's keys or values lie that were widened
+            if copies and in_spans:  # the table of their blocks
                 for i in range(span_blocks):
                     store_int(numbers, i, i)
             for span in range(0, blocks, span_blocks):
@@ -330,13 +334,17 @@ def attend_kernel(kind: int, paired: int) -> Any:
     return attend
 
 
-def rows_of_task(lanes: int) -> int:
-    """The most rows of a task if the longest sequence takes `lanes`."""
-    return MAX_ROWS * max(1, min(TASK_TILES, TASK_BYTES // (4 * MAX_ROWS * max(lanes, 1))))
+def rows_of_task(lanes: int, most: int, tiles: int) -> int:
+    """The rows of a task if the longest sequence takes `lanes`, the most rows of a sequence are `most`, and each worker has so many tiles."""
+    if most < SPANNED_ROWS:
+        return MAX_ROWS
+    return MAX_ROWS * max(1, min(TASK_TILES, tiles // TASKS, TASK_BYTES // (4 * MAX_ROWS * lanes)))
 
 
-def scratch_bytes(key_dim: int, value_padded: int, padded: int, lanes: int) -> int:
-    """Scratch bytes that one worker of `attend` needs if the longest sequence takes `lanes`, in blocks of `padded`."""
+def scratch_bytes(key_dim: int, value_padded: int, padded: int, lanes: int, most: int) -> int:
+    """Scratch bytes that one worker of `attend` needs if the longest sequence takes `lanes`, in blocks of `padded`, and a task has at
+    most so many rows.
+    """
     stride: int = score_stride.py_func(lanes)
-    rows = 4 * TASK_ROWS * (key_dim + value_padded) + 6 * rows_of_task(lanes) * stride
-    return 8 * BOUNDS * TASK_TILES + rows + max(SPAN_KEYS, padded) * (4 * max(key_dim, value_padded) + 8)
+    rows = 4 * TASK_ROWS * (key_dim + value_padded) + 6 * most * stride
+    return TABLE_BYTES + rows + max(SPAN_KEYS, padded) * 4 * max(key_dim, value_padded)

@@ -110,13 +110,14 @@ class AttentionPlan:
     def arguments(self, heads: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[int, ...]:
         """What the kernel reads of this plan, for queries of `heads` over one layer's cache: its first arguments."""
         tiled, dim, width = _tiled_cache(keys, values), keys.shape[2], values.shape[3]
-        tasks = self.tasks(
-            keys.shape[1], heads // keys.shape[1], TASK_ROWS if tiled else attention.rows_of_task(self.longest)
-        )
+        kv_heads, group = keys.shape[1], heads // keys.shape[1]
         if tiled:
-            each = amx_attention.tile_scratch_bytes(dim, width, self.block_size)
+            rows, each = TASK_ROWS, amx_attention.tile_scratch_bytes(dim, width, self.block_size)
         else:
-            each = attention.scratch_bytes(dim, width, self.lanes, self.longest)
+            tiles = self._tiles(kv_heads, group, MAX_ROWS) // num_threads()
+            rows = attention.rows_of_task(self.longest, int(self._counts.max(initial=0)) * group, tiles)
+            each = attention.scratch_bytes(dim, width, self.lanes, self.longest, rows)
+        tasks = self.tasks(kv_heads, group, rows)
         room = self.scratch(each)
         return (
             tasks.data_ptr(), len(tasks), self.sequences.data_ptr(), self.tables.data_ptr(), room.data_ptr(), each,
@@ -134,8 +135,12 @@ class AttentionPlan:
     def work(self, heads: int, keys: torch.Tensor, values: torch.Tensor) -> int:
         """How much there is to do, as `run` counts it: for each tile of rows half a product with each key."""
         kv_heads, dim, tile = keys.shape[1], keys.shape[2], TASK_ROWS if _tiled_cache(keys, values) else MAX_ROWS
-        tiles = int((-(-self._counts * (heads // kv_heads) // tile)).sum())
-        return int(tiles * kv_heads * self.longest * dim // 2)
+        tiles = self._tiles(kv_heads, heads // kv_heads, tile)
+        return int(tiles * self.longest * dim // 2)
+
+    def _tiles(self, kv_heads: int, group: int, tile: int) -> int:
+        """The tiles of so many rows that all sequences fill."""
+        return int((-(-self._counts * group // tile)).sum()) * kv_heads
 
 
 def attend(
