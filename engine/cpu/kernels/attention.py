@@ -55,7 +55,7 @@ TASK_BYTES = 1 << 20
 SPANNED_ROWS = 2 * MAX_ROWS + 1
 """A task of so many rows passes over spans: widening a span's pairs costs more than it saves for fewer."""
 BOUNDS = 3
-"""Numbers that a task keeps of each tile: of the blocks that it sees the first, the one after the last, and the keys in that last block."""
+"""Numbers that a task keeps of each tile: of the blocks that it sees, counted from the task's first, the first, the one after the last, and the keys in that last block."""
 SPAN_KEYS = 256
 """Keys of a span: theirs, and their values, stay in the second cache while the tiles of a task pass over them."""
 TABLE_BYTES = -(-8 * (BOUNDS * TASK_TILES + SPAN_KEYS // LANES) // LINE_BYTES) * LINE_BYTES
@@ -161,7 +161,7 @@ def _softmax(row: int, begin: int, end: int, lanes: int, sink: Any) -> Any:
 
 @inlined
 def score_stride(lanes: int) -> int:
-    """The float32 numbers between two rows of scores, wherever in them `scores` begins and ends."""
+    """The float32 numbers between two rows of scores: a tile may begin at any 16 of them, and `scores` writes up to 48 behind its end."""
     return (lanes + 2 * SCORE_LANES - 1) // SCORE_LANES * SCORE_LANES
 
 
@@ -179,7 +179,7 @@ def attend_kernel(kind: int, paired: int) -> Any:
     The tiles of a task pass over the keys, and then over the values, span by span, so that a span comes once for all of them from
     where it lies, and where its numbers lie in pairs that are widened, that is done once.
 
-    Arguments: tasks, their number ([sequence, kv head, first row, rows] int64 each, at most TASK_ROWS of them); sequences ([first token, tokens, length,
+    Arguments: tasks, their number ([sequence, kv head, first row, at most TASK_ROWS rows] int64 each); sequences ([first token, tokens, length,
     entry in tables] int64 each); tables [..] int64; scratch: address, bytes a worker; query: address, token stride, head stride; key cache, value cache;
     kv heads, query heads of each, key dim, value dim, padded value dim, block size, padded block size; scale, window
     (0: none), soft-cap (0: none), sinks [heads] float32 (0: none); out: address, token stride, head stride.

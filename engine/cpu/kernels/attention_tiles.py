@@ -62,6 +62,7 @@ def scores(
     query: [rows, dim] float32, or bfloat16 with DOT_PAIRS; scale: the bits of a float32. keys: blocks of [dim,
     padded_size] elements, in pairs of [dim / 2, padded_size, 2], `block_stride` apart, found through the
     int64 `table`; group g lies at lanes (g % (padded_size / 16)) * 16 of block `table[g // (padded_size / 16)]`.
+    With WIDENED keys are float32, not in pairs, and nothing is prefetched.
     out: float32, rows `out_stride` apart, with room for whole fours of groups, group `first` at its start.
     While it computes it prefetches the next keys, and the values of these (`value_group` elements for each group, in blocks
     `value_block_stride` apart), since blocks lie anywhere and the CPU cannot guess the next: a few lines with every component, because
@@ -159,7 +160,7 @@ def weighted_values(
 
     values: blocks of [block_size, value_stride] elements, in pairs of [block_size / 2, value_stride, 2],
     `block_stride` apart, found through the int64 `table` from its entry `first` on; of the last block only the first
-    `in_last` keys are read. weights: float32, rows `weights_stride` apart, `padded_size` lanes a block; with DOT_PAIRS
+    `in_last` keys are read. With WIDENED values are float32, and nothing is prefetched. weights: float32, rows `weights_stride` apart, `padded_size` lanes a block; with DOT_PAIRS
     bfloat16. Where it `goes_on` (1, else 0) the sums begin with those that are in `out`. With each step it prefetches the same places of a block that is read next: `ahead_blocks` of those lie `ahead_stride`
     elements apart from the address `ahead` on, found through `ahead_table`.
     """

@@ -70,8 +70,8 @@ def _compiled(function: Callable[..., Any], decorator: Callable[[bool], Callable
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Compile a function that kernels call, as a part of each of them: where a kernel called a function of its own, the one that is
-    compiled in this process would stand for the one in the cache, whose sums another compilation may have ordered otherwise.
+    """Compile a function that kernels call, as a part of each of them: else a freshly compiled kernel would run the copy that this
+    process compiled beside it, one from the cache its own copy, and their sums may be ordered differently.
     """
     return numba.njit(fastmath=FAST, error_model="numpy", forceinline=True)(function)
 
