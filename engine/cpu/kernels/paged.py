@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from engine import shapes
-from engine.cpu.kernels import amx_attention, attention, checks
+from engine.cpu.kernels import amx_attention, attention, checks, span_attention
 from engine.cpu.kernels.amx import has_tiles
 from engine.cpu.kernels.amx_attention_tiles import TASK_ROWS
 from engine.cpu.kernels.emit import LANES, UNPAIRED
@@ -21,8 +21,31 @@ if TYPE_CHECKING:
 
     from engine.cpu.kernels.threads import Program
 
-WRITE, ATTEND = "write_kv", "attend"
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Call(NamedTuple):
+    """One kernel's part of a step's attention."""
+
+    label: str
+    kernel: Any
+    arguments: tuple[int, ...]
+    """What the kernel reads of the plan: its first arguments."""
+    work: int
+    """How much there is to do, as `run` counts it: for each tile of rows half a product with each key."""
+
+
+WRITE, ATTEND, ATTEND_SPANS = "write_kv", "attend", "attend_spans"
 """The labels of recorded calls."""
+
+
+class _Shape(NamedTuple):
+    """The KV heads, the query heads of each, and their key dim."""
+
+    kv_heads: int
+    group: int
+    dim: int
 
 
 def write_kv(
@@ -78,50 +101,74 @@ class AttentionPlan:
         numbers = np.array([entry[:3] for entry in sequences], dtype=np.int64).reshape(-1, 3)
         self.sequences = torch.from_numpy(np.column_stack([numbers, starts]).astype(np.int64))
         self._counts = numbers[:, 1]
-        self.longest = max((len(blocks) for *_, blocks in sequences), default=0) * lanes
-        self._tasks: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._lanes = lanes * np.array([len(blocks) for *_, blocks in sequences], dtype=np.int64)
+        self._calls: dict[tuple[object, ...], list[Call]] = {}
+        self._kept: list[torch.Tensor] = []
         self._scratch: dict[int, torch.Tensor] = {}
 
-    def tasks(self, kv_heads: int, group: int, most: int) -> torch.Tensor:
-        """[N, 4] int64: sequence, KV head, first row and rows, `most` of them at most; one head after another, so that a core's second cache
-        keeps its keys and values, and of each the later rows, which take longest, first.
-        """
-        tasks = self._tasks.get((kv_heads, group, most))
-        if tasks is None:
-            count = -(-self._counts * group // most)
-            each = count * kv_heads
-            sequence = np.repeat(np.arange(len(each)), each)
-            within = np.arange(len(sequence)) - np.repeat(np.cumsum(each) - each, each)
-            own = np.repeat(count, each)
-            first = within % own * most
-            rows = np.minimum(most, self._counts[sequence] * group - first)
-            columns = np.column_stack([sequence, within // own, first, rows])
-            tasks = torch.from_numpy(columns[::-1].astype(np.int64))
-            self._tasks[kv_heads, group, most] = tasks
-        return tasks
+    def calls(self, heads: int, keys: torch.Tensor, values: torch.Tensor) -> list[Call]:
+        """The kernel calls for queries of `heads` over one layer's cache. Their number and labels are those of every plan."""
+        like = (heads, keys.dtype, keys.shape, values.shape)
+        calls = self._calls.get(like)
+        if calls is None:
+            calls = self._calls[like] = self._new_calls(heads, keys, values)
+        return calls
 
-    def scratch(self, each: int) -> torch.Tensor:
-        """Scratch memory of `each` bytes for every worker."""
+    def _new_calls(self, heads: int, keys: torch.Tensor, values: torch.Tensor) -> list[Call]:
+        shape = _Shape(keys.shape[1], heads // keys.shape[1], keys.shape[2])
+        width, kind, paired = values.shape[3], KINDS[keys.dtype], paired_cache(keys, values)
+        every = np.arange(len(self._counts))
+        if _tiled_cache(keys, values):
+            each = amx_attention.tile_scratch_bytes(shape.dim, width, self.block_size)
+            kernel = amx_attention.tile_attend_kernel()
+            return [self._call(ATTEND, kernel, every, shape, TASK_ROWS, TASK_ROWS, each)]
+        with_spans = span_attention.pays(kind, paired)
+        spanned = with_spans & (self._counts * shape.group >= span_attention.LEAST_ROWS)
+        few, many = every[~spanned], every[spanned]
+        each = attention.scratch_bytes(shape.dim, width, self._longest(few))
+        calls = [self._call(ATTEND, attention.attend_kernel(kind, paired), few, shape, MAX_ROWS, MAX_ROWS, each)]
+        if with_spans:
+            longest, tiles = self._longest(many), self._tiles(many, shape, MAX_ROWS)
+            rows = span_attention.rows_of_task(longest, tiles // num_threads())
+            each = span_attention.span_scratch_bytes(shape.dim, width, self.lanes, longest, rows)
+            kernel = span_attention.span_attend_kernel(kind, paired)
+            calls.append(self._call(ATTEND_SPANS, kernel, many, shape, rows, MAX_ROWS, each))
+        return calls
+
+    def _call(self, label: str, kernel: Any, chosen: Numbers, shape: _Shape, rows: int, tile: int, each: int) -> Call:
+        """A kernel's work on the chosen sequences, in tasks of at most so many rows, with `each` bytes of scratch for every worker."""
+        tasks = self._tasks(chosen, shape, rows)
+        self._kept.append(tasks)
         room = self._scratch.get(each)
         if room is None:
             room = self._scratch[each] = torch.empty(num_threads() * each, dtype=torch.uint8)
-        return room
-
-    def arguments(self, heads: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[int, ...]:
-        """What the kernel reads of this plan, for queries of `heads` over one layer's cache: its first arguments."""
-        tiled, dim, width = _tiled_cache(keys, values), keys.shape[2], values.shape[3]
-        kv_heads, group = keys.shape[1], heads // keys.shape[1]
-        if tiled:
-            rows, each = TASK_ROWS, amx_attention.tile_scratch_bytes(dim, width, self.block_size)
-        else:
-            tiles = self._tiles(kv_heads, group, MAX_ROWS) // num_threads()
-            rows = attention.rows_of_task(self.longest, int(self._counts.max(initial=0)) * group, tiles)
-            each = attention.scratch_bytes(dim, width, self.lanes, self.longest, rows)
-        tasks = self.tasks(kv_heads, group, rows)
-        room = self.scratch(each)
-        return (
+        arguments = (
             tasks.data_ptr(), len(tasks), self.sequences.data_ptr(), self.tables.data_ptr(), room.data_ptr(), each,
         )  # fmt: skip
+        work = self._tiles(chosen, shape, tile) * self._longest(chosen) * shape.dim // 2
+        return Call(label, kernel, arguments, work)
+
+    def _tasks(self, chosen: Numbers, shape: _Shape, most: int) -> torch.Tensor:
+        """[N, 4] int64: sequence, KV head, first row and rows, `most` of them at most; one head after another, so that a core's second cache
+        keeps its keys and values, and of each the later rows, which take longest, first.
+        """
+        total = self._counts[chosen] * shape.group
+        count = -(-total // most)
+        each = count * shape.kv_heads
+        place = np.repeat(np.arange(len(each)), each)
+        within = np.arange(len(place)) - np.repeat(np.cumsum(each) - each, each)
+        own = np.repeat(count, each)
+        first = within % own * most
+        columns = np.column_stack([chosen[place], within // own, first, np.minimum(most, total[place] - first)])
+        return torch.from_numpy(columns[::-1].astype(np.int64))
+
+    def _tiles(self, chosen: Numbers, shape: _Shape, tile: int) -> int:
+        """The tiles of so many rows that these sequences fill."""
+        return int((-(-self._counts[chosen] * shape.group // tile)).sum()) * shape.kv_heads
+
+    def _longest(self, chosen: Numbers) -> int:
+        """The lanes of the longest of these sequences."""
+        return int(self._lanes[chosen].max(initial=0))
 
     def change(
         self, program: Program, slots: torch.Tensor, heads: int, keys: torch.Tensor, values: torch.Tensor
@@ -129,18 +176,8 @@ class AttentionPlan:
         """Let the recorded calls of `write_kv` and `attend`, in layers of such a cache, work for this plan."""
         rows, dim = len(slots), keys.shape[2]
         program.change(WRITE, (rows, slots.data_ptr()), 2 * rows * keys.shape[1] * dim, wakes=False)
-        arguments = self.arguments(heads, keys, values)
-        program.change(ATTEND, arguments, self.work(heads, keys, values), wakes=True)
-
-    def work(self, heads: int, keys: torch.Tensor, values: torch.Tensor) -> int:
-        """How much there is to do, as `run` counts it: for each tile of rows half a product with each key."""
-        kv_heads, dim, tile = keys.shape[1], keys.shape[2], TASK_ROWS if _tiled_cache(keys, values) else MAX_ROWS
-        tiles = self._tiles(kv_heads, heads // kv_heads, tile)
-        return int(tiles * self.longest * dim // 2)
-
-    def _tiles(self, kv_heads: int, group: int, tile: int) -> int:
-        """The tiles of so many rows that all sequences fill."""
-        return int((-(-self._counts * group // tile)).sum()) * kv_heads
+        for call in self.calls(heads, keys, values):
+            program.change(call.label, call.arguments, call.work, wakes=True)
 
 
 def attend(
@@ -164,16 +201,12 @@ def attend(
     if query.stride(2) != 1 or query.dtype != keys.dtype:
         query = query.to(keys.dtype).contiguous()
     sink_row = None if sinks is None else sinks.float().contiguous()
-    if _tiled_cache(keys, values):
-        kernel = amx_attention.tile_attend_kernel()
-    else:
-        kernel = attention.attend_kernel(KINDS[keys.dtype], paired_cache(keys, values))
-    arguments = plan.arguments(heads, keys, values)
-    run(
-        kernel,
-        *arguments, query.data_ptr(), query.stride(1), query.stride(0), keys.data_ptr(), values.data_ptr(), kv_heads,
-        heads // kv_heads, dim, out.shape[2], width, plan.block_size, plan.lanes,
-        float_bits(dim**-0.5 if scale is None else scale), window or 0, float_bits(softcap or 0.0),
-        0 if sink_row is None else sink_row.data_ptr(), out.data_ptr(), out.stride(0), out.stride(1),
-        work=plan.work(heads, keys, values), label=ATTEND,
-    )  # fmt: skip
+    for call in plan.calls(heads, keys, values):
+        run(
+            call.kernel,
+            *call.arguments, query.data_ptr(), query.stride(1), query.stride(0), keys.data_ptr(), values.data_ptr(), kv_heads,
+            heads // kv_heads, dim, out.shape[2], width, plan.block_size, plan.lanes,
+            float_bits(dim**-0.5 if scale is None else scale), window or 0, float_bits(softcap or 0.0),
+            0 if sink_row is None else sink_row.data_ptr(), out.data_ptr(), out.stride(0), out.stride(1),
+            work=call.work, label=call.label,
+        )  # fmt: skip

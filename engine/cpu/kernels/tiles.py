@@ -114,7 +114,7 @@ addresses of 12 rows need.
 STEPS_AHEAD = 32
 """What a step prefetches of its own panel is read so many steps later."""
 STRETCH = 128
-"""The most steps of the sum in a stretch: where rows take turns, each goes over a stretch of the panel while it lies in the first cache."""
+"""Steps of the sum in a stretch: where rows take turns, each goes over a stretch of the panel while it lies in the first cache."""
 STRETCH_AHEAD = 8 << 10
 """What rows that take turns prefetch of their own panel is read so many bytes later: half a stretch of float32."""
 ONCE = -1
@@ -316,11 +316,11 @@ def product(
             each = builder.select(own, I64(share), I64(share // 2))
             fetched = builder.select(own, builder.add(panel, I64(STRETCH_AHEAD)), ahead)
             steps = steps_of_panel()
-            stretches = builder.udiv(builder.add(steps, I64(STRETCH - 1)), I64(STRETCH))
-            most = builder.udiv(builder.add(steps, builder.sub(stretches, I64(1))), stretches)
-            with cgutils.for_range(builder, stretches) as stretch:
-                first = builder.mul(stretch.index, most)
-                full = builder.add(first, most)
+            with cgutils.for_range(
+                builder, builder.udiv(builder.add(steps, I64(STRETCH - 1)), I64(STRETCH))
+            ) as stretch:
+                first = builder.mul(stretch.index, I64(STRETCH))
+                full = builder.add(first, I64(STRETCH))
                 end = builder.select(builder.icmp_signed("<", full, steps), full, steps)
                 for turn, (these, v) in enumerate(turns):
                     done = builder.add(
