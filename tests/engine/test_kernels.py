@@ -19,7 +19,7 @@ from engine.cpu.kv_cache import whole_vectors
 from engine.cpu.layers import PanelLinear, make_gate, make_linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +27,9 @@ def _seeded():
     torch.manual_seed(0)
 
 
-def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, tolerance: float = 0.0) -> None:
     difference = float((found.float() - expected).abs().max() / expected.abs().max())
-    assert difference < TOLERANCE[dtype]
+    assert difference < max(TOLERANCE[dtype], tolerance)
 
 
 @dataclass
@@ -141,10 +141,11 @@ def test_many_tokens_over_several_spans_attend_as_each_alone(size, heads, dtype)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [7, 16, 256])
 def test_long_contexts_have_small_tasks_and_attend_the_same(size, dtype):
-    agrees_with_each_alone(Attention(3, 1, 16, [9000, 6000], [30, 14], size, dtype))
+    rounding = 5e-6  # of sums over thousands of keys in float32
+    agrees_with_each_alone(Attention(3, 1, 16, [9000, 6000], [30, 14], size, dtype), rounding)
 
 
-def agrees_with_each_alone(case: Attention) -> None:
+def agrees_with_each_alone(case: Attention, tolerance: float = 0.0) -> None:
     """Prompts have the reference's results, and the bits of their tokens one by one."""
     size, dtype, sinks = case.block_size, case.dtype, torch.linspace(-2, 2, case.heads)
     alone, start = [], 0
@@ -158,7 +159,7 @@ def agrees_with_each_alone(case: Attention) -> None:
         together, single = case.run(**options), torch.empty(len(case.query), case.heads, case.dim, dtype=dtype)
         given = {"scale": None, "window": None, "softcap": None, "sinks": None} | options
         paged.attend(plan, case.query.transpose(0, 1), case.keys, case.values, single, **given)
-        assert_near(together, case.reference(**options), dtype)
+        assert_near(together, case.reference(**options), dtype, tolerance)
         assert torch.equal(together, single)
 
 

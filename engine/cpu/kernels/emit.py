@@ -23,8 +23,8 @@ PASSING = 0 if ON_ZEN else FIRST
 """Where to prefetch for a single use, after which no cache needs to keep it. Intel reads memory at half of its speed when asked so."""
 UNPAIRED, DOT_PAIRS, WIDE_PAIRS, WIDENED = 0, 1, 2, 3
 """How bfloat16 numbers are multiplied: one by one; in pairs that lie side by side, by AVX512_BF16's dot product; such pairs widened
-to float32, the first numbers of all pairs in one vector and the second ones in another, beside float32 factors; or numbers that were
-widened before.
+to float32, the first numbers of all pairs in one vector and the second ones in another, beside float32 factors; or float32 numbers that lie
+behind each other, in a float32 cache or widened before.
 """
 LANES = 16
 """float32 numbers in one vector: one AVX-512 register, two of AVX2, four of NEON."""

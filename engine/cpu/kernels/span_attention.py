@@ -119,15 +119,8 @@ def span_attend_kernel(kind: int, paired: int) -> Any:
             head_values = values + kv_head * size * value_padded * element
             for span in range(0, blocks, span_blocks):
                 if copies:
-                    _widen_span(
-                        wide,
-                        head_keys,
-                        table + 8 * span,
-                        min(span_blocks, blocks - span),
-                        key_block,
-                        key_dim // 2,
-                        padded,
-                    )
+                    count = min(span_blocks, blocks - span)
+                    _widen_span(wide, head_keys, table + 8 * span, count, key_block, key_dim // 2, padded)
                 for first in range(0, rows, MAX_ROWS):
                     bound = bounds + 8 * BOUNDS * (first // MAX_ROWS)
                     begin, end = max(span, load_int(bound, 0)), min(span + span_blocks, load_int(bound, 1))
@@ -148,15 +141,8 @@ def span_attend_kernel(kind: int, paired: int) -> Any:
                 store(rows_q, r, F32, ONE / total)  # the query itself is not needed any more
             for span in range(0, blocks, span_blocks):
                 if copies:
-                    _widen_span(
-                        wide,
-                        head_values,
-                        table + 8 * span,
-                        min(span_blocks, blocks - span),
-                        value_block,
-                        size // 2,
-                        value_padded,
-                    )
+                    count = min(span_blocks, blocks - span)
+                    _widen_span(wide, head_values, table + 8 * span, count, value_block, size // 2, value_padded)
                 for first in range(0, rows, MAX_ROWS):
                     bound = bounds + 8 * BOUNDS * (first // MAX_ROWS)
                     begin, end = max(span, load_int(bound, 0)), min(span + span_blocks, load_int(bound, 1))
@@ -165,7 +151,7 @@ def span_attend_kernel(kind: int, paired: int) -> Any:
                     in_last = load_int(bound, 2) if end == load_int(bound, 1) else size
                     source = wide + 4 * (begin - span) * size * value_padded if copies else head_values
                     as_one = copies and size == padded  # keys that lie behind each other are those of one block
-                    count = 1 if as_one else end - begin
+                    pieces = 1 if as_one else end - begin
                     for r in range(first, min(rows, first + MAX_ROWS), MAX_VALUE_ROWS):
                         here = min(MAX_VALUE_ROWS, min(rows, first + MAX_ROWS) - r)
                         at_once = vectors_of(here)
@@ -174,7 +160,7 @@ def span_attend_kernel(kind: int, paired: int) -> Any:
                                 here, min(at_once, value_padded // LANES - v), rows_out + 4 * (r * value_padded + v * LANES),
                                 value_padded, rows_scores + 4 * (r * stride + begin * padded), stride,
                                 source + 4 * v * LANES, numbers if copies else table, size * value_padded if copies else value_block,
-                                size, padded, value_padded, 0 if copies else begin, count,
+                                size, padded, value_padded, 0 if copies else begin, pieces,
                                 (end - begin - 1) * size + in_last if as_one else in_last, begin > load_int(bound, 0),
                                 keys, table, 0, 0, F32, WIDENED,
                             )  # fmt: skip
