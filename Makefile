@@ -78,6 +78,7 @@ test-gpu: .gpu-site  ## The engine's tests on a CUDA device
 
 bench-gpu: .gpu-site  ## The engine's speed on a CUDA device
 	$(GPU_RUN) -m scripts.bench_gpu
+	$(GPU_RUN) -m scripts.bench_gpu_products
 
 setup: $(VENV)/.serve  ## Install what serving needs
 

@@ -22,14 +22,14 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 
-from engine.gpu import int8, layers, paged_attention
+from engine.gpu import layers, low_rank, paged_attention, products
 
 ROOM = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a block may take, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
 HEADS, KV_HEADS, BLOCK_SIZE, BLOCKS, SEQUENCES = 8, 2, 16, 8, 4
 HIDDEN, WIDE = 1024, 8192
-KERNELS = {"_attention": paged_attention, "_combine": paged_attention, "_product": int8, "_add_norm": layers, "_rotate": layers,
-           "_gate": layers}  # fmt: skip
+KERNELS = {"_attention": paged_attention, "_combine": paged_attention, "_product": products, "_shrink": low_rank,
+           "_expand": low_rank, "_add_norm": layers, "_rotate": layers, "_gate": layers}  # fmt: skip
 
 
 class NoDevice:
@@ -124,6 +124,20 @@ def norm(dtype: torch.dtype) -> None:
     layers.add_norm(x.float(), x, torch.ones(WIDE), 1e-6, x.clone(), first=False)
 
 
+def product(rows: int, out: int, weights: torch.dtype, dtype: torch.dtype) -> None:
+    """Launch a product; with few outputs, whose inputs are split."""
+    x, weight = torch.zeros(rows, HIDDEN, dtype=dtype), torch.zeros(out, HIDDEN, dtype=weights)
+    products.product(x, weight, torch.zeros(out) if weights == torch.int8 else None, torch.zeros(out, dtype=dtype))
+
+
+def adapters(dtype: torch.dtype) -> None:
+    """Launch what adapters of rank 32 add, in eight slots."""
+    x, out = torch.zeros(SEQUENCES, HIDDEN, dtype=dtype), torch.zeros(SEQUENCES, WIDE, dtype=dtype)
+    a, b = torch.zeros(3 * 8 * 32, HIDDEN, dtype=dtype), torch.zeros(8 * 32, WIDE, dtype=dtype)
+    row_slots, ranks = torch.zeros(SEQUENCES, dtype=torch.int64), torch.zeros(8, dtype=torch.int32)
+    low_rank.add(x, a, b, row_slots, ranks, [WIDE // 2, 3 * WIDE // 4, WIDE], out)
+
+
 def cases(dims: list[tuple[int, int]], dtypes: list[torch.dtype]) -> dict[tuple[str, str], Any]:
     """Launches by kernel and name."""
     made: dict[tuple[str, str], Any] = {}
@@ -138,11 +152,12 @@ def cases(dims: list[tuple[int, int]], dtypes: list[torch.dtype]) -> dict[tuple[
             made["_combine", f"pieces, {kind}, {pair[0]}/{pair[1]}"] = partial(attention, pair, dtype, 1, 2, True)
             if pair[0] == pair[1]:
                 made["_rotate", f"rotation, {kind}, {pair[0]}"] = partial(rotation, pair[0], dtype)
-        for rows, out in ((1, HIDDEN), (int8.MAX_TILE_ROWS, WIDE)):
-            x, weight = torch.zeros(rows, HIDDEN, dtype=dtype), torch.zeros(out, HIDDEN, dtype=torch.int8)
-            made["_product", f"int8 product of {rows} rows, {kind}"] = partial(
-                int8.product, x, weight, torch.zeros(out), None
-            )
+        for rows, out in ((1, HIDDEN), (products.MOST_ROWS, WIDE)):
+            for weights in (dtype, torch.int8):
+                name = f"product of {rows} rows, {kind}{' and int8' if weights == torch.int8 else ''}"
+                made["_product", name] = partial(product, rows, out, weights, dtype)
+        for name in ("_shrink", "_expand"):
+            made[name, f"adapters, {kind}"] = partial(adapters, dtype)
         made["_add_norm", f"norm, {kind}"] = partial(norm, dtype)
         made["_gate", f"gate, {kind}"] = partial(layers.gated, torch.zeros(SEQUENCES, 2 * WIDE, dtype=dtype))
     return made
@@ -170,7 +185,7 @@ def main() -> int:
     for architecture in options.architectures:
         driver.set_active(NoDevice(architecture))
         room = ROOM[architecture] * 1024
-        paged_attention.shared_memory = lambda device, room=room: room
+        paged_attention.shared_memory = products.shared_memory = lambda device, room=room: room
         for (kernel, name), launch in cases(dims, [getattr(torch, each) for each in options.dtypes]).items():
             launch()
             found = needs(kernels[kernel].last, architecture)

@@ -17,6 +17,7 @@ from engine.attention import Options, current
 from engine.gpu.attention import DeviceAttention
 from engine.gpu.layers import add_norm, gated
 from engine.gpu.lora import SlotLinear
+from engine.gpu.products import FewRowsLinear, linear
 from engine.models.decoder import DecoderParts
 from engine.process.progress import progress
 
@@ -90,7 +91,7 @@ class FusedDecoder:
             add_norm(residual, layer.out(attended.flatten(1)), *layer.post_norm, normed, first=False)
             both = layer.gate_up(normed)
             add_norm(residual, layer.down(gated(both)), *next_norm, normed, first=False)
-        return F.linear(normed.index_select(0, logits_rows), self._head, self._head_bias)
+        return linear(normed.index_select(0, logits_rows), self._head, self._head_bias)
 
     @property
     def slot_layers(self) -> list[SlotLinear]:
@@ -115,7 +116,7 @@ class FusedDecoder:
     def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: list[tuple[str, int]]) -> nn.Module:
         made: nn.Module | None = None if self._quantized is None else self._quantized.linear(weight.detach(), bias)
         if made is None:
-            made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+            made = FewRowsLinear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
             made.weight = nn.Parameter(weight.detach().to(self._device), requires_grad=False)
             if bias is not None:
                 made.bias = nn.Parameter(bias.detach().to(self._device), requires_grad=False)

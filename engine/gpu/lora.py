@@ -1,7 +1,7 @@
-"""Adapters on a device by masked concatenation: a product over all slots, of which the columns of other slots are zeroed, and one for each of the
-model's layers that a layer combines.
+"""Adapters on a device, in slots of one size, so that shapes do not depend on a step's adapters.
 
-The shapes do not depend on the step's adapters, and nothing is sorted or gathered.
+Few rows are multiplied each by its own adapter's factors (engine/gpu/low_rank.py). Many take a product over all slots, of which the columns
+of other slots are zeroed, and one for each of the model's layers that a layer combines; so do rows beside an adapter of DoRA.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.adapters.failures import AdapterCode, AdapterError
 from engine.adapters.peft import dora_factors
+from engine.gpu import low_rank
 from engine.gpu.attention import to_device
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class Slots:
     def __init__(self, count: int, rank: int, device: torch.device) -> None:
         self.count, self.rank, self.device = count, rank, device
         self.numbers: dict[str, int] = {}
+        self.ranks = torch.zeros(count, dtype=torch.int32, device=device)
+        """The largest rank that the adapter in each slot has in any layer."""
+        self._known_ranks: dict[str, int] = {}
         self._slot_of_column = torch.arange(count, device=device).repeat_interleave(rank)
         self.rows = 0
         """The rows of the current step."""
@@ -57,7 +61,20 @@ class Slots:
         """Assign a slot to the adapter, unless it has one; returns the slot."""
         if digest not in self.numbers:
             self.numbers[digest] = min(set(range(self.count)) - set(self.numbers.values()))
+            self._known_ranks[digest] = 0
         return self.numbers[digest]
+
+    def has_rank(self, digest: str, rank: int) -> None:
+        """An adapter with a slot has this rank in some layer."""
+        if rank > self._known_ranks[digest]:
+            self._known_ranks[digest] = rank
+            self.ranks[self.numbers[digest]] = rank
+
+    def free(self, digest: str) -> None:
+        """Give the adapter's slot back, if it has one."""
+        self.numbers.pop(digest, None)
+        self._known_ranks.pop(digest, None)
+        self.with_factors.discard(digest)
 
     def slots_of(self, segments: Segments, rows: int) -> torch.Tensor:
         """The slot of each of a step's rows, [rows] int64 on the host."""
@@ -94,8 +111,8 @@ class SlotLinear(nn.Module):
         weight = base.weight.t() if type(base) is Conv1D else base.weight
         self.base, self.parts, self.slots = base, parts, slots
         self.out_features, self.in_features = weight.shape
-        ends = [*accumulate(width for _, width in parts)]
-        self._columns = [slice(end - width, end) for end, (_, width) in zip(ends, parts, strict=True)]
+        self._ends = [*accumulate(width for _, width in parts)]
+        self._columns = [slice(end - width, end) for end, (_, width) in zip(self._ends, parts, strict=True)]
         self.other_rows = False
         self._mine: dict[str, int] = {}
         self._a: torch.Tensor | None = None
@@ -155,6 +172,7 @@ class SlotLinear(nn.Module):
             if given is None:
                 continue
             own = given.a.shape[0]
+            self.slots.has_rank(digest, own)
             self._a[part * size + slot * rank :][:own].copy_(given.a, non_blocking=True)
             self._b[slot * rank :][:own, columns].copy_(given.b, non_blocking=True)
             if given.factors is not None:
@@ -165,8 +183,7 @@ class SlotLinear(nn.Module):
 
     @torch.inference_mode()
     def drop(self, digest: str) -> None:
-        self.slots.numbers.pop(digest, None)
-        self.slots.with_factors.discard(digest)
+        self.slots.free(digest)
         slot = self._mine.pop(digest, None)
         if slot is None or self._a is None or self._b is None:
             return
@@ -179,22 +196,27 @@ class SlotLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
         y: torch.Tensor = self.base(x)
-        mask = self.slots.mask
+        mask, row_slots = self.slots.mask, self.slots.row_slots
         self.other_rows |= x.numel() // self.in_features != self.slots.rows
-        if mask is None or self._a is None or self._b is None or not (self._mine or self.slots.capturing):
+        if mask is None or row_slots is None or not (self._mine or self.slots.capturing):
             return y
-        flat = x.reshape(-1, self.in_features)
+        assert self._a is not None
+        assert self._b is not None
+        flat, rows = x.reshape(-1, self.in_features), y.view(-1, self.out_features)
+        factors = None if self.slots.capturing else self._factors
+        if factors is None and len(flat) <= low_rank.MOST_ROWS:
+            low_rank.add(flat, self._a, self._b, row_slots, self.slots.ranks, self._ends, rows)
+            return y
         # Chosen, not multiplied by zero: what is infinite in another's adapter would be NaN here.
         own = torch.where(mask[:, None], F.linear(flat, self._a).view(len(flat), len(self.parts), -1), 0)
-        rows = y.view(-1, self.out_features)
-        if self._factors is None or self.slots.row_slots is None or self.slots.capturing:
+        if factors is None:
             for part, columns in enumerate(self._columns):
                 rows[:, columns].addmm_(own[:, part], self._b[:, columns])
             return y
         added = torch.cat([own[:, part] @ self._b[:, columns] for part, columns in enumerate(self._columns)], 1)
         bias = self.base.bias if self.base.bias is not None else 0.0
-        scaled = (rows - bias + added) * self._factors[self.slots.row_slots] + bias
-        has_factors = (self._factors != 1).any(1)[self.slots.row_slots][:, None]
+        scaled = (rows - bias + added) * factors[row_slots] + bias
+        has_factors = (factors != 1).any(1)[row_slots][:, None]
         return torch.where(has_factors, scaled, rows + added).view_as(y)
 
 

@@ -20,12 +20,61 @@ DECODE_ROWS = 16
 PREFILL_ROWS = 64
 TURNS = ((64, 3), (32, 3), (16, 3), (16, 1))
 """Keys per iteration of the inner loop, and Triton's stages of its loads: the first that fits into a device's shared memory is taken."""
+NARROW, NARROW_STAGES = 64, 2
+"""Heads up to this width take fewer stages (measured on an H100: 134 microseconds instead of 159 for 4,096 tokens of 14 heads, 5.7 instead of
+6.9 for one token over 160)."""
 OVERHEAD_BYTES = 2048
 """Shared memory that the kernel takes besides its tiles."""
 AT_ONCE = 16
 """Pieces that are put together in one turn."""
+LOG2_E = tl.constexpr(1.4426950408889634)
 SPLIT_KEYS, MOST_SPLITS = 256, 128
 """Decode over longer contexts is split into pieces of this many keys, or of more where the longest sequence would have more pieces."""
+
+
+@triton.jit
+def _turn(
+    q, keys, values, table, begin, position, length, scale, softcap, window,
+    key_block, key_slot, key_head, value_block, value_slot, value_head, highest, total, sums,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, TURN: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """Add some keys to the highest score of each row, to its sum of weights, and to its weighted values. Scores are logarithms to base 2."""
+    d = tl.arange(0, DIM_PADDED)
+    dv = tl.arange(0, VALUE_PADDED)
+    n = begin + tl.arange(0, TURN)
+    if MASKED:
+        seen = n < length
+        block = tl.load(table + n // BLOCK, mask=seen, other=0).to(tl.int64)
+    else:
+        block = tl.load(table + n // BLOCK).to(tl.int64)
+    key_at = keys + key_head + (block * key_block + (n % BLOCK) * key_slot)[None, :] + d[:, None]
+    value_at = values + value_head + (block * value_block + (n % BLOCK) * value_slot)[:, None] + dv[None, :]
+    if MASKED:
+        k = tl.load(key_at, mask=seen[None, :] & (d < DIM)[:, None], other=0.0)
+        v = tl.load(value_at, mask=seen[:, None] & (dv < VALUE_DIM)[None, :], other=0.0)
+    else:
+        k = tl.load(key_at) if DIM == DIM_PADDED else tl.load(key_at, mask=(d < DIM)[:, None], other=0.0)
+        v = (
+            tl.load(value_at)
+            if VALUE_DIM == VALUE_PADDED
+            else tl.load(value_at, mask=(dv < VALUE_DIM)[None, :], other=0.0)
+        )
+    scores = tl.dot(q, k, input_precision="ieee") * scale
+    if HAS_SOFTCAP:
+        scores = softcap * LOG2_E * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)
+    if MASKED:
+        keep = (n[None, :] <= position[:, None]) & seen[None, :]
+        if HAS_WINDOW:
+            keep = keep & (n[None, :] > position[:, None] - window)
+        scores = tl.where(keep, scores, float("-inf"))
+    highest_now = tl.maximum(highest, tl.max(scores, 1))
+    safe = tl.where(highest_now == float("-inf"), 0.0, highest_now)
+    shrink = tl.exp2(highest - safe)
+    weights = tl.exp2(scores - safe[:, None])
+    total = total * shrink + tl.sum(weights, 1)
+    sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
+    return highest_now, total, sums
 
 
 @triton.jit(do_not_specialize=["table_row", "logsum_token", "logsum_head"])  # they change with the contexts
@@ -72,43 +121,36 @@ def _attention(
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
-    for begin in range(low, high, TURN):
-        n = begin + tl.arange(0, TURN)
-        seen = n < length
-        block = tl.load(tables + sequence * table_row + n // BLOCK, mask=seen, other=0).to(tl.int64)
-        key_at = block * key_block + (n % BLOCK) * key_slot + kv_head * key_head
-        k = tl.load(keys + key_at[None, :] + d[:, None], mask=seen[None, :] & (d < DIM)[:, None], other=0.0)
-        scores = tl.dot(q, k, input_precision="ieee") * scale
-        if HAS_SOFTCAP:
-            scores = softcap * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)
-        keep = (n[None, :] <= position[:, None]) & seen[None, :]
-        if HAS_WINDOW:
-            keep = keep & (n[None, :] > position[:, None] - window)
-        scores = tl.where(keep, scores, float("-inf"))
-        highest_now = tl.maximum(highest, tl.max(scores, 1))
-        safe = tl.where(highest_now == float("-inf"), 0.0, highest_now)
-        shrink = tl.exp(highest - safe)
-        weights = tl.exp(scores - safe[:, None])
-        value_at = block * value_block + (n % BLOCK) * value_slot + kv_head * value_head
-        v = tl.load(values + value_at[:, None] + dv[None, :], mask=seen[:, None] & (dv < VALUE_DIM)[None, :], other=0.0)
-        total = total * shrink + tl.sum(weights, 1)
-        sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        highest = highest_now
+    masked = low
+    if not HAS_WINDOW:  # every row sees the keys before these
+        masked += tl.maximum(tl.minimum(length - count + start + 1, high) - low, 0) // TURN * TURN
+        for begin in range(low, masked, TURN):
+            highest, total, sums = _turn(
+                q, keys, values, tables + sequence * table_row, begin, position, length, scale, softcap, window,
+                key_block, key_slot, kv_head * key_head, value_block, value_slot, kv_head * value_head, highest, total, sums,
+                DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, BLOCK, TURN, False, False, HAS_SOFTCAP,
+            )  # fmt: skip
+    for begin in range(masked, high, TURN):
+        highest, total, sums = _turn(
+            q, keys, values, tables + sequence * table_row, begin, position, length, scale, softcap, window,
+            key_block, key_slot, kv_head * key_head, value_block, value_slot, kv_head * value_head, highest, total, sums,
+            DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, BLOCK, TURN, True, HAS_WINDOW, HAS_SOFTCAP,
+        )  # fmt: skip
     out_ok = row_ok[:, None] & (dv < VALUE_DIM)[None, :]
     out_at = out + (first + index)[:, None] * out_token + head[:, None] * out_head + dv[None, :]
     if not SPLIT_UP:
         if HAS_SINKS:  # a sink acts as one more key with a weight and no value
-            sink = tl.load(sinks + head, mask=row_ok, other=0.0).to(tl.float32)
+            sink = tl.load(sinks + head, mask=row_ok, other=0.0).to(tl.float32) * LOG2_E
             with_sink = tl.maximum(highest, sink)
-            shrink = tl.exp(highest - with_sink)
-            total = total * shrink + tl.exp(sink - with_sink)
+            shrink = tl.exp2(highest - with_sink)
+            total = total * shrink + tl.exp2(sink - with_sink)
             sums = sums * shrink[:, None]
         total = tl.where(total == 0, 1.0, total)  # rows that are padding
         tl.store(out_at, sums / total[:, None], mask=out_ok)
     else:  # a part; `_combine` puts the parts together
         safe_total = tl.where(total == 0, 1.0, total)
         tl.store(out_at + split * VALUE_DIM, sums / safe_total[:, None], mask=out_ok)
-        logsum = tl.where(total == 0, float("-inf"), highest + tl.log(safe_total))
+        logsum = tl.where(total == 0, float("-inf"), (highest + tl.log2(safe_total)) / LOG2_E)
         tl.store(logsums + (first + index) * logsum_token + head * logsum_head + split, logsum, mask=row_ok)
 
 
@@ -156,7 +198,7 @@ def turn_of(dim: int, value_dim: int, dtype: torch.dtype, room: int | None) -> t
         rows = DECODE_ROWS if few else PREFILL_ROWS
         tiles_bytes = (rows * dim + copies * keys * (dim + value_dim)) * dtype.itemsize
         if room is None or tiles_bytes + OVERHEAD_BYTES <= room:
-            return keys, stages
+            return keys, min(stages, NARROW_STAGES) if max(dim, value_dim) <= NARROW else stages
     return TURNS[-1]
 
 
@@ -256,7 +298,7 @@ def attend(
     _attention[(len(plan.tile_sequence), kv_heads, plan.splits)](
         query, keys, values, results, logsums, plan.tile_sequence, plan.tile_start, plan.query_starts, plan.lengths,
         plan.tables, query if sinks is None else sinks,
-        dim**-0.5 if scale is None else scale, softcap or 0.0, window or 0,
+        (dim**-0.5 if scale is None else scale) * (1.0 if softcap else LOG2_E.value), softcap or 0.0, window or 0,
         query.stride(0), query.stride(1), *keys.stride()[:3], *values.stride()[:3],
         results.stride(0), results.stride(1), logsums.stride(0), logsums.stride(1), plan.tables.stride(0),
         GROUP=heads // kv_heads, DIM=dim, DIM_PADDED=dim_padded, VALUE_DIM=value_dim, VALUE_PADDED=value_padded,

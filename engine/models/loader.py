@@ -24,7 +24,7 @@ from engine.models.files import (
     sampling_defaults,
     tokenizer_file,
 )
-from engine.models.probe import TOLERANCE, Proof
+from engine.models.probe import Proof, tolerance_of
 from engine.models.record import ProbeError
 from engine.process.progress import progress
 
@@ -76,10 +76,12 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
     try:
         # If the process crashes during verification, this is the last line of its log.
         logger.info("verifying %s", type(model).__name__)
-        proof = Proof(model, int(text_config.num_hidden_layers), vocab_size, limit)
+        num_layers = int(text_config.num_hidden_layers)
+        proof = Proof(model, num_layers, vocab_size, limit)
         attention.install()
         model.set_attn_implementation(attention.NAME)
-        tolerance = TOLERANCE[dtype] if backend.quantization is None else backend.quantization.tolerance
+        rounding = tolerance_of(dtype, num_layers)
+        tolerance = rounding if backend.quantization is None else backend.quantization.tolerance
         forward, lora_layers = _forward(backend, model, proof, dtype, tolerance)
     except ProbeError as error:
         raise ModelError(f"{type(model).__name__} cannot be served: {error}") from error
@@ -151,8 +153,11 @@ def _proven(
         return None
     try:
         proof.check(backend, forward, dtype, tolerance)
-    except (ValueError, AttributeError, ProbeError) as error:
+    except (ValueError, AttributeError) as error:
         logger.info("%s runs unfused: %s", name, error)
+        return None
+    except ProbeError as error:
+        logger.warning("%s runs unfused: %s", name, error)
         return None
     return forward, layers
 

@@ -18,7 +18,7 @@ from engine.cpu.fused import FusedDecoder
 from engine.models import decoder
 from engine.models.limits import LENGTHS, lowered
 from engine.models.loader import ModelError, load_model
-from engine.models.probe import TOLERANCE, Proof
+from engine.models.probe import TOLERANCE, Proof, tolerance_of
 from engine.models.record import ProbeError
 from engine.shapes import ShapeError
 from scripts.random_models import make_model
@@ -206,3 +206,10 @@ def test_queries_that_grow_with_their_position_are_served(models_dir):
     driver.submit(0, prompt, max_tokens=20, ignore_eos=True)
     driver.run()
     Reference(model).assert_equal(prompt, driver.tokens(0))
+
+
+def test_rounding_adds_up_over_layers():
+    """Of bfloat16, whose rounding is near the tolerance of a model of few layers."""
+    assert tolerance_of(torch.bfloat16, 4) == TOLERANCE[torch.bfloat16]
+    assert TOLERANCE[torch.bfloat16] < tolerance_of(torch.bfloat16, 28) < tolerance_of(torch.bfloat16, 80) < 0.2
+    assert tolerance_of(torch.float32, 80) == TOLERANCE[torch.float32]

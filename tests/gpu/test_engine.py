@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import torch
 from engine.batch import ForwardBatch, SequenceSlice
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.gpu import paged_attention
+from engine.gpu import paged_attention, products
 from engine.gpu.backend import DeviceBackend
 from engine.gpu.graphs import DecodeGraphs, capture_sizes
 from engine.gpu.int8 import MANY_ROWS
@@ -50,6 +52,30 @@ def test_family_equals_generate(family, models_dir, device):
     reference = Reference(model)
     for i, prompt in enumerate(asked):
         reference.assert_equal(prompt, driver.tokens(i))
+
+
+def test_products_of_few_rows_equal_generate(models_dir, tmp_path, device, monkeypatch):
+    """As on devices that gain by them; prompts of more and of fewer rows, and an adapter."""
+    monkeypatch.setattr(products, "pays", lambda weight: True)
+    calls = Counter()
+    monkeypatch.setattr(products, "product", counted(products.product, calls))
+    model = make_model(models_dir, "qwen2")
+    driver, asked = Driver(engine(model, device, max_num_batched_tokens=96)), prompts(400, (90, 5, 30), seed=8)
+    adapter = make_adapter(model, tmp_path, "a", r=4, **OPTIONS["llama"])
+    for i, prompt in enumerate(asked):
+        assert driver.submit(i, prompt, adapter if i == 1 else None, max_tokens=8, ignore_eos=True) is None
+    driver.run()
+    for i, prompt in enumerate(asked):
+        Reference(model, Path(adapter.directory) if i == 1 else None).assert_equal(prompt, driver.tokens(i))
+    assert calls["product"] > 0
+
+
+def counted(function: Callable[..., torch.Tensor], calls: Counter[str]) -> Callable[..., torch.Tensor]:
+    def called(*arguments: torch.Tensor | None) -> torch.Tensor:
+        calls[function.__name__] += 1
+        return function(*arguments)
+
+    return called
 
 
 @pytest.mark.parametrize("family", ["llama", slow("gpt2")])
@@ -261,6 +287,7 @@ def test_captured_steps_compute_what_slots_will_have(models_dir, device):
     for layer in layers:
         layer._a.normal_(std=0.1)
         layer._b.normal_(std=0.1)
+    core.runner.backend._slots.ranks.fill_(core.config.max_adapter_rank)
     assert torch.equal(logits([2, 2]), none)
     assert torch.equal(logits([2, 0])[0], none[0])
     for slots in ([0, 1], [1, 0]):
