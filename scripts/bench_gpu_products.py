@@ -2,8 +2,9 @@
 
     python -m scripts.bench_gpu_products [--rows 1 32] [--adapters 0 1 8]
 
-Each is captured twelve times in a graph, over as many copies of the weight as do not fit into the device's cache; the best of five replays.
-The shapes are those of Qwen2.5's 0.5B and 7B models; adapters have rank 16, in eight slots of 64. It needs only what `engine/` needs.
+Each is captured in a graph, over as many copies of the weight as do not fit into the device's cache; the best of five replays. The factors of
+adapters, of rank 16 in eight slots of 64, stay in the cache. The shapes are those of Qwen2.5's 0.5B and 7B models. It needs only what
+`engine/` needs.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ SHAPES = {
     "7B gate and up": ([18944, 37888], 3584), "7B down": ([3584], 18944), "7B head": ([152064], 3584),
 }  # fmt: skip
 """Where the outputs of each combined layer end, and the inputs."""
-CAPTURED, REPLAYS = 12, 5
+LEAST_CAPTURED, REPLAYS = 12, 5
 CACHE_BYTES = 200_000_000
 SLOTS, CAPACITY, RANK = 8, 64, 16
 
 
-def microseconds(run: Callable[[int], object]) -> float:
-    """Of one call; `run` takes the call's number."""
+def microseconds(run: Callable[[int], object], copies: int = 1) -> float:
+    """Of one call; `run` takes the call's number, of which each of so many copies has at least one."""
+    captured = max(LEAST_CAPTURED, copies)
     run(0)
     torch.cuda.synchronize()
     graph, times = torch.cuda.CUDAGraph(), []
     with torch.cuda.graph(graph):
-        for number in range(CAPTURED):
+        for number in range(captured):
             run(number)
     for _ in range(REPLAYS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -45,24 +47,24 @@ def microseconds(run: Callable[[int], object]) -> float:
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / CAPTURED * 1e3)
+        times.append(begin.elapsed_time(end) / captured * 1e3)
     return min(times)
 
 
 def products_of(columns: int, inner: int, rows: int, rate: float) -> list[str]:
     """Microseconds of reading the weight, torch's product, and this engine's, in bfloat16; the last two in int8."""
-    copies = max(2, min(CAPTURED, CACHE_BYTES // (columns * inner * 2)))
+    copies = max(2, CACHE_BYTES // (columns * inner * 2))
     x = torch.randn(rows, inner, device="cuda", dtype=torch.bfloat16)
     weights = [torch.randn(columns, inner, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
     found = [
         columns * inner * 2 / rate * 1e6,
-        microseconds(lambda number: F.linear(x, weights[number % copies])),
-        microseconds(lambda number: products.product(x, weights[number % copies], None, None)),
+        microseconds(lambda number: F.linear(x, weights[number % copies]), copies),
+        microseconds(lambda number: products.product(x, weights[number % copies], None, None), copies),
     ]
     taken = "ours" if products.pays(weights[0]) else "torch's"
     narrow = [weight.mul(30).clamp(-127, 127).to(torch.int8) for weight in weights]
     scales = torch.ones(columns, device="cuda")
-    found.append(microseconds(lambda number: int8.product(x, narrow[number % copies], scales, None)))
+    found.append(microseconds(lambda number: int8.product(x, narrow[number % copies], scales, None), copies))
     return [*(f"{each:.1f}" for each in found), taken]
 
 
@@ -88,7 +90,7 @@ def main() -> None:
     rate = bandwidth()
     print(f"{torch.cuda.get_device_name()}: {rate / 1e12:.2f} TB/s measured; microseconds")
     adapters = " | ".join(f"{count} adapters" for count in options.adapters)
-    print(f"| product | rows | weight's bytes | torch | ours | ours, int8 | taken | {adapters} |")
+    print(f"| product | rows | reading the weight | torch | ours | ours, int8 | taken | {adapters} |")
     print(f"| --- | --- | --- | --- | --- | --- | --- |{' --- |' * len(options.adapters)}", flush=True)
     for name, (ends, inner) in SHAPES.items():
         for rows in options.rows:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from functools import partial
+from itertools import product as product_of
 from typing import Any
 
 import torch
@@ -130,11 +131,11 @@ def product(rows: int, out: int, weights: torch.dtype, dtype: torch.dtype) -> No
     products.product(x, weight, torch.zeros(out) if weights == torch.int8 else None, torch.zeros(out, dtype=dtype))
 
 
-def adapters(dtype: torch.dtype) -> None:
+def adapters(rows: int, dtype: torch.dtype) -> None:
     """Launch what adapters of rank 32 add, in eight slots."""
-    x, out = torch.zeros(SEQUENCES, HIDDEN, dtype=dtype), torch.zeros(SEQUENCES, WIDE, dtype=dtype)
+    x, out = torch.zeros(rows, HIDDEN, dtype=dtype), torch.zeros(rows, WIDE, dtype=dtype)
     a, b = torch.zeros(3 * 8 * 32, HIDDEN, dtype=dtype), torch.zeros(8 * 32, WIDE, dtype=dtype)
-    row_slots, ranks = torch.zeros(SEQUENCES, dtype=torch.int64), torch.zeros(8, dtype=torch.int32)
+    row_slots, ranks = torch.zeros(rows, dtype=torch.int64), torch.zeros(8, dtype=torch.int32)
     low_rank.add(x, a, b, row_slots, ranks, [WIDE // 2, 3 * WIDE // 4, WIDE], out)
 
 
@@ -156,8 +157,8 @@ def cases(dims: list[tuple[int, int]], dtypes: list[torch.dtype]) -> dict[tuple[
             for weights in (dtype, torch.int8):
                 name = f"product of {rows} rows, {kind}{' and int8' if weights == torch.int8 else ''}"
                 made["_product", name] = partial(product, rows, out, weights, dtype)
-        for name in ("_shrink", "_expand"):
-            made[name, f"adapters, {kind}"] = partial(adapters, dtype)
+        for name, rows in product_of(("_shrink", "_expand"), (low_rank.FEW, low_rank.MANY)):
+            made[name, f"adapters, {name[1:]}, {rows} rows, {kind}"] = partial(adapters, rows, dtype)
         made["_add_norm", f"norm, {kind}"] = partial(norm, dtype)
         made["_gate", f"gate, {kind}"] = partial(layers.gated, torch.zeros(SEQUENCES, 2 * WIDE, dtype=dtype))
     return made
@@ -185,7 +186,7 @@ def main() -> int:
     for architecture in options.architectures:
         driver.set_active(NoDevice(architecture))
         room = ROOM[architecture] * 1024
-        paged_attention.shared_memory = products.shared_memory = lambda device, room=room: room
+        paged_attention.shared_memory = products.shared_memory = low_rank.shared_memory = lambda device, room=room: room
         for (kernel, name), launch in cases(dims, [getattr(torch, each) for each in options.dtypes]).items():
             launch()
             found = needs(kernels[kernel].last, architecture)

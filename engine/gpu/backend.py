@@ -18,7 +18,7 @@ from engine.gpu.fused import FusedDecoder
 from engine.gpu.graphs import DecodeGraphs
 from engine.gpu.lora import SlotLinear, Slots, add_slots
 from engine.gpu.paged_attention import keys_of_split
-from engine.gpu.products import TILES
+from engine.gpu.products import MOST_ROWS, TILES
 from engine.gpu.ranks import Leader, Ranks
 from engine.gpu.sampling import DeviceSampler
 from engine.models.forward import plain_forward
@@ -188,9 +188,11 @@ class DeviceBackend:
                 self._graphs = graphs
 
     def _compile(self, forward: Forward, specs: list[AttentionSpec], cache: DeviceKVCache, max_splits: int) -> None:
-        """Run padding through the model as every kind of step: else the first requests of each kind would wait for the compiler."""
+        """Run padding through the model as every kind of step without adapters: else the first requests of each kind would wait for the
+        compiler.
+        """
         groups = {spec.num_heads // spec.num_kv_heads for spec in specs}
-        steps = {*product((1, 2), {1, min(2, max_splits)}), *((rows, 1) for rows in TILES)}
+        steps = {*product((1, 2), {1, min(2, max_splits)}), *((rows, 1) for rows in (*TILES, MOST_ROWS + 1))}
         for rows, splits in sorted(steps):
             zeros = torch.zeros(1, rows, dtype=torch.int64, device=self.device)
             self._slots.begin_step((), rows)

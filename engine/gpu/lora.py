@@ -200,10 +200,10 @@ class SlotLinear(nn.Module):
         self.other_rows |= x.numel() // self.in_features != self.slots.rows
         if mask is None or row_slots is None or not (self._mine or self.slots.capturing):
             return y
-        assert self._a is not None
-        assert self._b is not None
+        if self._a is None or self._b is None:  # captured without room for adapters
+            return y
         flat, rows = x.reshape(-1, self.in_features), y.view(-1, self.out_features)
-        factors = None if self.slots.capturing else self._factors
+        factors = None if self.slots.capturing or not self.slots.with_factors else self._factors
         if factors is None and len(flat) <= low_rank.MOST_ROWS:
             low_rank.add(flat, self._a, self._b, row_slots, self.slots.ranks, self._ends, rows)
             return y

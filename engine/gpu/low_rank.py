@@ -1,7 +1,8 @@
 """What adapters add to the results of a layer, for steps of few rows: the rows of each adapter are multiplied by its two factors alone.
 
-Two kernels: x A, in parts of the inputs, and what that times B adds to the outputs. Each program serves one slot, so an adapter's factors are
-read once for all of its rows. Slots that no row has, and ranks that an adapter does not have, cost a look.
+Two kernels, shrink and expand as in Punica (arXiv 2310.18547): x A, in parts of the inputs, and what that times B adds to the outputs. Each
+program serves one slot, so an adapter's factors are read once for all of its rows. Slots that no row has, and ranks that an adapter does
+not have, cost a look.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.gpu.paged_attention import OVERHEAD_BYTES, shared_memory
+
 MOST_ROWS = 256
 """Up to these rows reading only the factors that a step needs is cheaper than the products with all slots' factors."""
-ROWS = (16, 64)
-"""The fewest and the most rows of a tile."""
+FEW, MANY = 16, 64
+"""Rows of a tile: for steps of so few rows, and for others. Without matrix units, which multiply no float32, more than FEW would not fit into
+registers.
+"""
 RANKS = 16
 """Ranks that one program multiplies: the fewest that the matrix units support."""
 TURN = 128
@@ -22,7 +27,8 @@ PART_INNER, MOST_PARTS = 512, 16
 """The fewest inputs of a part, and the most parts."""
 COLUMNS = 128
 """Outputs that one program computes."""
-STAGES = 4
+STAGES = (4, 3, 2)
+"""Triton's stages of the inner loop's loads: the first that fits into a device's shared memory is taken."""
 
 
 @triton.jit(do_not_specialize=["rows"])  # each number of rows would be compiled anew
@@ -106,14 +112,18 @@ def add(
     end: `ends`. row_slots: [T] int64, `slots` for rows without an adapter. ranks: [slots] int32, those that each slot's adapter has.
     """
     (rows, inner), slots, layers = x.shape, len(ranks), len(ends)
+    if x.stride(1) != 1:
+        x = x.contiguous()
     rank = len(b) // slots
     part_inner = max(PART_INNER, -(-inner // MOST_PARTS // TURN) * TURN)
     parts = -(-inner // part_inner)
     low = torch.empty(rows * layers * parts * rank, device=x.device)
-    tile = min(ROWS[1], max(ROWS[0], triton.next_power_of_2(rows)))
+    tile = FEW if rows <= FEW or x.dtype == torch.float32 else MANY
+    room, bytes_each = shared_memory(x.device), (tile + RANKS) * TURN * x.itemsize
+    stages = next((n for n in STAGES if room is None or n * bytes_each + OVERHEAD_BYTES <= room), STAGES[-1])
     _shrink[(layers * parts, slots, -(-rank // RANKS))](
         x, a, row_slots, ranks, low, rows, slots, inner, part_inner, x.stride(0), a.stride(0),
-        ROWS=tile, RANK=rank, LAYERS=layers, PARTS=parts, RANKS=RANKS, TURN=TURN, num_stages=STAGES,
+        ROWS=tile, RANK=rank, LAYERS=layers, PARTS=parts, RANKS=RANKS, TURN=TURN, num_stages=stages,
     )  # fmt: skip
     starts = [0, *ends[:-1]]
     blocks = sum(-(-(end - start) // COLUMNS) for start, end in zip(starts, ends, strict=True))

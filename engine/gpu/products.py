@@ -1,8 +1,8 @@
 """Products of few rows with a weight on the device: each weight is read once, at the memory's speed, by as many programs as fill the device.
 
-A weight of few outputs has too few tiles for that, so its inputs are split as well. The last program of a tile to end adds up the parts, always
-in the same order. The number of rows changes neither the tiles nor their order, so a row's result is the same beside any others, up to
-MOST_ROWS. Weights are 16-bit numbers or signed bytes with a scale for each output. Products of many rows are torch's.
+A weight of few outputs has too few tiles for that, so its inputs are split as well (split-K). The last program of a tile to end adds up the
+parts, always in the same order. The number of rows changes neither the tiles nor their order, so a row of 16-bit numbers gets the same result
+beside any others, up to MOST_ROWS. Weights are 16-bit numbers or signed bytes with a scale for each output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import nn
 
-from engine.gpu.paged_attention import shared_memory
+from engine.gpu.paged_attention import OVERHEAD_BYTES, shared_memory
 
 TILES = (16, 32, 64)
 """Rows of a tile: the fewest that hold a step's rows."""
@@ -31,8 +31,6 @@ PROGRAMS = {1: 4.0, 2: 2.25, 4: 2.25}
 """The most programs for each of the device's multiprocessors where inputs are split, by the bytes of a weight."""
 LEAST_TURNS = 2
 """The fewest iterations of a part."""
-OVERHEAD_BYTES = 2048
-"""Shared memory that the kernel takes besides its tiles."""
 
 
 @triton.jit(do_not_specialize=["rows"])  # each number of rows would be compiled anew
@@ -85,19 +83,19 @@ def multiprocessors(device: torch.device) -> int:
     return 132 if device.type != "cuda" else int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def parts_of(weight: torch.Tensor) -> tuple[int, int]:
-    """The number of parts of the inputs, and the inputs of each but the last, for a weight [out, in]."""
+def parts_of(weight: torch.Tensor, row_tiles: int) -> tuple[int, int]:
+    """The number of parts of the inputs, and the inputs of each but the last, for a weight [out, in] and so many tiles of rows."""
     columns, inner = weight.shape
     turns = -(-inner // TURN)
-    most = int(PROGRAMS[weight.itemsize] * multiprocessors(weight.device)) // -(-columns // COLUMNS)
+    most = int(PROGRAMS[weight.itemsize] * multiprocessors(weight.device)) // (-(-columns // COLUMNS) * row_tiles)
     turns_each = -(-turns // max(1, min(most, turns // LEAST_TURNS)))
     return -(-turns // turns_each), turns_each * TURN
 
 
 @cache
-def _room(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """The parts' sums of all tiles of any one product, float32, and how many parts of each tile have ended, int32: zeros between products.
-    Products of one device follow each other.
+    Products of one device follow each other, on one stream.
     """
     programs = int(max(PROGRAMS.values()) * multiprocessors(device))
     sums = torch.empty(programs * COLUMNS * MOST_ROWS, device=device)
@@ -124,8 +122,8 @@ def product(
     # Without matrix units, which multiply no float32, the sums of more rows would not fit into registers.
     tile = TILES[0] if x.dtype == torch.float32 else next((n for n in TILES if rows <= n), MOST_ROWS)
     row_tiles = -(-rows // tile)
-    parts, part_inner = parts_of(weight) if row_tiles == 1 else (1, inner)
-    sums, ended = _room(x.device)
+    parts, part_inner = parts_of(weight, row_tiles)
+    sums, ended = _workspace(x.device)
     _product[(-(-columns // COLUMNS), parts, row_tiles)](
         x, weight, weight if scales is None else scales, weight if bias is None else bias, out, sums, ended,
         rows, columns, inner, part_inner, x.stride(0), weight.stride(0), out.stride(0),

@@ -131,7 +131,7 @@ def test_a_row_chooses_the_same_whatever_the_others_are(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)  # as for attention: no bfloat16 here
-@pytest.mark.parametrize(("inner", "columns"), [(64, 48), (300, 70), (128, 8200)])
+@pytest.mark.parametrize(("inner", "columns"), [(64, 48), (300, 70), (1024, 200), (128, 8200)])
 def test_weights_in_bytes(inner, columns, dtype, device):
     """Against float64 with the same bytes: rows up to where torch multiplies, and beyond."""
     generator = torch.Generator().manual_seed(0)
