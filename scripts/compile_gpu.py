@@ -23,13 +23,13 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 
-from engine.gpu import layers, low_rank, paged_attention, products
+from engine.gpu import int8, layers, low_rank, paged_attention, products
 
 ROOM = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a block may take, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
 HEADS, KV_HEADS, BLOCK_SIZE, BLOCKS, SEQUENCES = 8, 2, 16, 8, 4
 HIDDEN, WIDE = 1024, 8192
-KERNELS = {"_attention": paged_attention, "_combine": paged_attention, "_product": products, "_shrink": low_rank,
+KERNELS = {"_attention": paged_attention, "_combine": paged_attention, "_product": products, "_widen": int8, "_shrink": low_rank,
            "_expand": low_rank, "_add_norm": layers, "_rotate": layers, "_gate": layers}  # fmt: skip
 
 
@@ -157,6 +157,8 @@ def cases(dims: list[tuple[int, int]], dtypes: list[torch.dtype]) -> dict[tuple[
             for weights in (dtype, torch.int8):
                 name = f"product of {rows} rows, {kind}{' and int8' if weights == torch.int8 else ''}"
                 made["_product", name] = partial(product, rows, out, weights, dtype)
+        weight = torch.zeros(HIDDEN, HIDDEN, dtype=torch.int8)
+        made["_widen", f"widened weight, {kind}"] = partial(int8.widened, weight, torch.zeros(HIDDEN), dtype)
         for name, rows in product_of(("_shrink", "_expand"), (low_rank.FEW, low_rank.MANY)):
             made[name, f"adapters, {name[1:]}, {rows} rows, {kind}"] = partial(adapters, rows, dtype)
         made["_add_norm", f"norm, {kind}"] = partial(norm, dtype)

@@ -23,4 +23,4 @@ def test_kernels_compile_and_fit(architecture, dims, tmp_path):
     variables["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run([*command, *options], cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 18
+    assert len(done.stdout.splitlines()) == 19

@@ -16,7 +16,6 @@ from engine.core import EngineCore
 from engine.gpu import paged_attention, products
 from engine.gpu.backend import DeviceBackend
 from engine.gpu.graphs import DecodeGraphs, capture_sizes
-from engine.gpu.int8 import MANY_ROWS
 from engine.gpu.lora import SlotLinear
 from engine.gpu.sampling import choose
 from engine.quantization.base import method
@@ -131,7 +130,7 @@ def test_a_row_chooses_the_same_whatever_the_others_are(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)  # as for attention: no bfloat16 here
-@pytest.mark.parametrize(("inner", "columns"), [(64, 48), (300, 70), (1024, 200), (128, 8200)])
+@pytest.mark.parametrize(("inner", "columns"), [(64, 48), (300, 70), (1024, 200), (2100, 30), (128, 8200)])
 def test_weights_in_bytes(inner, columns, dtype, device):
     """Against float64 with the same bytes: rows up to where torch multiplies, and beyond."""
     generator = torch.Generator().manual_seed(0)
@@ -143,7 +142,7 @@ def test_weights_in_bytes(inner, columns, dtype, device):
         scales = layer.scales.double().cpu()[:, None]
         rounded = layer.bytes.double().cpu() * scales
         assert ((rounded - weight.double()).abs() <= scales * 0.501).all()
-        for rows in (1, 5, 17, 100, MANY_ROWS):
+        for rows in (1, 5, 17, 64, products.MOST_ROWS + 1):
             x = torch.randn(2, rows, inner, generator=generator).to(dtype)[:1]
             expected = x.double() @ rounded.T + (0 if bias_or_none is None else bias.double())
             found = layer(x.to(device)).cpu()
