@@ -1,6 +1,6 @@
 """Adapters on a device, in slots of one size, so that shapes do not depend on a step's adapters.
 
-Few rows are multiplied each by its own adapter's factors (engine/gpu/low_rank.py). Many take a product over all slots, of which the columns
+Few rows are multiplied by the factors of their own adapters alone (engine/gpu/low_rank.py). Many take a product over all slots, of which the columns
 of other slots are zeroed, and one for each of the model's layers that a layer combines; so do rows beside an adapter of DoRA.
 """
 

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.gpu.paged_attention import OVERHEAD_BYTES, shared_memory
+from engine.gpu.paged_attention import shared_memory
+from engine.gpu.products import stages_of
 
 MOST_ROWS = 256
 """Up to these rows reading only the factors that a step needs is cheaper than the products with all slots' factors."""
@@ -119,8 +120,7 @@ def add(
     parts = -(-inner // part_inner)
     low = torch.empty(rows * layers * parts * rank, device=x.device)
     tile = FEW if rows <= FEW or x.dtype == torch.float32 else MANY
-    room, bytes_each = shared_memory(x.device), (tile + RANKS) * TURN * x.itemsize
-    stages = next((n for n in STAGES if room is None or n * bytes_each + OVERHEAD_BYTES <= room), STAGES[-1])
+    stages = stages_of(STAGES, (tile + RANKS) * TURN * x.itemsize, shared_memory(x.device))
     _shrink[(layers * parts, slots, -(-rank // RANKS))](
         x, a, row_slots, ranks, low, rows, slots, inner, part_inner, x.stride(0), a.stride(0),
         ROWS=tile, RANK=rank, LAYERS=layers, PARTS=parts, RANKS=RANKS, TURN=TURN, num_stages=stages,

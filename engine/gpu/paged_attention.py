@@ -21,8 +21,7 @@ PREFILL_ROWS = 64
 TURNS = ((64, 3), (32, 3), (16, 3), (16, 1))
 """Keys per iteration of the inner loop, and Triton's stages of its loads: the first that fits into a device's shared memory is taken."""
 NARROW, NARROW_STAGES = 64, 2
-"""Heads up to this width take fewer stages (measured on an H100: 134 microseconds instead of 159 for 4,096 tokens of 14 heads, 5.7 instead of
-6.9 for one token over 160)."""
+"""Heads up to this width take fewer stages ([measured](docs/benchmarks.md#on-a-gpu))."""
 OVERHEAD_BYTES = 2048
 """Shared memory that the kernel takes besides its tiles."""
 AT_ONCE = 16

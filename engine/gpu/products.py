@@ -102,10 +102,9 @@ def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return sums, torch.zeros(programs, dtype=torch.int32, device=device)
 
 
-def stages_of(rows: int, weight: torch.dtype, x: torch.dtype, room: int | None) -> int:
-    """The entry of STAGES for tiles of so many rows."""
-    bytes_each = (COLUMNS * weight.itemsize + rows * x.itemsize) * TURN
-    return next((n for n in STAGES if room is None or n * bytes_each + OVERHEAD_BYTES <= room), STAGES[-1])
+def stages_of(choices: tuple[int, ...], bytes_each: int, room: int | None) -> int:
+    """The first of Triton's stages, of `bytes_each` bytes of tiles, that fits into a device's shared memory; the last one if none does."""
+    return next((n for n in choices if room is None or n * bytes_each + OVERHEAD_BYTES <= room), choices[-1])
 
 
 def product(
@@ -124,12 +123,13 @@ def product(
     row_tiles = -(-rows // tile)
     parts, part_inner = parts_of(weight, row_tiles)
     sums, ended = _workspace(x.device)
+    bytes_each = (COLUMNS * weight.itemsize + tile * x.itemsize) * TURN
     _product[(-(-columns // COLUMNS), parts, row_tiles)](
         x, weight, weight if scales is None else scales, weight if bias is None else bias, out, sums, ended,
         rows, columns, inner, part_inner, x.stride(0), weight.stride(0), out.stride(0),
         ROWS=tile, COLUMNS=COLUMNS, TURN=TURN, PARTS=parts, EVEN=inner % TURN == 0,
         HAS_SCALES=scales is not None, HAS_BIAS=bias is not None,
-        num_stages=stages_of(tile, weight.dtype, x.dtype, shared_memory(x.device)),
+        num_stages=stages_of(STAGES, bytes_each, shared_memory(x.device)),
     )  # fmt: skip
     return out
 
