@@ -19,7 +19,7 @@ from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils
 
-from engine.cpu.kernels.emit import BYTE, I16, I32, I64
+from engine.cpu.kernels.emit import BYTE, FIRST, I16, I32, I64
 
 TILE_ROWS = 16
 LINE = 64
@@ -115,8 +115,8 @@ def add_byte_products(builder: Any, total: int, a: int, b: int) -> None:
     _call(builder, "llvm.x86.tdpbusd", BYTE(total), BYTE(a), BYTE(b))
 
 
-def fetch_lines(builder: Any, address: Any, count: int) -> None:
+def fetch_lines(builder: Any, address: Any, count: int, where: int = FIRST) -> None:
     """Prefetch `count` cache lines from `address` on; memory that is not mapped does no harm."""
     for line in range(count):
         there = _pointer(builder, builder.add(address, I64(LINE * line)))
-        _call(builder, "llvm.prefetch.p0", there, I32(0), I32(3), I32(1))
+        _call(builder, "llvm.prefetch.p0", there, I32(0), I32(where), I32(1))

@@ -13,6 +13,7 @@ from engine.cpu.kernels.amx import TILE_ROWS, offset
 from engine.cpu.kernels.amx_room import STEP_BYTES
 from engine.cpu.kernels.coded import (
     GROUP_INPUTS,
+    GROUPS_AHEAD,
     load_group,
     load_kept,
     load_kept_group,
@@ -21,17 +22,22 @@ from engine.cpu.kernels.coded import (
     prefetch_group,
     store_group,
 )
-from engine.cpu.kernels.emit import FIRST, I64
+from engine.cpu.kernels.emit import FIRST, I64, SECOND
 
 STEP_GROUPS = 2 * TILE_ROWS // GROUP_INPUTS
 """Groups of a coded panel that one step multiplies."""
 
 
-class Decoder:
-    """Emits the decoding of a panel's steps, one after the other."""
+FAR_GROUPS_AHEAD = 80
+"""Groups between a prefetch into the second cache and its use, where memory is read without a pause: 0.82 to 0.96 of the time of the nearer one."""
 
-    def __init__(self, builder: Any, packed: Any, first_group: Any, out: Any, around: Any) -> None:
+
+class Decoder:
+    """Emits the decoding of a panel's steps, one after the other. `far`: groups are prefetched long before, into the second cache."""
+
+    def __init__(self, builder: Any, packed: Any, first_group: Any, out: Any, around: Any, far: bool) -> None:
         self._builder, self._packed, self._first, self._out, self._around = builder, packed, first_group, out, around
+        self._fetching = (SECOND, FAR_GROUPS_AHEAD) if far else (FIRST, GROUPS_AHEAD)
         self._table, self._kept = load_table(builder, packed), load_kept(builder, packed)
         self._next = cgutils.alloca_once_value(builder, I64(0))
         """The kept group that comes next."""
@@ -44,7 +50,7 @@ class Decoder:
         slot = offset(builder, self._out, builder.and_(step, self._around), STEP_BYTES)
         for group in range(STEP_GROUPS):
             number = builder.add(begin, I64(group))
-            prefetch_group(builder, self._packed, number, FIRST)
+            prefetch_group(builder, self._packed, number, *self._fetching)
             store_group(builder, slot, I64(group), load_group(builder, self._packed, self._table, number))
 
         def put(index: Any) -> None:

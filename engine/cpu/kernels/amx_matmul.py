@@ -54,6 +54,10 @@ writes them.
 """
 MOST_STEPS = 18
 """Steps of the sum for which a panel stays in the first cache, beside the rows that pass; longer sums are made in parts."""
+TURN_STEPS, TURN_ROWS, TURN_BYTES = 8, 192, 1 << 20
+"""Where few rows wait for memory, it is read in its order: all parts of a panel in turn, each so short that the first cache also has
+room for lines on their way from memory. So many rows at most, of so many bytes, because each panel reads them from the second cache again.
+"""
 MOST_PANELS = 16
 """Panels of a group: between two parts the sums of a group and a range stay in the second cache, where the rows that pass are read again."""
 PRODUCTS = 2 * MOST_TILES
@@ -64,14 +68,16 @@ RANGE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a product is shared out: ranges of rows, blocks of a range at most, panels of a group, steps of a part, and the bytes that a worker
-    needs for the sums of one ticket between two parts, and for the decoded steps of a part of a coded panel.
+    """How a product is shared out: ranges of rows, blocks of a range at most, panels of a group, steps of a part, whether a panel's parts are
+    multiplied in turn instead of the panels of a group, and the bytes that a worker needs for the sums of one ticket between two parts, and
+    for the decoded steps of a part of a coded panel.
     """
 
     ranges: int
     blocks: int
     panels: int
     steps: int
+    in_turn: bool
     partial_bytes: int
     decoded_bytes: int
 
@@ -86,18 +92,21 @@ def plan(rows: int, steps: int, panels: int, workers: int) -> Plan:
             1,
             max(1, min(panels // PIECES, PIECE_BYTES // panel_bytes)),
             max(1, steps),
+            False,
             0,
             RING_STEPS * STEP_BYTES + GAP_BYTES,
         )
-    parts = max(1, -(-steps // MOST_STEPS))
-    each = max(1, -(-steps // parts))
     ranges = max(1, (rows + RANGE_ROWS // 2) // RANGE_ROWS)
     in_range = -(-rows // ranges) + TILE_ROWS
+    in_turn = steps > MOST_STEPS and rows <= TURN_ROWS and rows * steps * LINE <= TURN_BYTES
+    parts = max(1, -(-steps // (TURN_STEPS if in_turn else MOST_STEPS)))
+    each = max(1, -(-steps // parts))
     groups = -(-panels // MOST_PANELS)
     groups = min(panels, -(-groups * ranges // workers) * workers // ranges)  # all workers have equally many
     in_group = -(-panels // groups)
     partial_bytes = in_range * in_group * ROW_BYTES if parts > 1 else 0
-    return Plan(ranges, -(-in_range // BLOCK_ROWS), in_group, each, partial_bytes, each * STEP_BYTES + GAP_BYTES)
+    decoded_bytes = each * STEP_BYTES + GAP_BYTES
+    return Plan(ranges, -(-in_range // BLOCK_ROWS), in_group, each, in_turn, partial_bytes, decoded_bytes)
 
 
 @inlined
@@ -114,12 +123,21 @@ def range_begin(number: int, ranges: int, rows: int) -> int:
     return rows if number == ranges else rows * number // ranges // TILE_ROWS * TILE_ROWS
 
 
+@inlined
+def panel_and_part(number: int, panels: int, parts: int, in_turn: int) -> tuple[int, int]:
+    """What a worker multiplies as this number of a group: the panel and the part of its sums."""
+    if in_turn:
+        return number // parts, number % parts
+    return number % panels, number // panels
+
+
 @cache
 def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight; out, its stride; factors (0: none); segments, their number; low, as
     `low_rank_kernel` left it, its stride, or x in bytes, as `quantise_kernel` left it, its rows' scales; the bytes between such rows;
     start (0: none); the columns' scales and begins of a weight in bytes; workers; a plan's ranges, panels and steps; partial sums, bytes a worker;
-    room for what adapters add, BEGIN_ROOM bytes for each block and panel of a ticket, bytes a worker; where coded, room for decoded steps, bytes a worker.
+    room for what adapters add, BEGIN_ROOM bytes for each block and panel of a ticket, bytes a worker; where coded, room for decoded steps, bytes a worker;
+    whether a plan's parts take turns.
 
     `in_bytes`: the weight is [panels, inner / 4, 32, 4] bytes, filled up with zeros to whole steps, else [panels, inner / 2, 32, 2] bfloat16, or `coded`. `adapted`: sums begin at what the segments'
     adapters add (`engine.cpu.kernels.lora`). `ending` is STORE, ADD, GATE or WIDEN; what is stored is of `kind`.
@@ -152,6 +170,7 @@ def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, endi
         begin_sums = load_int(a, 25) + worker * load_int(a, 26)
         decoded = load_int(a, 27) + worker * load_int(a, 28)
         around = RING_STEPS - 1 if rows <= BLOCK_ROWS else -1
+        in_turn = load_int(a, 29)
         left = reserve(STEP_BYTES)
         store_int(room, STRIDE, stride)
         shape_tiles(min(rows, TILE_ROWS))
@@ -165,8 +184,6 @@ def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, endi
             blocks = (end - head + BLOCK_ROWS - 1) // BLOCK_ROWS
             # The group that this worker probably takes next.
             next_panel = (ticket + workers) // ranges * panels_each
-            # Lines that each block prefetches with a step: the same number with each product.
-            lines = (step_lines // blocks + PRODUCTS) // PRODUCTS * PRODUCTS
             if adapted:
                 block, first = 0, head
                 while first < end:
@@ -178,64 +195,67 @@ def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, endi
                     first += count
                     block += 1
                 shape_tiles(min(rows, TILE_ROWS))
-            for part in range(parts):
+            group = end_panel - begin_panel
+            for number in range(group * parts):
+                panel, part = panel_and_part(number, group, parts, in_turn)
+                panel += begin_panel
                 first_step = part * steps_each
                 part_steps = min(steps_each, steps - first_step)
                 final = part == parts - 1
-                for panel in range(begin_panel, end_panel):
-                    column = panel * PANEL
-                    packed = weight + panel * panel_bytes
-                    place = decoded if coded else packed + first_step * STEP_BYTES
-                    ahead_panel, ahead_step = panel + 1, first_step
-                    if ahead_panel == end_panel:
-                        ahead_panel, ahead_step = next_panel, 0
-                        if not final:
-                            ahead_panel, ahead_step = begin_panel, first_step + steps_each
-                    following = weight + ahead_panel * panel_bytes + head_bytes + ahead_step * step_bytes
-                    block, first = 0, head
-                    while first < end:
-                        count = block_rows(end - first)
-                        turn = FIRST_BLOCK if coded and first == head else LATER_BLOCK
-                        if blocks == 1:
-                            turn = ONLY_BLOCK
-                        held = partials + ((panel - begin_panel) * (end - head) + first - head) * ROW_BYTES
-                        begin, begin_bytes = held, ROW_BYTES
-                        if part == 0:
-                            begin, begin_bytes = start + 4 * column if start else 0, 0
-                            if in_bytes:
-                                begin = begins + 4 * column
-                            if adapted:
-                                begin = begin_sums + (block * panels_each + panel - begin_panel) * BEGIN_ROOM
-                                begin_bytes = ROW_BYTES
-                        target, ahead = out + (first * stride + panel * columns) * out_element, 0
-                        if ahead_panel < panels and block * lines < step_lines:
-                            ahead = following + block * part_steps * lines * LINE
-                        multiply_block(
-                            room, count, x + first * x_bytes + first_step * LINE, x_bytes, place, part_steps,
-                            begin, begin_bytes, 0 if final else held, target if final else 0, turn, ahead, lines, packed, first_step * STEP_GROUPS, around,
-                            kind, in_bytes, coded, ending,
-                        )  # fmt: skip
-                        if final:
-                            if not in_bytes:
-                                if pairs_left:
-                                    rest = packed
-                                    if coded:
-                                        decode_groups(left, packed, steps * STEP_GROUPS, pairs_left // 2)
-                                        rest = left - steps * STEP_BYTES
-                                    add_pairs_left(
-                                        room, count, x + first * x_bytes, x_bytes // 2, rest, steps * TILE_ROWS, pairs_left,
-                                    )  # fmt: skip
-                                if factors:
-                                    scale_rows(room, count, factors + 8 * first, column)
-                            else:
-                                store_int(room, SCALES, scales + 4 * first)
-                                store_int(room, COLUMN_SCALES, column_scales + 4 * column)
-                                store_int(room, START, start + 4 * column if start else 0)
-                            store_int(room, NEXT, 0)
-                            store_int(room, END, count)
-                            store_int(room, OUT, target)
-                        first += count
-                        block += 1
+                column = panel * PANEL
+                packed = weight + panel * panel_bytes
+                place = decoded if coded else packed + first_step * STEP_BYTES
+                ahead_panel, ahead_part = next_panel, 0
+                if number + 1 < group * parts:
+                    ahead_panel, ahead_part = panel_and_part(number + 1, group, parts, in_turn)
+                    ahead_panel += begin_panel
+                part_lines = min(steps_each, steps - ahead_part * steps_each) * step_lines
+                following = weight + ahead_panel * panel_bytes + head_bytes + ahead_part * steps_each * step_bytes
+                block, first = 0, head
+                while first < end:
+                    count = block_rows(end - first)
+                    turn = FIRST_BLOCK if coded and first == head else LATER_BLOCK
+                    if blocks == 1:
+                        turn = ONLY_BLOCK
+                    held = partials + ((panel - begin_panel) * (end - head) + first - head) * ROW_BYTES
+                    begin, begin_bytes = held, ROW_BYTES
+                    if part == 0:
+                        begin, begin_bytes = start + 4 * column if start else 0, 0
+                        if in_bytes:
+                            begin = begins + 4 * column
+                        if adapted:
+                            begin = begin_sums + (block * panels_each + panel - begin_panel) * BEGIN_ROOM
+                            begin_bytes = ROW_BYTES
+                    target, ahead, lines = out + (first * stride + panel * columns) * out_element, following, 0
+                    if ahead_panel < panels:
+                        ahead += part_lines * block // blocks * LINE
+                        lines = part_lines * (block + 1) // blocks - part_lines * block // blocks
+                    multiply_block(
+                        room, count, x + first * x_bytes + first_step * LINE, x_bytes, place, part_steps,
+                        begin, begin_bytes, 0 if final else held, target if final else 0, turn, ahead, lines, packed, first_step * STEP_GROUPS, around,
+                        kind, in_bytes, coded, ending,
+                    )  # fmt: skip
+                    if final:
+                        if not in_bytes:
+                            if pairs_left:
+                                rest = packed
+                                if coded:
+                                    decode_groups(left, packed, steps * STEP_GROUPS, pairs_left // 2)
+                                    rest = left - steps * STEP_BYTES
+                                add_pairs_left(
+                                    room, count, x + first * x_bytes, x_bytes // 2, rest, steps * TILE_ROWS, pairs_left,
+                                )  # fmt: skip
+                            if factors:
+                                scale_rows(room, count, factors + 8 * first, column)
+                        else:
+                            store_int(room, SCALES, scales + 4 * first)
+                            store_int(room, COLUMN_SCALES, column_scales + 4 * column)
+                            store_int(room, START, start + 4 * column if start else 0)
+                        store_int(room, NEXT, 0)
+                        store_int(room, END, count)
+                        store_int(room, OUT, target)
+                    first += count
+                    block += 1
         end_block(room, kind, in_bytes, ending)
         release_tiles()
 

@@ -18,10 +18,12 @@ from engine.cpu.kernels import amx
 from engine.cpu.kernels.amx import LINE, TILE_ROWS, offset
 from engine.cpu.kernels.amx_decode import Decoder
 from engine.cpu.kernels.amx_room import HEAD_BYTES, MOST_TILES, ROW_BYTES, STEP_BYTES, Endings, OutputRows
-from engine.cpu.kernels.emit import I64, prefetch_line, switch
+from engine.cpu.kernels.emit import FIRST, I64, SECOND, prefetch_line, switch
 
-AHEAD = 4
-"""Steps between a prefetch of a block's own panel and its use; 2 measured alike."""
+AHEAD, FAR_AHEAD = 4, 16
+"""Steps between a prefetch of the only block's panel and its use: into the first cache, and into the second for the largest block, whose rows
+need the first one.
+"""
 
 ONLY_BLOCK, LATER_BLOCK, FIRST_BLOCK = range(3)
 """A block's turn at its panel. Plain panels take the first block as any later one."""
@@ -98,7 +100,7 @@ def multiply_block(
 
     Meanwhile the endings of the block that is in the room are made. The sums begin at `begin` (0: at zero; rows `begin_bytes` apart), and go
     to the room, or to `into` if that is not 0. Rows of x are `x_bytes` apart. turn: ONLY_BLOCK, FIRST_BLOCK or LATER_BLOCK. The only block prefetches its own panel;
-    the others prefetch at least `lines` lines with each step from `ahead` on (0: none), and the lines of `out`, where their endings will go (0: no
+    the others prefetch `lines` lines from `ahead` on, a few with each product, and the lines of `out`, where their endings will go (0: no
     endings). The order of a sum is that of the steps, whatever the rows.
 
     coded, a compile-time constant too: the only or first block decodes its panel on the way, from the coded panel at `packed` and its group number
@@ -128,17 +130,17 @@ def multiply_block(
                         move(builder, 2 * tile + half, builder.add(there, I64(LINE * half)), row_bytes)
 
             def multiply_steps(turn: int) -> None:
-                decoder = (
-                    Decoder(builder, packed, first_group, panel, around) if in_code and turn != LATER_BLOCK else None
-                )
+                decoder = None
+                if in_code and turn != LATER_BLOCK:
+                    decoder = Decoder(builder, packed, first_group, panel, around, turn == ONLY_BLOCK)
                 if decoder is not None:
                     with builder.if_then(builder.icmp_signed(">", steps, I64(0))):
                         decoder.decode(I64(0))
-                each = builder.udiv(builder.add(lines, I64(2 * tiles - 1)), I64(2 * tiles))
-                # Without anything ahead, a line of the panel, which is there: that is cheaper than to ask.
-                some = builder.icmp_signed("!=", ahead, I64(0))
-                place = cgutils.alloca_once_value(builder, builder.select(some, ahead, panel))
-                distance = builder.select(some, I64(LINE), I64(0))
+                some_steps = builder.select(builder.icmp_signed(">", steps, I64(0)), steps, I64(1))
+                products = builder.mul(some_steps, I64(2 * tiles))
+                each = builder.udiv(builder.add(lines, builder.sub(products, I64(1))), products)
+                place = cgutils.alloca_once_value(builder, ahead)
+                fetch_end = offset(builder, ahead, lines, LINE)
                 with cgutils.for_range(builder, steps) as loop:
                     number = builder.and_(loop.index, around) if in_code else loop.index
                     here = offset(builder, panel, number, STEP_BYTES)
@@ -149,24 +151,21 @@ def multiply_block(
 
                     def fetch() -> None:
                         there = builder.load(place)
-                        prefetch_line(builder, there, I64(0))
-                        builder.store(builder.add(there, distance), place)
+                        with builder.if_then(builder.icmp_unsigned("<", there, fetch_end)):
+                            prefetch_line(builder, there, I64(0))
+                            builder.store(builder.add(there, I64(LINE)), place)
 
                     def after(number: int, here: Any = here) -> None:
                         endings.make_one()
                         if turn != ONLY_BLOCK:
                             outputs.fetch_one()
-                            fetch()
-                            more = builder.icmp_signed(">", each, I64(1))
-                            with (
-                                builder.if_then(more),
-                                cgutils.for_range(builder, builder.sub(each, I64(1))),
-                            ):
+                            with cgutils.for_range(builder, each):
                                 fetch()
                         elif decoder is None:
                             first, end = (STEP_BYTES // LINE * n // (2 * tiles) for n in (number, number + 1))
-                            later = builder.add(here, I64(AHEAD * STEP_BYTES + LINE * first))
-                            amx.fetch_lines(builder, later, end - first)
+                            distance, cache = (FAR_AHEAD, SECOND) if tiles == MOST_TILES else (AHEAD, FIRST)
+                            later = builder.add(here, I64(distance * STEP_BYTES + LINE * first))
+                            amx.fetch_lines(builder, later, end - first, cache)
 
                     inputs = offset(builder, x, loop.index, LINE)
                     starts = [builder.add(inputs, builder.mul(x_bytes, first)) for first in first_rows]

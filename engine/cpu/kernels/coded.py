@@ -48,7 +48,7 @@ MOST_KEPT = 1 / 16
 """Of all groups of a weight; with more it is not worth coding."""
 CODES = 16
 GROUPS_AHEAD = 16
-"""Groups between a prefetch and its use."""
+"""Groups between a prefetch into the first cache and its use."""
 
 BYTES = ir.VectorType(BYTE, LINE)
 
@@ -179,9 +179,9 @@ def load_kept_group(builder: Any, kept: Kept, index: Any) -> tuple[Any, list[lis
     return load_kept_number(builder, kept, index), steps
 
 
-def prefetch_group(builder: Any, panel: Any, group: Any, where: int) -> None:
-    """Prefetch the group that is read GROUPS_AHEAD groups later."""
-    begin = builder.mul(builder.add(group, I64(GROUPS_AHEAD)), I64(GROUP_BYTES // 4))
+def prefetch_group(builder: Any, panel: Any, group: Any, where: int, ahead: int = GROUPS_AHEAD) -> None:
+    """Prefetch the group that is read `ahead` groups later."""
+    begin = builder.mul(builder.add(group, I64(ahead)), I64(GROUP_BYTES // 4))
     for line in range(GROUP_BYTES // LINE):
         prefetch_element(builder, panel, builder.add(begin, I64(LINE // 4 * (line + 1))), F32, where)
 

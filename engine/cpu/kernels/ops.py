@@ -196,7 +196,7 @@ def _in_tiles(
         rows, inner, panels, x.data_ptr(), x.stride(0), packed.data_ptr(), out.data_ptr(), out.stride(0), factors, segments, number,
         small, second, apart, 0 if bias is None else bias.data_ptr(), scales, begins, workers,
         shares.ranges, shares.panels, shares.steps, room, shares.partial_bytes, begin_sums, begin_bytes,
-        room + workers * shares.partial_bytes, decoded_bytes,
+        room + workers * shares.partial_bytes, decoded_bytes, int(shares.in_turn),
         after=None if before is None else product, work=rows * inner * panels,
     )  # fmt: skip
 
