@@ -43,7 +43,7 @@ from engine.request import Request, RequestStatus
 from engine.scheduler import ScheduledBatch, Scheduler
 from engine.step_record import Step, recorded
 from engine.step_time import StepTime
-from engine.warm_up import warm_up
+from engine.warm_up import time_steps, warm_up
 
 if TYPE_CHECKING:
     from engine.backend import Backend
@@ -99,6 +99,7 @@ class EngineCore:
         self._running: Step | None = None
         """The launched step whose tokens have not been read."""
         warm_up(self.runner, loaded.lora_layers, limit, self._pace)
+        time_steps(self.runner, limit, self._pace, self._step_time)
         self._last_read = 0.0
         self._unsettled: dict[Request, TokenLogprob | None] = {}
         """Requests whose last token is withheld until their grammar process says whether it ends the text; each with

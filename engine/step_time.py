@@ -113,6 +113,14 @@ class StepTime:
         self._most_of_late = 0.0
         self._variance = SPREAD**2
 
+    def begin(self, steps: Iterable[tuple[float, int, list[tuple[int, int]]]]) -> None:
+        """Learn from steps on trial, each as `learn` takes it. How far they were from their estimates, before anything was known, says
+        nothing about later ones.
+        """
+        for step in steps:
+            self.learn(*step)
+        self._variance = SPREAD**2
+
     def learn(self, elapsed_s: float, num_decoding: int, chunks: Iterable[tuple[int, int]]) -> None:
         """Record a step: the sequences that decoded, and the number of tokens of each chunk of a prompt with the number
         of tokens before it.
@@ -121,7 +129,7 @@ class StepTime:
         for count, start in chunks:
             tokens, pairs = tokens + count, pairs + count * (start + count / 2)
         features = (1.0, num_decoding * ROWS, tokens * TOKENS, pairs * PAIRS)
-        if tokens and self._most_tokens:
+        if tokens and num_decoding and self._most_tokens:  # others are not bounded, and may be of another size
             overrun = min(max(elapsed_s / max(self._fit.value(features), 1e-6) - 1.0, 0.0), 1.0)
             self._variance += SPREAD_WEIGHT * (overrun * overrun - self._variance)
         self._most_tokens = max(self._most_tokens, int(tokens))

@@ -1,4 +1,5 @@
-"""Warm-up: runs synthetic requests before the worker is ready, so that kernels are compiled and buffers allocated.
+"""Warm-up: runs synthetic requests before the worker is ready, so that kernels are compiled, buffers allocated, and the time of steps
+known.
 
 The requests cover prefill, decode, each way of sampling, and an adapter in every layer that takes one. Nothing is
 counted or cached.
@@ -23,6 +24,7 @@ from engine.scheduler import ScheduledBatch
 if TYPE_CHECKING:
     from engine.adapters.slots import AdapterLayer
     from engine.model_runner import ModelRunner
+    from engine.step_time import StepTime
 
 PROMPT_TOKENS = 5
 DIGEST = "warm-up"
@@ -36,6 +38,10 @@ WAYS = (
     SamplingParams(2, temperature=0.7, typical_p=0.9, logit_bias={0: -1.0}),
 )
 """Ways of sampling; together they run every kernel and table of the sampler."""
+TIMED_SEQUENCES = 8
+TIMED_TOKENS = (16, 64, 256)
+"""Prompt tokens of the steps that are timed, as far as they take no longer than TIMED_S."""
+TIMED_S = 1.0
 
 
 def warm_up(runner: ModelRunner, lora_layers: list[AdapterLayer], context: int, pace: Pace) -> None:
@@ -66,16 +72,54 @@ def _steps(
     pool = BlockPool(runner.cache.num_blocks, runner.cache.block_size, prefix_caching=False)
     requests = [Request((0, number), [0] * length, way, 0.0, adapter=adapter) for number, way in enumerate(ways)]
     for _ in range(2):
-        counts = [len(request.token_ids) - request.num_computed_tokens for request in requests]
-        for request in requests:
-            pool.allocate(request, len(request.token_ids))
-        begin = time.monotonic()
-        launched = runner.launch(ScheduledBatch(requests, counts))
-        result = launched.result() if isinstance(launched, LaunchedStep) else launched
-        pace.learn(sum(counts), time.monotonic() - begin)
-        for request in requests:
-            request.num_computed_tokens = len(request.token_ids)
-            request.token_ids += result.tokens[request]
+        _step(runner, pool, requests, pace)
+
+
+def _step(runner: ModelRunner, pool: BlockPool, requests: list[Request], pace: Pace) -> float:
+    """Compute all tokens of the requests that are not computed yet, and the next ones. Returns the seconds that it took."""
+    counts = [len(request.token_ids) - request.num_computed_tokens for request in requests]
+    for request in requests:
+        pool.allocate(request, len(request.token_ids))
+    begin = time.monotonic()
+    launched = runner.launch(ScheduledBatch(requests, counts))
+    result = launched.result() if isinstance(launched, LaunchedStep) else launched
+    elapsed = time.monotonic() - begin
+    pace.learn(sum(counts), elapsed)
+    for request in requests:
+        request.num_computed_tokens = len(request.token_ids)
+        request.token_ids += result.tokens[request]
+    return elapsed
+
+
+def time_steps(runner: ModelRunner, context: int, pace: Pace, step_time: StepTime) -> None:
+    """Let `step_time` learn from steps in which sequences decode and from prompts, none longer than `context` tokens, so that the first
+    prompts of clients are divided as later ones are. What would take long on this machine is left out.
+    """
+    progress.begin("timing steps")
+    size, blocks = runner.cache.block_size, runner.cache.num_blocks
+    sequences = min(TIMED_SEQUENCES, (blocks - 1) // -(-(PROMPT_TOKENS + 4) // size))
+    if context < PROMPT_TOKENS + 4 or not sequences:
+        return
+    pool = BlockPool(blocks, size, prefix_caching=False)
+    requests = [Request((0, number), [0] * PROMPT_TOKENS, WAYS[0], 0.0) for number in range(sequences)]
+    _step(runner, pool, requests, pace)
+    steps: list[tuple[float, int, list[tuple[int, int]]]] = []
+    for decoding in (requests, requests[:1]):
+        elapsed = min(_step(runner, pool, decoding, pace) for _ in range(2))
+        steps.append((elapsed, len(decoding), []))
+    token_s = steps[0][0] / sequences
+    for count in TIMED_TOKENS:
+        if count * token_s > TIMED_S or count >= min(context, (blocks - 1) * size):
+            break
+        pool = BlockPool(blocks, size, prefix_caching=False)
+        elapsed = TIMED_S
+        for number in range(2):
+            request = Request((0, number), [0] * count, WAYS[0], 0.0)
+            elapsed = min(elapsed, _step(runner, pool, [request], pace))
+            pool.free(request)
+        steps.append((elapsed, 0, [(count, 0)]))
+        token_s = elapsed / count
+    step_time.begin(steps)
 
 
 def _adapter(layers: list[AdapterLayer]) -> Adapter:

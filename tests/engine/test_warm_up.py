@@ -100,3 +100,20 @@ def test_pace_expects_what_the_slowest_steps_took():
     for _ in range(100):
         pace.learn(10, 0.1)
     assert pace.expected_s(100) == pytest.approx(0.25)
+
+
+def test_a_new_engine_knows_what_steps_take():
+    """The first prompt beside a sequence that decodes is divided by what was measured, not by a guess."""
+    engine = core(DEMO, max_num_batched_tokens=2048)
+    times = engine._step_time
+    assert times.decode_s(1) > 0.0
+    assert times.most_tokens >= 256
+    assert times.prefill_rate(256, 0) > times.prefill_rate(16, 0) > 0.0
+    assert times.margin == pytest.approx(1.4)
+
+
+def test_steps_that_would_take_long_are_not_tried(monkeypatch):
+    monkeypatch.setattr("engine.warm_up.TIMED_S", 0.0)
+    engine = core(DEMO)
+    assert engine._step_time.decode_s(1) > 0.0
+    assert engine._step_time.prefill_rate(256, 0) is None
