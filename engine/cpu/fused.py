@@ -117,7 +117,7 @@ class FusedDecoder:
             self._run(space, layers, Program())
         if paged is not None and wanted is not None:
             residual, logits_rows = self._last_layer(paged, wanted, space), wanted.logits_rows
-        last = residual[logits_rows, :hidden]
+        last = residual[:, :hidden].index_select(0, logits_rows)  # row by row; indexing copies number by number
         normed = torch.empty_like(last, dtype=normed.dtype)
         ops.norm(last, *self.norm, normed)
         return self.head.logits(normed)
@@ -154,9 +154,9 @@ class FusedDecoder:
             context.store(len(self.layers) - 1, key, value)
             return space.residual[:0]
         few = _Workspace(
-            space.residual[wanted.rows], *(getattr(space, field.name)[:rows] for field in fields(_Workspace)[1:])
+            space.residual.index_select(0, wanted.rows), *(getattr(space, field.name)[:rows] for field in fields(_Workspace)[1:])
         )
-        query, *_ = self._heads(qkv[wanted.rows])
+        query, *_ = self._heads(qkv.index_select(0, wanted.rows))
         context.attend_wanted(len(self.layers) - 1, query, key, value, layer.options, few.attended)
         with lora.adapters_of(wanted.segments, rows):
             self._rest(layer, few)
