@@ -25,7 +25,6 @@ from engine.cpu.kernels.amx_room import (
     BLOCK_ROWS,
     COLUMN_SCALES,
     END,
-    MOST_TILES,
     NEXT,
     OUT,
     ROW_BYTES,
@@ -60,8 +59,6 @@ room for lines on their way from memory. So many rows at most, of so many bytes,
 """
 MOST_PANELS = 16
 """Panels of a group: between two parts the sums of a group and a range stay in the second cache, where the rows that pass are read again."""
-PRODUCTS = 2 * MOST_TILES
-"""Products of a step of a whole block."""
 RANGE_ROWS = 256
 """Rows of a range, about: of long sums a range's rows stay in the second cache, beside the sums between two parts."""
 
@@ -104,7 +101,7 @@ def plan(rows: int, steps: int, panels: int, workers: int) -> Plan:
     groups = -(-panels // MOST_PANELS)
     groups = min(panels, -(-groups * ranges // workers) * workers // ranges)  # all workers have equally many
     in_group = -(-panels // groups)
-    partial_bytes = in_range * in_group * ROW_BYTES if parts > 1 else 0
+    partial_bytes = in_range * (1 if in_turn else in_group) * ROW_BYTES if parts > 1 else 0
     decoded_bytes = each * STEP_BYTES + GAP_BYTES
     return Plan(ranges, -(-in_range // BLOCK_ROWS), in_group, each, in_turn, partial_bytes, decoded_bytes)
 
@@ -217,7 +214,9 @@ def tile_product_kernel(kind: int, in_bytes: int, coded: int, adapted: int, endi
                     turn = FIRST_BLOCK if coded and first == head else LATER_BLOCK
                     if blocks == 1:
                         turn = ONLY_BLOCK
-                    held = partials + ((panel - begin_panel) * (end - head) + first - head) * ROW_BYTES
+                    held = partials + (first - head) * ROW_BYTES
+                    if not in_turn:
+                        held += (panel - begin_panel) * (end - head) * ROW_BYTES
                     begin, begin_bytes = held, ROW_BYTES
                     if part == 0:
                         begin, begin_bytes = start + 4 * column if start else 0, 0
