@@ -99,7 +99,7 @@ class EngineCore:
         self._running: Step | None = None
         """The launched step whose tokens have not been read."""
         warm_up(self.runner, loaded.lora_layers, limit, self._pace)
-        time_steps(self.runner, limit, self._pace, self._step_time)
+        time_steps(self.runner, config, limit, self._pace, self._step_time)
         self._last_read = 0.0
         self._unsettled: dict[Request, TokenLogprob | None] = {}
         """Requests whose last token is withheld until their grammar process says whether it ends the text; each with
@@ -300,7 +300,7 @@ class EngineCore:
         elapsed, self._last_read = now - max(step.begin, self._last_read), now
         self._pace.learn(step.batch.total_tokens, elapsed)
         step.record.elapsed_s, chunks = elapsed, step.chunks
-        self._step_time.learn(elapsed, len(step.batch.requests) - len(chunks), chunks)
+        self._step_time.learn(elapsed, len(step.batch.requests) - len(chunks), chunks, step.batch.bounded)
         stats.steps += 1
         prompts = len(chunks)
         self.histograms.add_step(elapsed, len(step.batch.requests), prompts)

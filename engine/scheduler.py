@@ -42,6 +42,8 @@ class ScheduledBatch:
     """The number of computed tokens of each request after the step, without draft tokens."""
     drafts: dict[Request, list[int]] = field(default_factory=dict)
     """Draft tokens by request; they are the last of its `num_new_tokens`."""
+    bounded: bool = False
+    """Whether the time of its prompts was limited."""
 
     @property
     def total_tokens(self) -> int:
@@ -81,9 +83,7 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.waiting: list[Request] = []  # both lists are in the policy's order
         self.running: list[Request] = []
-        self.num_preemptions = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
+        self.num_preemptions = self.prefix_queries = self.prefix_hits = 0
 
     def add(self, request: Request) -> Failure | None:
         """Queue a request. Returns the reason if it is refused: it can never be served, or not now."""
@@ -152,7 +152,8 @@ class Scheduler:
 
     def schedule(self, awaited: bool = False) -> ScheduledBatch:
         """The next step's batch; empty when nothing can run. `awaited`: somebody outside waits for the step's end."""
-        batch, limit, logits = ScheduledBatch(), self._prefill_limit(awaited), PromptLogits(self._max_prompt_rows)
+        limit, logits = self._prefill_limit(awaited), PromptLogits(self._max_prompt_rows)
+        batch = ScheduledBatch(bounded=limit.bounded)
         budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens, limit, logits)
         if not preempted and not limit.exhausted:
             self._admit_waiting(batch, budget, limit, logits)

@@ -113,23 +113,17 @@ class StepTime:
         self._most_of_late = 0.0
         self._variance = SPREAD**2
 
-    def begin(self, steps: Iterable[tuple[float, int, list[tuple[int, int]]]]) -> None:
-        """Learn from steps on trial, each as `learn` takes it. How far they were from their estimates, before anything was known, says
-        nothing about later ones.
-        """
-        for step in steps:
-            self.learn(*step)
-        self._variance = SPREAD**2
-
-    def learn(self, elapsed_s: float, num_decoding: int, chunks: Iterable[tuple[int, int]]) -> None:
+    def learn(
+        self, elapsed_s: float, num_decoding: int, chunks: Iterable[tuple[int, int]], bounded: bool = True
+    ) -> None:
         """Record a step: the sequences that decoded, and the number of tokens of each chunk of a prompt with the number
-        of tokens before it.
+        of tokens before it. `bounded`: it had a limit, as those have that the margin is for.
         """
         tokens = pairs = 0.0
         for count, start in chunks:
             tokens, pairs = tokens + count, pairs + count * (start + count / 2)
         features = (1.0, num_decoding * ROWS, tokens * TOKENS, pairs * PAIRS)
-        if tokens and num_decoding and self._most_tokens:  # others are not bounded, and may be of another size
+        if tokens and bounded and self._most_tokens:
             overrun = min(max(elapsed_s / max(self._fit.value(features), 1e-6) - 1.0, 0.0), 1.0)
             self._variance += SPREAD_WEIGHT * (overrun * overrun - self._variance)
         self._most_tokens = max(self._most_tokens, int(tokens))
@@ -191,6 +185,11 @@ class PrefillLimit:
         self._room = step_time.most_tokens
 
     @property
+    def bounded(self) -> bool:
+        """Whether there is a limit."""
+        return not math.isinf(self._left)
+
+    @property
     def exhausted(self) -> bool:
         """Whether no further prompt is granted a token."""
         return self._granted and self._left <= 0.0
@@ -199,7 +198,7 @@ class PrefillLimit:
         """How many of a prompt's next `count` tokens, which follow `start` others, may be computed; their time is used. 0 only
         if the limit is exhausted.
         """
-        if math.isinf(self._left):
+        if not self.bounded:
             return count
         if self.exhausted:
             return 0

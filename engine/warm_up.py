@@ -23,6 +23,7 @@ from engine.scheduler import ScheduledBatch
 
 if TYPE_CHECKING:
     from engine.adapters.slots import AdapterLayer
+    from engine.config import EngineConfig
     from engine.model_runner import ModelRunner
     from engine.step_time import StepTime
 
@@ -39,9 +40,12 @@ WAYS = (
 )
 """Ways of sampling; together they run every kernel and table of the sampler."""
 TIMED_SEQUENCES = 8
-TIMED_TOKENS = (16, 64, 256)
-"""Prompt tokens of the steps that are timed, as far as they take no longer than TIMED_S."""
+TIMED_PROMPTS = ((64, 0), (64, 2048), (128, 0))
+"""Prompt tokens of the steps that are timed, and the tokens before them: what is computed beside sequences that decode. A longer step would
+also tell the rate by which requests are refused; that is left to real ones, for the machine may be busy while a worker starts.
+"""
 TIMED_S = 1.0
+"""Prompts that probably take longer are not timed."""
 
 
 def warm_up(runner: ModelRunner, lora_layers: list[AdapterLayer], context: int, pace: Pace) -> None:
@@ -91,35 +95,45 @@ def _step(runner: ModelRunner, pool: BlockPool, requests: list[Request], pace: P
     return elapsed
 
 
-def time_steps(runner: ModelRunner, context: int, pace: Pace, step_time: StepTime) -> None:
+def time_steps(runner: ModelRunner, config: EngineConfig, context: int, pace: Pace, step_time: StepTime) -> None:
     """Let `step_time` learn from steps in which sequences decode and from prompts, none longer than `context` tokens, so that the first
     prompts of clients are divided as later ones are. What would take long on this machine is left out.
     """
     progress.begin("timing steps")
     size, blocks = runner.cache.block_size, runner.cache.num_blocks
-    sequences = min(TIMED_SEQUENCES, (blocks - 1) // -(-(PROMPT_TOKENS + 4) // size))
-    if context < PROMPT_TOKENS + 4 or not sequences:
+    room = min(context, (blocks - 1) * size)
+    length = PROMPT_TOKENS + 4
+    sequences = min(TIMED_SEQUENCES, config.max_num_seqs, (blocks - 1) // -(-length // size))
+    if room < length or sequences * PROMPT_TOKENS > config.max_num_batched_tokens:
         return
     pool = BlockPool(blocks, size, prefix_caching=False)
     requests = [Request((0, number), [0] * PROMPT_TOKENS, WAYS[0], 0.0) for number in range(sequences)]
     _step(runner, pool, requests, pace)
-    steps: list[tuple[float, int, list[tuple[int, int]]]] = []
+    token_s = 0.0
     for decoding in (requests, requests[:1]):
         elapsed = min(_step(runner, pool, decoding, pace) for _ in range(2))
-        steps.append((elapsed, len(decoding), []))
-    token_s = steps[0][0] / sequences
-    for count in TIMED_TOKENS:
-        if count * token_s > TIMED_S or count >= min(context, (blocks - 1) * size):
+        step_time.learn(elapsed, len(decoding), [], bounded=False)
+        token_s = token_s or elapsed / sequences
+    for request in requests:
+        pool.free(request)
+    for count, start in TIMED_PROMPTS:
+        if count * token_s > TIMED_S or count > config.max_num_batched_tokens:
             break
-        pool = BlockPool(blocks, size, prefix_caching=False)
-        elapsed = TIMED_S
-        for number in range(2):
-            request = Request((0, number), [0] * count, WAYS[0], 0.0)
-            elapsed = min(elapsed, _step(runner, pool, [request], pace))
-            pool.free(request)
-        steps.append((elapsed, 0, [(count, 0)]))
+        start = min(start, (room - 1 - count) // size * size)
+        if start < 0:
+            break
+        elapsed = min(_prompt_s(runner, pool, count, start, pace) for _ in range(2))
+        step_time.learn(elapsed, 0, [(count, start)], bounded=False)
         token_s = elapsed / count
-    step_time.begin(steps)
+
+
+def _prompt_s(runner: ModelRunner, pool: BlockPool, count: int, start: int, pace: Pace) -> float:
+    """Seconds of a step with `count` tokens of a prompt after `start` others, whose keys and values are whatever the cache holds."""
+    request = Request((0, 0), [0] * (start + count), WAYS[0], 0.0)
+    request.num_computed_tokens = start
+    elapsed = _step(runner, pool, [request], pace)
+    pool.free(request)
+    return elapsed
 
 
 def _adapter(layers: list[AdapterLayer]) -> Adapter:

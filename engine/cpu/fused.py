@@ -154,7 +154,8 @@ class FusedDecoder:
             context.store(len(self.layers) - 1, key, value)
             return space.residual[:0]
         few = _Workspace(
-            space.residual.index_select(0, wanted.rows), *(getattr(space, field.name)[:rows] for field in fields(_Workspace)[1:])
+            space.residual.index_select(0, wanted.rows),
+            *(getattr(space, field.name)[:rows] for field in fields(_Workspace)[1:]),
         )
         query, *_ = self._heads(qkv.index_select(0, wanted.rows))
         context.attend_wanted(len(self.layers) - 1, query, key, value, layer.options, few.attended)

@@ -81,11 +81,11 @@ def test_adapters(inner):
     for name, ranks in {"a": [16, 16, 16], "b": [None, 3, 40], "c": [8, None, 70]}.items():
         layer.lora.put(name, layer.lora.make(adapter(parts, inner, ranks, generator)))
     x = torch.randn(ROWS, inner, generator=generator).bfloat16()
-    for runs in (
-        ((0, 2, "a"), (2, 1, "b"), (5, 20, "c"), (25, 8, "a")),
-        ((0, 300, "a"), (301, 70, "b"), (371, 5, "c"), (380, ROWS - 380, "a")),
+    for rows, runs in (
+        (33, ((0, 2, "a"), (2, 1, "b"), (5, 20, "c"), (25, 8, "a"))),
+        (113, ((0, 60, "a"), (61, 30, "b"), (91, 22, "c"))),
+        (ROWS, ((0, 300, "a"), (301, 70, "b"), (371, 5, "c"), (380, ROWS - 380, "a"))),
     ):
-        rows = 33 if runs[-1][0] < 33 else ROWS
         names = {row: name for first, count, name in runs for row in range(first, first + count)}
         with adapters_of(runs, rows):
             together = layer.rows(x[:rows])

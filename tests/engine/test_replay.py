@@ -144,7 +144,7 @@ def test_only_what_is_new_is_published(first, second):
 def test_a_full_queue_takes_replays():
     driver = Driver(core(DEMO, max_model_len=256, max_waiting_requests=1))
     assert driver.submit(0, PROMPT) is None
-    assert driver.submit(1, PROMPT).error.code is FailureCode.OVERLOADED
+    assert driver.submit(1, PROMPT).error == Failure(FailureCode.OVERLOADED)
     assert driver.submit(2, PROMPT, generated=[5]) is None
     driver.run()
 

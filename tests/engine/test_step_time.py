@@ -59,7 +59,7 @@ class Simulation:
         batch = self.scheduler.schedule(awaited)
         rows, chunks = len(batch.requests) - len(batch.chunks), batch.chunks
         seconds = self.machine.seconds(rows, chunks)
-        self.time.learn(seconds, rows, chunks)
+        self.time.learn(seconds, rows, chunks, batch.bounded)
         self.scheduler.launched(batch)
         done = {r: [7] for r, end in zip(batch.requests, batch.ends, strict=True) if end == len(r.token_ids)}
         self.scheduler.update(batch, done)
@@ -122,6 +122,17 @@ def test_who_waits_for_blocks_waits_no_longer_than_a_sequence_that_decodes(name)
     least = sum(n for n, _ in simulation.step()[2])
     assert max(awaited[2:]) < 0.2
     assert least == 1024
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+def test_the_margin_learns_from_steps_that_have_a_limit(awaited):
+    """On a calm machine it shrinks, also where nothing decodes and another worker waits for blocks; unlimited steps say nothing about it."""
+    simulation = Simulation(MACHINES["slow"], max_step_ms=150)
+    simulation.add(90_000)
+    before = simulation.time.margin
+    for _ in range(40):
+        simulation.step(awaited=awaited)
+    assert simulation.time.margin < before - 0.2 if awaited else simulation.time.margin == before
 
 
 def test_no_limit():

@@ -9,6 +9,7 @@ import pytest
 
 from engine.cpu.kernels.int8 import has_int8_dot
 from engine.process.progress import Pace
+from engine.step_time import FIRST_TOKENS
 from engine.warm_up import warm_up
 from tests.conftest import DEMO, ROOT
 from tests.engine.engines import Driver, core, prompts
@@ -103,17 +104,23 @@ def test_pace_expects_what_the_slowest_steps_took():
 
 
 def test_a_new_engine_knows_what_steps_take():
-    """The first prompt beside a sequence that decodes is divided by what was measured, not by a guess."""
-    engine = core(DEMO, max_num_batched_tokens=2048)
-    times = engine._step_time
+    """The first prompt beside sequences that decode is divided by what was measured, not by a guess."""
+    times = core(DEMO)._step_time
+    assert times.decode_s(8) > 0.0
+    assert times.most_tokens > FIRST_TOKENS
+    assert times.fitting(10.0, 0) > times.fitting(1e-6, 0)
+    assert times.prefill_rate(256, 0) is None  # no request is refused by a rate that no client has seen
+
+
+@pytest.mark.parametrize("limits", [{"max_num_batched_tokens": 50, "max_num_seqs": 10}, {"max_model_len": 60}])
+def test_no_step_is_timed_that_is_longer_than_any_of_clients(limits):
+    times = core(DEMO, **limits)._step_time
     assert times.decode_s(1) > 0.0
-    assert times.most_tokens >= 256
-    assert times.prefill_rate(256, 0) > times.prefill_rate(16, 0) > 0.0
-    assert times.margin == pytest.approx(1.4)
+    assert times.most_tokens == FIRST_TOKENS
 
 
-def test_steps_that_would_take_long_are_not_tried(monkeypatch):
+def test_steps_that_would_take_long_are_not_timed(monkeypatch):
     monkeypatch.setattr("engine.warm_up.TIMED_S", 0.0)
-    engine = core(DEMO)
-    assert engine._step_time.decode_s(1) > 0.0
-    assert engine._step_time.prefill_rate(256, 0) is None
+    times = core(DEMO)._step_time
+    assert times.decode_s(1) > 0.0
+    assert times.most_tokens == FIRST_TOKENS

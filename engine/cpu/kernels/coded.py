@@ -48,7 +48,7 @@ MOST_KEPT = 1 / 16
 """Of all groups of a weight; with more it is not worth coding."""
 CODES = 16
 GROUPS_AHEAD = 16
-"""Groups between a prefetch into the first cache and its use."""
+"""Groups between a prefetch and its use."""
 
 BYTES = ir.VectorType(BYTE, LINE)
 
