@@ -53,7 +53,7 @@ writes them.
 """
 MOST_STEPS = 18
 """Steps of the sum for which a panel stays in the first cache, beside the rows that pass; longer sums are made in parts."""
-TURN_STEPS, TURN_ROWS, TURN_BYTES = 8, 192, 1 << 20
+TURN_STEPS, TURN_ROWS, TURN_BYTES = 8, 160, 1 << 20
 """Where few rows wait for memory, it is read in its order: all parts of a panel in turn, each so short that the first cache also has
 room for lines on their way from memory. So many rows at most, of so many bytes, because each panel reads them from the second cache again.
 """
