@@ -26,10 +26,8 @@ from engine.cpu.kernels.emit import FIRST, I64, SECOND
 
 STEP_GROUPS = 2 * TILE_ROWS // GROUP_INPUTS
 """Groups of a coded panel that one step multiplies."""
-
-
 FAR_GROUPS_AHEAD = 80
-"""Groups between a prefetch into the second cache and its use, where memory is read without a pause: 0.82 to 0.96 of the time of the nearer one."""
+"""Groups between a prefetch into the second cache and its use, where memory is read without a pause."""
 
 
 class Decoder:
