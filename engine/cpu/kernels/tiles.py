@@ -44,10 +44,12 @@ from engine.cpu.kernels.emit import (
     element_bytes,
     element_type,
     halves,
+    has_avx512,
     has_bf16_dot,
     hide,
     load_vector,
     load_words,
+    pairing,
     pointer_at,
     prefetch_element,
     prefetch_line,
@@ -64,8 +66,10 @@ from engine.cpu.kernels.emit import (
 
 MAX_ROWS = min(12, HELD - 1)
 """Rows whose sums of one vector registers hold."""
-PRODUCT_ROWS = 12
-"""Rows of one tile of a product. Where registers do not hold all sums, rows and vectors take turns."""
+PRODUCT_ROWS = 11 if has_avx512() and pairing() == WIDE_PAIRS else 12
+"""Rows of one tile of a product. Where registers do not hold all sums, rows and vectors take turns. With 24 sums beside four vectors of
+widened pairs AVX-512's registers overflow, and a tile takes three times as long.
+"""
 MAX_CODED_ROWS = 11
 """The same of a tile that decodes its panel, which takes some registers."""
 KEEPING_ROWS = 8
