@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.cpu.kernels.attention_tiles import MAX_VALUE_ROWS, MOST_GROUPS, scores, weighted_values
 from engine.cpu.kernels.compiled import inlined, inlined_with_constants, kernel
-from engine.cpu.kernels.emit import BF16, DOT_PAIRS, F32, LANES, UNPAIRED, vectors_at_once
+from engine.cpu.kernels.emit import BF16, DOT_PAIRS, F32, LANES, MAX_ROWS, UNPAIRED, vectors_at_once
 from engine.cpu.kernels.simd import (
     address_of,
     as_float,
@@ -31,7 +31,6 @@ from engine.cpu.kernels.simd import (
     task_rows,
 )
 from engine.cpu.kernels.softmax import softmax_row
-from engine.cpu.kernels.tiles import MAX_ROWS
 
 SCORE_LANES = MOST_GROUPS * LANES
 """Lanes that `scores` writes at once at most, of which some may be behind those that are wanted."""

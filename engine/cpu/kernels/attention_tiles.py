@@ -23,6 +23,7 @@ from engine.cpu.kernels.emit import (
     I64,
     LANES,
     LINE_BYTES,
+    MAX_ROWS,
     PAIRS,
     VECTOR,
     WIDE_PAIRS,
@@ -41,7 +42,6 @@ from engine.cpu.kernels.emit import (
     vectors_at_once,
     zeros,
 )
-from engine.cpu.kernels.tiles import MAX_ROWS
 
 MOST_GROUPS = 4
 """Groups of 16 keys that are multiplied at once at most: few rows need several, or each product would wait for the one before it."""

@@ -40,12 +40,6 @@ def has_avx512() -> bool:
     return bool(get_host_cpu_features().get("avx512f"))
 
 
-HELD = 28 if has_avx512() else 7
-"""Vectors of 16 that registers hold, sums and what is multiplied: each takes one of AVX-512's 32, elsewhere two of AVX2's 16, or
-four of NEON's 32. Sums that they do not hold go through memory with each step, which took AVX2 twice as long.
-"""
-
-
 @cache
 def has_bf16_dot() -> bool:
     """Whether this CPU multiplies pairs of bfloat16 numbers and adds them up in float32 (AVX512_BF16)."""
@@ -57,6 +51,16 @@ def pairing() -> int:
     four times as long; CPUs without it widen pairs, so that all keep weights and keys in one order.
     """
     return DOT_PAIRS if has_bf16_dot() and ON_ZEN else WIDE_PAIRS
+
+
+HELD = 7 if not has_avx512() else 27 if pairing() == WIDE_PAIRS else 28
+"""Vectors of 16 that registers hold, sums and what is multiplied: each takes one of AVX-512's 32, elsewhere two of AVX2's 16, or
+four of NEON's 32. Sums that they do not hold go through memory with each step, which took AVX2 twice as long.
+"""
+MAX_ROWS = min(11 if pairing() == WIDE_PAIRS else 12, HELD - 1)
+"""Rows whose sums of two vectors beside each other registers hold, or else those of one vector. A vector of widened pairs takes two registers, and a mask
+one more: with them the sums of 12 rows overflowed AVX-512's registers, and products took three times as long.
+"""
 
 
 def vectors_at_once(rows: int) -> int:

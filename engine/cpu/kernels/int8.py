@@ -25,6 +25,7 @@ from engine.cpu.kernels.emit import (
     I32,
     I64,
     LANES,
+    MAX_ROWS,
     PASSING,
     VECTOR,
     WORDS,
@@ -36,9 +37,9 @@ from engine.cpu.kernels.emit import (
     switch,
     zeros,
 )
-from engine.cpu.kernels.matmul import piece, tile_rows
+from engine.cpu.kernels.matmul import piece, place, tile_rows
 from engine.cpu.kernels.simd import address_of, load_int, take_ticket
-from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, ONCE, PANEL, STEPS_AHEAD, SURELY_ONCE, WIDEN, end_row
+from engine.cpu.kernels.tiles import ADD, GATE, ONCE, PANEL, STEPS_AHEAD, SURELY_ONCE, WIDEN, end_row
 
 TASK_ROWS = 16
 """Rows that one worker quantises at a time."""
@@ -191,12 +192,13 @@ def int8_kernel(kind: int, ending: int) -> Any:
         out, stride, small, scales = load_int(a, 11), load_int(a, 12), load_int(a, 13), load_int(a, 14)
         tile = tile_rows(rows)
         panels_each, rows_each = piece(rows, tile, panels, width * PANEL, load_int(a, 16))
-        across = (rows + rows_each - 1) // rows_each
+        pieces, across = (panels + panels_each - 1) // panels_each, (rows + rows_each - 1) // rows_each
         while True:
             ticket = take_ticket(a)
-            first_panel, head = ticket // across * panels_each, ticket % across * rows_each
-            if first_panel >= panels:
+            if ticket >= pieces * across:
                 break
+            panel_piece, row_piece = place(ticket, pieces, across)
+            first_panel, head = panel_piece * panels_each, row_piece * rows_each
             for panel in range(first_panel, min(first_panel + panels_each, panels)):
                 column = 4 * panel * PANEL
                 for first in range(head, min(head + rows_each, rows), tile):

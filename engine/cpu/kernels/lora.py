@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any
 
 from engine.cpu.kernels.compiled import inlined, kernel
-from engine.cpu.kernels.emit import F32, LANES, WIDE_PAIRS
+from engine.cpu.kernels.emit import F32, LANES, MAX_ROWS, WIDE_PAIRS
 from engine.cpu.kernels.low_rank import DOT_RANKS, DOT_ROWS, dots, expand
 from engine.cpu.kernels.matmul import WIDENED_ROWS, apart, bytes_of_panel, multiply_panel, piece, tile_rows, widen_rows
 from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, take_ticket
-from engine.cpu.kernels.tiles import ADD, GATE, MAX_ROWS, PANEL, WIDEN
+from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
 
 FIELDS = 8
 """A segment: first row, rows, A (`ops.pack_ranks`), ranks (0: no adapter), packed B [panels, depth, 32], depth, halves, start.

@@ -22,6 +22,7 @@ from engine.cpu.kernels.emit import (
     I32,
     I64,
     LANES,
+    MAX_ROWS,
     PAIRS,
     WORDS,
     add_pairs,
@@ -39,7 +40,7 @@ from engine.cpu.kernels.emit import (
     widen,
     zeros,
 )
-from engine.cpu.kernels.tiles import MAX_ROWS, PANEL
+from engine.cpu.kernels.tiles import PANEL
 
 DOT_ROWS = DOT_RANKS = 4 if HELD >= 24 else 2
 """One tile of `dots`: where registers hold them 16 sums, which hide how long a multiplication takes."""

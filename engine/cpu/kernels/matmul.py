@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.cpu.kernels.coded import GROUP_BYTES, GROUP_INPUTS, HEAD_BYTES
 from engine.cpu.kernels.compiled import inlined, inlined_with_constants, kernel
-from engine.cpu.kernels.emit import BF16, F32, LANES, WIDE_PAIRS, WIDENED, has_avx512
+from engine.cpu.kernels.emit import BF16, F32, LANES, WIDE_PAIRS, WIDENED, has_avx512, pairing
 from engine.cpu.kernels.simd import address_of, load, load_int, store, take_ticket
 from engine.cpu.kernels.tiles import (
     ADD,
@@ -22,7 +22,7 @@ from engine.cpu.kernels.tiles import (
     widen_pairs,
 )
 
-MOST_DECODING_ROWS = 24
+MOST_DECODING_ROWS = 22 if pairing() == WIDE_PAIRS else 24
 """With more rows the first tile of a piece decodes a coded panel for all of them, else each for itself."""
 WIDENING_ROWS = 0 if has_avx512() else 96
 """With so many rows a panel of pairs is widened once for all tiles (0: never), because on AVX2 widening competes with multiplying."""
@@ -38,6 +38,8 @@ MAX_TILES = 4
 """With more row tiles the product is bound by arithmetic, and a piece is a single panel."""
 PIECE_TILES = 16
 """Row tiles of a piece of a single panel."""
+PIECES_TOGETHER = 16
+"""Pieces of panels that multiply some rows before other rows' turn: meanwhile the rows stay in a core's second cache."""
 MOST_AHEAD_BYTES = 400 << 10
 """The largest panel whose next one is prefetched: both must fit into a core's second cache."""
 
@@ -59,6 +61,14 @@ def piece(rows: int, tile: int, panels: int, panel_bytes: int, workers: int) -> 
         least = min(PIECE_PANELS, panels // (2 * workers)) if rows <= tile else 1
         return max(least, min(panels // PIECES, PIECE_BYTES // panel_bytes), 1), rows
     return 1, PIECE_TILES * tile
+
+
+@inlined
+def place(ticket: int, pieces: int, across: int) -> Any:
+    """Which of the `pieces` of panels, and which of the pieces of rows, `across` for each of those, a ticket stands for."""
+    first = ticket // (PIECES_TOGETHER * across) * PIECES_TOGETHER
+    together, within = min(PIECES_TOGETHER, pieces - first), ticket - first * across
+    return first + within % together, within // together
 
 
 @inlined
@@ -200,12 +210,13 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
         panels_each, rows_each = piece(rows, tile, panels, panel_bytes, workers)
         further = apart(panels_each, workers)
         room = load_int(a, 14) + take_ticket(a + 8) * load_int(a, 15) if coded or widens(rows, paired, coded) else 0
-        across = (rows + rows_each - 1) // rows_each
+        pieces, across = (panels + panels_each - 1) // panels_each, (rows + rows_each - 1) // rows_each
         while True:
             ticket = take_ticket(a)
-            begin, head = ticket // across * panels_each, ticket % across * rows_each
-            if begin >= panels:
+            if ticket >= pieces * across:
                 return
+            panel_piece, row_piece = place(ticket, pieces, across)
+            begin, head = panel_piece * panels_each, row_piece * rows_each
             end = min(head + rows_each, rows)
             for panel in range(begin, min(begin + panels_each, panels)):
                 multiply_panel(

@@ -11,10 +11,9 @@ from engine import shapes
 from engine.cpu.kernels import amx_attention, attention, checks, span_attention
 from engine.cpu.kernels.amx import has_tiles
 from engine.cpu.kernels.amx_attention_tiles import TASK_ROWS
-from engine.cpu.kernels.emit import LANES, UNPAIRED
+from engine.cpu.kernels.emit import LANES, MAX_ROWS, UNPAIRED
 from engine.cpu.kernels.ops import KINDS, pairs_of
 from engine.cpu.kernels.threads import float_bits, num_threads, run
-from engine.cpu.kernels.tiles import MAX_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,9 +22,9 @@ from engine.cpu.kernels.attention import (
 )
 from engine.cpu.kernels.attention_tiles import MAX_VALUE_ROWS, scores, weighted_values
 from engine.cpu.kernels.compiled import inlined, kernel
-from engine.cpu.kernels.emit import F32, LANES, LINE_BYTES, WIDE_PAIRS, WIDENED, has_avx512
+from engine.cpu.kernels.emit import F32, LANES, LINE_BYTES, MAX_ROWS, WIDE_PAIRS, WIDENED, pairing
 from engine.cpu.kernels.simd import address_of, as_float, load, load_int, store, store_int, take_ticket
-from engine.cpu.kernels.tiles import MAX_ROWS, widen_pairs
+from engine.cpu.kernels.tiles import widen_pairs
 
 LEAST_ROWS = 2 * MAX_ROWS + 1
 """The fewest rows of a sequence that come here: widening a span's pairs costs more than it saves for fewer."""
@@ -44,7 +44,7 @@ TABLE_BYTES = -(-8 * (BOUNDS * MOST_TILES + SPAN_KEYS // LANES) // LINE_BYTES) *
 
 def pays(kind: int, paired: int) -> bool:
     """Whether spans make attention over such a cache faster on this CPU: keys are widened, or twice as long, and few rows share them."""
-    return not has_avx512() and (paired == WIDE_PAIRS or kind == F32)
+    return pairing() == WIDE_PAIRS and (paired == WIDE_PAIRS or kind == F32)
 
 
 @inlined

@@ -29,11 +29,11 @@ from engine.cpu.kernels.emit import (
     F32,
     FIRST,
     FLOAT,
-    HELD,
     I16,
     I64,
     LANES,
     LINE_BYTES,
+    MAX_ROWS,
     PAIRS,
     PASSING,
     WIDE_PAIRS,
@@ -64,16 +64,12 @@ from engine.cpu.kernels.emit import (
     zeros,
 )
 
-MAX_ROWS = min(12, HELD - 1)
-"""Rows whose sums of one vector registers hold."""
-PRODUCT_ROWS = 11 if has_avx512() and pairing() == WIDE_PAIRS else 12
-"""Rows of one tile of a product. Where registers do not hold all sums, rows and vectors take turns. With 24 sums beside four vectors of
-widened pairs AVX-512's registers overflow, and a tile takes three times as long.
-"""
+PRODUCT_ROWS = MAX_ROWS if has_avx512() else 12
+"""Rows of one tile of a product. Where registers do not hold all sums, rows and vectors take turns."""
 MAX_CODED_ROWS = 11
 """The same of a tile that decodes its panel, which takes some registers."""
-KEEPING_ROWS = 8
-"""Rows of a tile that decodes its panel for the others too, which takes more of them."""
+KEEPING_ROWS = 10 if pairing() == WIDE_PAIRS else 8
+"""Rows of a tile that decodes its panel for the others too, which takes more of them, and longer where dot products take less time."""
 PANEL = 2 * LANES
 """Columns of a weight that lie together: two vectors."""
 
