@@ -27,7 +27,7 @@ LEAST_BYTES = 128 << 20
 """Smaller models are left as they are: caches hold a good part of them."""
 OUTPUTS, INPUTS, COPIES = 2048, 1024, 48
 """The weight that is tried, and its copies: together more than most caches hold."""
-TRIALS = ((8, COPIES, 0.95), (32, COPIES, 1.12), (256, 8, 1.1))
+TRIALS = ((1, COPIES, 0.9), (8, COPIES, 1.0), (32, COPIES, 1.12), (256, 8, 1.1))
 """Rows, copies that are multiplied, and the part of the time of plain weights that coded ones may take."""
 ROUNDS = 5
 
@@ -40,7 +40,7 @@ def coded_weights(setting: str, dtype: torch.dtype, weight_bytes: int) -> bool:
         return False
     if dtype != torch.bfloat16 or not can_code():
         if setting == "on":
-            logger.warning("weights are not coded: that takes bfloat16 weights and a CPU with AVX512_BF16")
+            logger.warning("weights are not coded: that takes bfloat16 weights and a CPU with AVX-512")
         return False
     return setting == "on" or worthwhile()
 
