@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from benchmarks.environments import Environment, run
+from benchmarks.machine import machine, native_dtype
 from benchmarks.peers.base import CACHE_GIB, MAX_SEQUENCES, Launch, Setup
 
 PINS = {
@@ -15,6 +16,7 @@ PINS = {
 # Run with -P: its folder has modules that are called like packages that it imports.
 SERVER = Path(__file__).with_name("openvino_server.py")
 PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
+"""Without bfloat16 instructions OpenVINO computes in float32, and where there is AVX-512 it refuses to start when asked for another type."""
 WEIGHTS = {"bfloat16": "fp16", "float32": "fp32"}
 """The export knows no bfloat16; products are in the server's precision."""
 
@@ -39,7 +41,7 @@ class OpenVino:
             _export(environment, setup, weights, model, log)
         command = [
             environment.python, "-P", str(SERVER), "--model", str(model), "--name", setup.name, "--port", str(setup.port),
-            "--threads", str(setup.threads), "--precision", PRECISIONS[setup.dtype],
+            "--threads", str(setup.threads), "--precision", PRECISIONS[setup.dtype if native_dtype(machine().flags) == "bfloat16" else "float32"],
             "--cache-gib", str(CACHE_GIB), "--max-sequences", str(MAX_SEQUENCES),
         ]  # fmt: skip
         return Launch(command, {"HF_HUB_OFFLINE": "1"}, setup.name)
