@@ -157,37 +157,32 @@ def multiply_panel(
     tile, panel_bytes = tile_rows(rows, coded), bytes_of_panel(inner, element, coded)
     tiles = (end - head + tile - 1) // tile
     widened, decoding = widens(rows, paired, coded), coded and rows <= MOST_DECODING_ROWS
-    columns, first, number = packed, head, 0
+    first, number = head, 0
     if widened:
         widen_pairs(room, packed, inner // 2, PANEL)
-    if coded and not decoding:
-        product(
-            min(KEEPING_ROWS, end - head), out + head * out_bytes, stride, x + head * x_bytes, x_stride, packed, inner,
-            begins + 4 * head * begin_stride, begin_stride, factors + 8 * head if factors else 0, column, 0, room,
-            kind, paired, 1, ending,
-        )  # fmt: skip
-        columns, first = room, head + KEEPING_ROWS
     while first < end:
-        count, target, inputs = min(tile, end - first), out + first * out_bytes, x + first * x_bytes
+        keeps = coded and not decoding and first == head
+        count = min(KEEPING_ROWS if keeps else tile, end - first)
+        target, inputs = out + first * out_bytes, x + first * x_bytes
         sums, scales = begins + 4 * first * begin_stride, factors + 8 * first if factors else 0
-        ahead = ahead_of(packed, panel_bytes, further, number, tiles)
+        ahead = 0 if keeps else ahead_of(packed, panel_bytes, further, number, tiles)
         if widened:
             product(
                 count, target, stride, inputs, x_stride, room, inner, sums, begin_stride, scales, column, 0, 0,
                 kind, WIDENED, 0, ending,
             )  # fmt: skip
-        elif decoding:
+        elif decoding or keeps:
             product(
-                count, target, stride, inputs, x_stride, packed, inner, sums, begin_stride, scales, column, ahead, 0,
-                kind, paired, 1, ending,
+                count, target, stride, inputs, x_stride, packed, inner, sums, begin_stride, scales, column, ahead,
+                room if keeps else 0, kind, paired, 1, ending,
             )  # fmt: skip
         else:
             product(
-                count, target, stride, inputs, x_stride, columns, inner, sums, begin_stride, scales, column, ahead, 0,
-                kind, paired, 0, ending,
+                count, target, stride, inputs, x_stride, room if coded else packed, inner, sums, begin_stride, scales, column,
+                ahead, 0, kind, paired, 0, ending,
             )  # fmt: skip
-        first += tile
-        number += 1
+        first += count
+        number += 0 if keeps else 1
 
 
 @cache

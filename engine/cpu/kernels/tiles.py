@@ -19,6 +19,7 @@ from engine.cpu.kernels.coded import (
     load_group,
     load_kept,
     load_kept_group,
+    load_kept_number,
     load_table,
     prefetch_group,
     store_group,
@@ -249,12 +250,17 @@ def product(
                 with cgutils.for_range_slice(builder, begin, end, I64(1)) as (number, _):
                     group(number)
 
-            with cgutils.for_range(builder, kept.count) as loop:
-                number, steps = load_kept_group(builder, kept, loop.index)
-                stretch(number)
-                multiply(number, steps)
-                builder.store(builder.add(number, I64(1)), done)
-            stretch(builder.udiv(inner, I64(GROUP_INPUTS)))
+            groups = builder.udiv(inner, I64(GROUP_INPUTS))
+            with cgutils.for_range(builder, builder.add(kept.count, I64(1))) as loop:
+                is_kept = builder.icmp_signed("<", loop.index, kept.count)
+                end = cgutils.alloca_once_value(builder, groups)
+                with builder.if_then(is_kept):
+                    builder.store(load_kept_number(builder, kept, loop.index), end)
+                stretch(builder.load(end))
+                with builder.if_then(is_kept):
+                    number, steps = load_kept_group(builder, kept, loop.index)
+                    multiply(number, steps)
+                    builder.store(builder.add(number, I64(1)), done)
 
         def all_steps(sums: list[Any], count: int, where: int, more_tiles: bool) -> None:
             many = more_tiles and way != WIDE_PAIRS and 2 * count > MAX_ROWS  # fewer rows have no second tile
@@ -271,7 +277,7 @@ def product(
             return builder.udiv(inner, I64(2)) if in_pairs else inner
 
         def steps_once_or_again(sums: list[Any], count: int) -> None:
-            if count <= SURELY_ONCE:
+            if count <= SURELY_ONCE or (way == WIDE_PAIRS and PASSING == FIRST):  # or both ways are the same
                 all_steps(sums, count, PASSING, more_tiles=False)
                 return
             with builder.if_else(builder.icmp_signed("==", ahead, I64(ONCE))) as (once, again):
