@@ -15,7 +15,7 @@ from tests.engine.test_kernels import Attention, assert_near
 from tests.engine.test_lora_layer import adapter
 
 ROWS = 801
-NUMBERS = (1, 15, 16, 17, 33, 47, 48, 49, 63, 64, 65, 97, 144, 250, 450, ROWS)
+NUMBERS = (1, 11, 12, 15, 16, 17, 23, 33, 47, 48, 49, 63, 64, 65, 97, 144, 250, 450, ROWS)
 """Numbers of rows at both sides of a tile, of a block of three, and of what workers share out."""
 LENGTH = 700
 ENDS = (1, 15, 16, 17, 255, 256, 257, 300, 512, 513, 530, LENGTH)
@@ -59,12 +59,13 @@ def test_products_of_many_panels():
 
 
 @pytest.mark.skipif(not has_int8_dot(), reason="this CPU has no products of bytes")
-@pytest.mark.parametrize("inner", [336, 4112])
-def test_products_of_bytes(inner):
-    x, weight, bias = torch.randn(ROWS, inner).bfloat16(), ops.quantise(torch.randn(168, inner)), torch.randn(192)
+@pytest.mark.parametrize(("inner", "outputs"), [(336, 192), (4112, 192), (336, 1248)])
+def test_products_of_bytes(inner, outputs):
+    x, bias = torch.randn(ROWS, inner).bfloat16(), torch.randn(outputs)
+    weight = ops.quantise(torch.randn(outputs - 24, inner))
 
     def result(rows: int) -> torch.Tensor:
-        out = torch.empty(rows, 192, dtype=torch.bfloat16)
+        out = torch.empty(rows, outputs, dtype=torch.bfloat16)
         ops.linear_int8(x[:rows], weight, bias, out)
         return out
 

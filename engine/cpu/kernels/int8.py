@@ -90,7 +90,7 @@ def byte_product(
 ) -> Any:  # fmt: skip
     """out[r, :32] = (begin[:32] + sum over i of x[r, i] * panel[i, :32]) * scales[r] * weight_scales[:32] + start[:32].
 
-    For 1 to 12 rows. x: bytes [rows, inner]. panel: [inner / 4, 32, 4] signed bytes. begin: int32. start: float32, 0:
+    For 1 to MAX_ROWS rows. x: bytes [rows, inner]. panel: [inner / 4, 32, 4] signed bytes. begin: int32. start: float32, 0:
     zero. ahead: ONCE or 0. It and `ending` as in `product`.
     """
     number, then = kind.literal_value, ending.literal_value
@@ -197,7 +197,7 @@ def int8_kernel(kind: int, ending: int) -> Any:
             ticket = take_ticket(a)
             if ticket >= pieces * across:
                 break
-            panel_piece, row_piece = place(ticket, pieces, across)
+            panel_piece, row_piece = place(ticket, pieces, across, load_int(a, 16))
             first_panel, head = panel_piece * panels_each, row_piece * rows_each
             for panel in range(first_panel, min(first_panel + panels_each, panels)):
                 column = 4 * panel * PANEL

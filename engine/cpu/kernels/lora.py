@@ -107,7 +107,7 @@ def adapted_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
         tile = tile_rows(rows, coded)
         panel_bytes = bytes_of_panel(inner, element, coded)
         panels_each, _ = piece(rows, tile, panels, panel_bytes, load_int(a, 17))
-        further = apart(panels_each, load_int(a, 17))
+        further = apart(panels_each, 1, load_int(a, 17))
         while True:
             begin = take_ticket(a) * panels_each
             if begin >= panels:

@@ -39,7 +39,7 @@ MAX_TILES = 4
 PIECE_TILES = 16
 """Row tiles of a piece of a single panel."""
 PIECES_TOGETHER = 16
-"""Pieces of panels that multiply some rows before other rows' turn: meanwhile the rows stay in a core's second cache."""
+"""Pieces of panels that multiply some rows before other rows' turn: meanwhile the rows stay in a core's second cache, if they fit it."""
 MOST_AHEAD_BYTES = 400 << 10
 """The largest panel whose next one is prefetched: both must fit into a core's second cache."""
 
@@ -64,11 +64,16 @@ def piece(rows: int, tile: int, panels: int, panel_bytes: int, workers: int) -> 
 
 
 @inlined
-def place(ticket: int, pieces: int, across: int) -> Any:
-    """Which of the `pieces` of panels, and which of the pieces of rows, `across` for each of those, a ticket stands for."""
+def place(ticket: int, pieces: int, across: int, workers: int) -> Any:
+    """Which of the `pieces` of panels, and which of the pieces of rows, `across` for each of those, a ticket stands for. Workers that
+    multiply the same rows at the same time do it by panels that lie apart, because neighbours may end in one cache line.
+    """
+    if across == 1:
+        return ticket, 0
     first = ticket // (PIECES_TOGETHER * across) * PIECES_TOGETHER
     together, within = min(PIECES_TOGETHER, pieces - first), ticket - first * across
-    return first + within % together, within // together
+    turn, run = within % together, within % together % workers
+    return first + run * (together // workers) + min(run, together % workers) + turn // workers, within // together
 
 
 @inlined
@@ -85,9 +90,9 @@ def ahead_of(panel: int, panel_bytes: int, further: int, tile: int, tiles: int) 
 
 
 @inlined
-def apart(panels_each: int, workers: int) -> int:
-    """How many panels further a worker goes on: within its piece, else probably after those of the other workers."""
-    return workers if panels_each == 1 else 1
+def apart(panels_each: int, across: int, workers: int) -> int:
+    """How many panels further a worker goes on: within its piece or its run of panels, else probably after those of the other workers."""
+    return workers if panels_each == across == 1 else 1
 
 
 WIDENED_ROWS = 16
@@ -203,14 +208,14 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
         start, out, stride = load_int(a, 8), load_int(a, 9), load_int(a, 10)
         workers, tile, panel_bytes = load_int(a, 11), tile_rows(rows, coded), bytes_of_panel(inner, element, coded)
         panels_each, rows_each = piece(rows, tile, panels, panel_bytes, workers)
-        further = apart(panels_each, workers)
         room = load_int(a, 14) + take_ticket(a + 8) * load_int(a, 15) if coded or widens(rows, paired, coded) else 0
         pieces, across = (panels + panels_each - 1) // panels_each, (rows + rows_each - 1) // rows_each
+        further = apart(panels_each, across, workers)
         while True:
             ticket = take_ticket(a)
             if ticket >= pieces * across:
                 return
-            panel_piece, row_piece = place(ticket, pieces, across)
+            panel_piece, row_piece = place(ticket, pieces, across, workers)
             begin, head = panel_piece * panels_each, row_piece * rows_each
             end = min(head + rows_each, rows)
             for panel in range(begin, min(begin + panels_each, panels)):
