@@ -70,7 +70,7 @@ PRODUCT_ROWS = MAX_ROWS if has_avx512() else 12
 MAX_CODED_ROWS = 11
 """The same of a tile that decodes its panel, which takes some registers."""
 KEEPING_ROWS = 10 if pairing() == WIDE_PAIRS else 8
-"""Rows of a tile that decodes its panel for the others too, which takes more of them, and longer where dot products take less time."""
+"""Rows of a tile that decodes its panel for the others too, which takes more of them. Of 32 rows it leaves two full tiles."""
 PANEL = 2 * LANES
 """Columns of a weight that lie together: two vectors."""
 
