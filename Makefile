@@ -56,7 +56,7 @@ soak: $(VENV)/.dev  ## SOAK_S seconds of mixed load, after which nothing may be 
 
 faults: $(VENV)/.dev  ## Every fault and attack, and all tests that are slow: an hour
 	$(VENV)/bin/python -m pytest tests/faults tests/security tests/launchers -n 0 -m "slow or not slow"
-	$(VENV)/bin/python -m pytest tests/dialects tests/server tests/gpu -n 0 -m slow
+	$(VENV)/bin/python -m pytest tests/engine tests/dialects tests/server tests/gpu -n 0 -m slow
 
 
 # On a machine that has torch, transformers, Triton, numba and peft, and may have no network: what else the engine and

@@ -16,6 +16,7 @@ from tests.conftest import ROOT
 TESTS = ("test_any_rows.py", "test_coded_weights.py")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(has_tiles(), reason="this machine's tests run in tiles")
 @pytest.mark.skipif(
     not has_bf16_dot() or shutil.which("cc") is None, reason="emulation takes AVX512_BF16 and a C compiler"

@@ -17,6 +17,7 @@ VECTORS = {"avx2": 7, "avx512": 27}
 """What `HELD` must be, so that it is seen that the newer instructions were hidden."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cpu", ["avx2", "avx512"])
 def test_kernels_without_newer_instructions(cpu, tmp_path):
     features = get_host_cpu_features()

@@ -61,6 +61,7 @@ def assert_consistent(live: LiveServer) -> set[str]:
     return listed
 
 
+@pytest.mark.slow
 def test_the_server_is_killed_in_the_middle_of_registrations(server, adapters):
     sources = [adapters / f"a{number}" for number in range(COUNT)]
     chance = random.Random(7)
@@ -98,6 +99,7 @@ def test_a_worker_is_killed_in_the_middle_of_registrations(server, adapters):
     assert not {source.name for source, status in zip(sources, statuses, strict=True) if status != 200} & listed
 
 
+@pytest.mark.slow
 def test_what_a_killed_server_left_is_removed(server, adapters, tmp_path):
     """The copy of a large adapter is cut short by a kill."""
     big = tmp_path / "a1000"

@@ -51,6 +51,7 @@ def test_more_workers_and_fewer_again(cluster):
     cluster.run("delete", "grows", "--wait", "60")
 
 
+@pytest.mark.slow
 def test_new_options_replace_the_workers_without_loss(cluster):
     cluster.deploy("changes")
     before = cluster.deployment("changes")["workers"]
@@ -83,6 +84,7 @@ def test_fifty_requests_of_every_dialect_wake_one_worker(cluster):
     assert rules[:2] in (["wake", "zero"], ["zero", "wake"])
 
 
+@pytest.mark.slow
 def test_calls_over_grpc_wake_a_deployment_and_are_answered(cluster):
     cluster.deploy("naps", "--min-workers", "0", "--max-workers", "1", "--scale-to-zero", "--idle-timeout-s", "1")
     for call in (_unary, _streamed):

@@ -39,7 +39,7 @@ def engine(model, device: torch.device, **options: object) -> EngineCore:
     return EngineCore(config, DeviceBackend(config, device, method(config.quantization)))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", slow("gpt2"), slow("gpt_oss"), "mixtral"])
+@pytest.mark.parametrize("family", ["llama", slow("qwen3"), slow("gemma2"), slow("gpt2"), slow("gpt_oss"), "mixtral"])
 def test_family_equals_generate(family, models_dir, device):
     model = make_model(models_dir, family)
     driver = Driver(engine(model, device, max_num_batched_tokens=17, max_num_seqs=4))
@@ -130,7 +130,7 @@ def test_a_row_chooses_the_same_whatever_the_others_are(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)  # as for attention: no bfloat16 here
-@pytest.mark.parametrize(("inner", "columns"), [(64, 48), (300, 70), (1024, 200), (2100, 30), (128, 8200)])
+@pytest.mark.parametrize(("inner", "columns"), [(64, 48), (300, 70), (1024, 200), (2100, 30), slow(128, 8200)])
 def test_weights_in_bytes(inner, columns, dtype, device):
     """Against float64 with the same bytes: rows up to where torch multiplies, and beyond."""
     generator = torch.Generator().manual_seed(0)
@@ -235,7 +235,7 @@ def test_decode_over_captured_buffers(family, models_dir, device, short_pieces):
     assert counts.runs[True] == 0
 
 
-@pytest.mark.parametrize("family", ["qwen2", slow("gemma2")])
+@pytest.mark.parametrize("family", [slow("qwen2"), slow("gemma2")])
 def test_adapters_over_captured_buffers(family, models_dir, tmp_path, device, short_pieces):
     """Adapters that come after the capture, in rows of their own and beside rows without any; DoRA's factors are in no graph."""
     model = make_model(models_dir, family)

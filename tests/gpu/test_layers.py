@@ -85,11 +85,11 @@ def test_gates(width, dtype, device):
     ("family", "fused"),
     [
         ("llama", True),
-        ("qwen2", True),
+        slow("qwen2", True),
         slow("mistral", True),
         slow("qwen3", True),
         slow("gpt2", False),
-        ("gemma2", False),
+        slow("gemma2", False),
     ],
 )
 def test_which_models_run_fused(family, fused, models_dir, device):

@@ -62,7 +62,7 @@ def assert_gone(pid: int) -> None:
     subprocess.run(["timeout", "30", "tail", "--pid", str(pid), "-f", "/dev/null"], check=True)
 
 
-@pytest.mark.parametrize("family", ["llama", slow("qwen3"), slow("gemma2"), "mixtral"])
+@pytest.mark.parametrize("family", ["llama", slow("qwen3"), slow("gemma2"), slow("mixtral")])
 def test_family_equals_generate(family, models_dir):
     """With chunks, sequences that join, and steps that take their ids from the step before."""
     model = make_model(models_dir, family)
@@ -117,7 +117,7 @@ def test_what_cannot_be_split_is_refused(models_dir):
 
 @pytest.mark.parametrize(
     ("victim", "loaded"),
-    [("other", True), ("first", False), slow("first", True), slow("other", False)],
+    [("other", True), slow("first", False), slow("first", True), slow("other", False)],
     ids=["other-serving", "first-loading", "first-serving", "other-loading"],
 )
 def test_all_processes_end_with_any(victim, loaded, models_dir):
