@@ -22,7 +22,7 @@ from engine.cpu.kernels.tiles import (
     widen_pairs,
 )
 
-MOST_DECODING_ROWS = 22 if pairing() == WIDE_PAIRS else 24
+MOST_DECODING_ROWS = 22
 """With more rows the first tile of a piece decodes a coded panel for all of them, else each for itself."""
 WIDENING_ROWS = 0 if has_avx512() else 96
 """With so many rows a panel of pairs is widened once for all tiles (0: never), because on AVX2 widening competes with multiplying."""
