@@ -12,7 +12,7 @@ from typing import Any
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import F32, LANES, MAX_ROWS, WIDE_PAIRS
 from engine.cpu.kernels.low_rank import DOT_RANKS, DOT_ROWS, dots, expand
-from engine.cpu.kernels.matmul import WIDENED_ROWS, apart, bytes_of_panel, multiply_panel, piece, tile_rows, widen_rows
+from engine.cpu.kernels.matmul import WIDENED_ROWS, bytes_of_panel, multiply_panel, panel_after, piece, tile_rows, widen_rows
 from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
 
@@ -107,15 +107,13 @@ def adapted_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
         tile = tile_rows(rows, coded)
         panel_bytes = bytes_of_panel(inner, element, coded)
         panels_each, _ = piece(rows, tile, panels, panel_bytes, load_int(a, 17))
-        further = apart(panels_each, 1, load_int(a, 17))
         while True:
             begin = take_ticket(a) * panels_each
             if begin >= panels:
                 break
             last = min(begin + panels_each, panels)
             for panel in range(begin, last):
-                # After the last panel of a piece, this worker's next piece probably comes after those of the other workers.
-                following = panel + 1 if panel + 1 < last else begin + panels_each * load_int(a, 17)
+                following = panel_after(panel, begin, last, panels_each, 1, load_int(a, 17))
                 for segment in range(segments, end, SEGMENT_BYTES):
                     head, count, depth = load_int(segment, 0), load_int(segment, 1), load_int(segment, 5)
                     halves, own = load_int(segment, 6) + 16 * panel, load_int(segment, 7)
@@ -133,7 +131,7 @@ def adapted_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
                         )  # fmt: skip
                 multiply_panel(
                     0, rows, rows, out + panel * width * out_element, stride, x, x_stride, weight + panel * panel_bytes, inner,
-                    scratch, PANEL, factors, panel * PANEL, scratch + 4 * rows * PANEL, further, kind, paired, coded, ending,
+                    scratch, PANEL, factors, panel * PANEL, scratch + 4 * rows * PANEL, following - panel, kind, paired, coded, ending,
                 )  # fmt: skip
 
     return adapted

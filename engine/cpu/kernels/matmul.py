@@ -90,9 +90,11 @@ def ahead_of(panel: int, panel_bytes: int, further: int, tile: int, tiles: int) 
 
 
 @inlined
-def apart(panels_each: int, across: int, workers: int) -> int:
-    """How many panels further a worker goes on: within its piece or its run of panels, else probably after those of the other workers."""
-    return workers if panels_each == across == 1 else 1
+def panel_after(panel: int, begin: int, last: int, panels_each: int, across: int, workers: int) -> int:
+    """The panel that a worker probably multiplies after this one of its piece, the panels from `begin` to `last`: the next of the piece or
+    of its run of panels, else the first of the piece that comes after those of the other workers.
+    """
+    return panel + 1 if panel + 1 < last or across > 1 else begin + panels_each * workers
 
 
 WIDENED_ROWS = 16
@@ -210,15 +212,15 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
         panels_each, rows_each = piece(rows, tile, panels, panel_bytes, workers)
         room = load_int(a, 14) + take_ticket(a + 8) * load_int(a, 15) if coded or widens(rows, paired, coded) else 0
         pieces, across = (panels + panels_each - 1) // panels_each, (rows + rows_each - 1) // rows_each
-        further = apart(panels_each, across, workers)
         while True:
             ticket = take_ticket(a)
             if ticket >= pieces * across:
                 return
             panel_piece, row_piece = place(ticket, pieces, across, workers)
             begin, head = panel_piece * panels_each, row_piece * rows_each
-            end = min(head + rows_each, rows)
-            for panel in range(begin, min(begin + panels_each, panels)):
+            end, last = min(head + rows_each, rows), min(begin + panels_each, panels)
+            for panel in range(begin, last):
+                further = panel_after(panel, begin, last, panels_each, across, workers) - panel
                 multiply_panel(
                     head, end, rows, out + panel * width * out_element, stride, x, x_stride, weight + panel * panel_bytes, inner,
                     start + 4 * panel * PANEL if start else 0, 0, 0, 0, room, further, kind, paired, coded, ending,
