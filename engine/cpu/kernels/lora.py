@@ -12,7 +12,15 @@ from typing import Any
 from engine.cpu.kernels.compiled import inlined, kernel
 from engine.cpu.kernels.emit import F32, LANES, MAX_ROWS, WIDE_PAIRS
 from engine.cpu.kernels.low_rank import DOT_RANKS, DOT_ROWS, dots, expand
-from engine.cpu.kernels.matmul import WIDENED_ROWS, bytes_of_panel, multiply_panel, panel_after, piece, tile_rows, widen_rows
+from engine.cpu.kernels.matmul import (
+    WIDENED_ROWS,
+    bytes_of_panel,
+    multiply_panel,
+    panel_after,
+    piece,
+    tile_rows,
+    widen_rows,
+)
 from engine.cpu.kernels.simd import address_of, fetch_ahead, load_int, take_ticket
 from engine.cpu.kernels.tiles import ADD, GATE, PANEL, WIDEN
 
@@ -131,7 +139,7 @@ def adapted_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
                         )  # fmt: skip
                 multiply_panel(
                     0, rows, rows, out + panel * width * out_element, stride, x, x_stride, weight + panel * panel_bytes, inner,
-                    scratch, PANEL, factors, panel * PANEL, scratch + 4 * rows * PANEL, following - panel, kind, paired, coded, ending,
+                    scratch, PANEL, factors, panel * PANEL, scratch + 4 * rows * PANEL, scratch, following - panel, kind, paired, coded, ending,
                 )  # fmt: skip
 
     return adapted

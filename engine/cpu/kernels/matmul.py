@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.cpu.kernels.coded import GROUP_BYTES, GROUP_INPUTS, HEAD_BYTES
 from engine.cpu.kernels.compiled import inlined, inlined_with_constants, kernel
-from engine.cpu.kernels.emit import BF16, F32, LANES, WIDE_PAIRS, WIDENED, has_avx512, pairing
+from engine.cpu.kernels.emit import BF16, F32, LANES, WIDE_PAIRS, WIDENED, has_avx512
 from engine.cpu.kernels.simd import address_of, load, load_int, store, take_ticket
 from engine.cpu.kernels.tiles import (
     ADD,
@@ -40,8 +40,8 @@ PIECE_TILES = 16
 """Row tiles of a piece of a single panel."""
 PIECES_TOGETHER = 16
 """Pieces of panels that multiply some rows before other rows' turn: meanwhile the rows stay in a core's second cache, if they fit it."""
-MOST_AHEAD_BYTES = 400 << 10
-"""The largest panel whose next one is prefetched: both must fit into a core's second cache."""
+PART_BYTES = 320 << 10
+"""Of a panel that several tiles multiply, in one part of the sum. It and the next one must fit into a core's second cache."""
 
 
 @inlined
@@ -77,16 +77,13 @@ def place(ticket: int, pieces: int, across: int, workers: int) -> Any:
 
 
 @inlined
-def ahead_of(panel: int, panel_bytes: int, further: int, tile: int, tiles: int) -> int:
-    """What row tile number `tile` of `tiles` prefetches, half of a panel's bytes: the first two tiles prefetch the panel that is
-    so many panels `further`, because memory would rest while a panel is in the cache. The others prefetch nothing (0). A single
-    tile reads its panel ONCE.
+def ahead_of(following: int, part_bytes: int, tile: int, tiles: int) -> int:
+    """What row tile number `tile` of `tiles` prefetches, half of a part's bytes: the first two tiles prefetch the `following` part, because
+    memory would rest while a part is in the cache. The others prefetch nothing (0). A single tile reads its panel ONCE.
     """
     if tiles == 1:
         return ONCE
-    if tile > 1 or panel_bytes > MOST_AHEAD_BYTES:
-        return 0
-    return panel + further * panel_bytes + tile * (panel_bytes // 2)
+    return 0 if tile > 1 else following + tile * (part_bytes // 2)
 
 
 @inlined
@@ -140,63 +137,87 @@ def bytes_of_panel(inner: int, element: int, coded: int) -> int:
     return HEAD_BYTES + inner // GROUP_INPUTS * GROUP_BYTES if coded else inner * PANEL * element
 
 
-def room_bytes(rows: int, inner: int, paired: int, coded: int) -> int:
-    """Bytes of the room of `multiply_panel`."""
-    if coded:
-        return 2 * PANEL * inner
-    return 4 * PANEL * inner if widens.py_func(rows, paired, coded) else 0
+@inlined
+def part_inputs(rows: int, inner: int, kind: int, paired: int, coded: int) -> int:
+    """Inputs of a part of the sum, for so many rows: all (or more), or a multiple of 32."""
+    if rows <= tile_rows(rows, coded):
+        return inner
+    most = PART_BYTES // (PANEL * (4 if kind == F32 or widens(rows, paired, coded) else 2))
+    parts = (inner + most - 1) // most
+    return ((inner + parts - 1) // parts + 31) // 32 * 32
+
+
+def room_bytes(rows: int, inner: int, kind: int, paired: int, coded: int) -> tuple[int, int]:
+    """Bytes of the rooms of `multiply_panel`: for a part of a panel, and for sums."""
+    part = part_inputs.py_func(rows, inner, kind, paired, coded)
+    bytes_each = 2 if coded else 4 if widens.py_func(rows, paired, coded) else 0
+    return bytes_each * PANEL * part, 4 * PANEL * min(rows, PIECE_TILES * PRODUCT_ROWS) if part < inner else 0
 
 
 @inlined_with_constants
 def multiply_panel(
     head: int, end: int, rows: int, out: int, stride: int, x: int, x_stride: int, packed: int, inner: int,
-    begins: int, begin_stride: int, factors: int, column: int, room: int, further: int,
+    begins: int, begin_stride: int, factors: int, column: int, room: int, partial: int, further: int,
     kind: int, paired: int, coded: int, ending: int,
 ) -> None:  # fmt: skip
     """The rows from `head` to `end`, of a product of `rows`, times one panel, tile by tile; `out` is that of the first row and this panel.
 
     The sums of row r begin at begins + 4 * r * begin_stride (0: at zero). factors and column: as in `product`, of all rows. room: where a panel
-    lies decoded, or widened. further: how many panels further the next one of this worker probably is.
+    lies decoded, or widened. further: how many panels further the next one of this worker probably is. A large panel is multiplied in
+    parts, each by all rows while it lies in the second cache; partial: where their sums wait, float32 [end - head, 32].
     """
     element = 4 if kind == F32 else 2
     x_bytes = x_stride * (4 if paired == WIDE_PAIRS else element)
     out_bytes = stride * (4 if ending in (ADD, WIDEN) else element)
-    tile, panel_bytes = tile_rows(rows, coded), bytes_of_panel(inner, element, coded)
+    tile, part = tile_rows(rows, coded), part_inputs(rows, inner, kind, paired, coded)
     tiles = (end - head + tile - 1) // tile
     widened, decoding = widens(rows, paired, coded), coded and rows <= MOST_DECODING_ROWS
-    first, number = head, 0
-    if widened:
-        widen_pairs(room, packed, inner // 2, PANEL)
-    while first < end:
-        keeps = coded and not decoding and first == head
-        count = min(KEEPING_ROWS if keeps else tile, end - first)
-        target, inputs = out + first * out_bytes, x + first * x_bytes
-        sums, scales = begins + 4 * first * begin_stride, factors + 8 * first if factors else 0
-        ahead = 0 if keeps else ahead_of(packed, panel_bytes, further, number, tiles)
-        if widened:
-            product(
-                count, target, stride, inputs, x_stride, room, inner, sums, begin_stride, scales, column, 0, 0,
-                kind, WIDENED, 0, ending,
-            )  # fmt: skip
-        elif decoding or keeps:
-            product(
-                count, target, stride, inputs, x_stride, packed, inner, sums, begin_stride, scales, column, ahead,
-                room if keeps else 0, kind, paired, 1, ending,
-            )  # fmt: skip
+    done, kept_before = 0, 0
+    while done < inner:
+        last = min(done + part, inner)
+        size = (last - done) // GROUP_INPUTS * GROUP_BYTES if coded else (last - done) * PANEL * element
+        if last == inner:
+            following = packed + further * bytes_of_panel(inner, element, coded)
+        elif coded:
+            following = packed + HEAD_BYTES + last // GROUP_INPUTS * GROUP_BYTES
         else:
-            product(
-                count, target, stride, inputs, x_stride, room if coded else packed, inner, sums, begin_stride, scales, column,
-                ahead, 0, kind, paired, 0, ending,
-            )  # fmt: skip
-        first += count
-        number += 0 if keeps else 1
+            following = packed + last * PANEL * element
+        here = room - done * PANEL * (4 if widened else 2)
+        if widened:
+            widen_pairs(room, packed + done * PANEL * element, (last - done) // 2, PANEL)
+        first, number, kept = head, 0, kept_before
+        while first < end:
+            keeps = coded and not decoding and first == head
+            count = min(KEEPING_ROWS if keeps else tile, end - first)
+            target, inputs, into = out + first * out_bytes, x + first * x_bytes, partial + 4 * PANEL * (first - head)
+            sums, sums_stride = (into, PANEL) if done else (begins + 4 * first * begin_stride, begin_stride)
+            into, scales = 0 if last == inner else into, factors + 8 * first if factors else 0
+            ahead = 0 if keeps else ahead_of(following, size, number, tiles)
+            if widened:
+                product(
+                    count, target, stride, inputs, x_stride, here, done, last, sums, sums_stride, into, scales, column, 0, 0, 0,
+                    kind, WIDENED, 0, ending,
+                )  # fmt: skip
+            elif decoding or keeps:
+                kept = product(
+                    count, target, stride, inputs, x_stride, packed, done, last, sums, sums_stride, into, scales, column, ahead,
+                    here if keeps else 0, kept_before, kind, paired, 1, ending,
+                )  # fmt: skip
+            else:
+                product(
+                    count, target, stride, inputs, x_stride, here if coded else packed, done, last, sums, sums_stride, into, scales, column,
+                    ahead, 0, 0, kind, paired, 0, ending,
+                )  # fmt: skip
+            first += count
+            number += 0 if keeps else 1
+        done, kept_before = last, kept
 
 
 @cache
 def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x [rows, inner], its stride; weight [panels, inner, 32], or coded; start (0: none);
-    out, its stride; workers; with WIDE_PAIRS what `widen_kernel` makes x of, and its stride; where coded, or where it `widens`, room for a
-    panel of each worker, and its bytes. `ending` is STORE, ADD, GATE or WIDEN.
+    out, its stride; workers; with WIDE_PAIRS what `widen_kernel` makes x of, and its stride; the `room_bytes` of each worker: both rooms, their
+    bytes, those of the first one. `ending` is STORE, ADD, GATE or WIDEN.
     """
     element = 4 if kind == F32 else 2
     out_element = 4 if ending in (ADD, WIDEN) else element
@@ -210,7 +231,7 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
         start, out, stride = load_int(a, 8), load_int(a, 9), load_int(a, 10)
         workers, tile, panel_bytes = load_int(a, 11), tile_rows(rows, coded), bytes_of_panel(inner, element, coded)
         panels_each, rows_each = piece(rows, tile, panels, panel_bytes, workers)
-        room = load_int(a, 14) + take_ticket(a + 8) * load_int(a, 15) if coded or widens(rows, paired, coded) else 0
+        room = load_int(a, 14) + take_ticket(a + 8) * load_int(a, 15)
         pieces, across = (panels + panels_each - 1) // panels_each, (rows + rows_each - 1) // rows_each
         while True:
             ticket = take_ticket(a)
@@ -223,7 +244,7 @@ def matmul_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
                 further = panel_after(panel, begin, last, panels_each, across, workers) - panel
                 multiply_panel(
                     head, end, rows, out + panel * width * out_element, stride, x, x_stride, weight + panel * panel_bytes, inner,
-                    start + 4 * panel * PANEL if start else 0, 0, 0, 0, room, further, kind, paired, coded, ending,
+                    start + 4 * panel * PANEL if start else 0, 0, 0, 0, room, room + load_int(a, 16), further, kind, paired, coded, ending,
                 )  # fmt: skip
 
     return matmul

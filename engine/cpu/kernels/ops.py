@@ -288,15 +288,15 @@ def linear(
         return
     widened = paired == WIDE_PAIRS
     wide_bytes = -(-4 * rows * inner // LINE) * LINE if widened else 0
-    panel_bytes = matmul.room_bytes(rows, inner, paired, coded)
+    panel_bytes, sum_bytes = matmul.room_bytes(rows, inner, kind, paired, coded)
     if lora is None:
-        room = _workspace(wide_bytes + num_threads() * panel_bytes)
+        room = _workspace(wide_bytes + num_threads() * (panel_bytes + sum_bytes))
         source, stride = (room, inner) if widened else (x.data_ptr(), x.stride(0))
         product = matmul.matmul_kernel(kind, paired, coded, ending)
         run(
             matmul.widen_kernel() if widened else product,
             rows, inner, panels, source, stride, packed.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0), num_threads(),
-            x.data_ptr(), x.stride(0), room + wide_bytes, panel_bytes,
+            x.data_ptr(), x.stride(0), room + wide_bytes, panel_bytes + sum_bytes, panel_bytes,
             after=product if widened else None, work=rows * inner * panels,
         )  # fmt: skip
         return

@@ -107,7 +107,7 @@ def fetch_output(builder: Any, rows: int, out: Any, out_stride: Any, kind: int, 
 GROUP_LINES = GROUP_BYTES // LINE_BYTES
 Sums = list[Any] | dict[int, Any]
 """Accumulators of rows and vectors: that of row r and vector v is number 2 * r + v."""
-_PRODUCT_ARGS = (types.int64,) * 13
+_PRODUCT_ARGS = (types.int64,) * 16
 RUN = 16
 """Steps of the sum between two runs of prefetches, a line for each step. Among the steps they would take registers that the
 addresses of 12 rows need.
@@ -148,19 +148,22 @@ def widen_pairs(typing_context: Any, out: Any, source: Any, pairs: Any, width: A
 @intrinsic(prefer_literal=True)
 def product(
     typing_context: Any,
-    rows: Any, out: Any, out_stride: Any, x: Any, x_stride: Any, panel: Any, inner: Any, start: Any, start_stride: Any,
-    factors: Any, column: Any, ahead: Any, decoded: Any,
+    rows: Any, out: Any, out_stride: Any, x: Any, x_stride: Any, panel: Any, first: Any, last: Any, start: Any, start_stride: Any,
+    into: Any, factors: Any, column: Any, ahead: Any, decoded: Any, first_kept: Any,
     kind: Any, paired: Any, coded: Any, ending: Any,
 ) -> Any:  # fmt: skip
     """out[r, :32] = sum over i of x[r, i] * panel[i, :32], for at most PRODUCT_ROWS rows; `ending` says what follows.
 
+    The inputs i are those from `first` to `last`: a part of the sum, unless they are all. Parts begin at multiples of 4. A part whose sums
+    are to go on is stored into[r, :32], float32 without gaps, instead of ending (0: it ends).
     The sum begins at start[r, :32] (float32; 0: at zero; rows `start_stride` apart, so a bias has stride 0). x and out
     are of `kind`, but for ADD and WIDEN, and but for x in float32 with WIDE_PAIRS and WIDENED. factors (0: none): an int64 a row, 0 or the address of float32 factors by
     which the sums are multiplied, of which those from `column` on belong to this panel. panel: [inner, 32], with
     WIDENED in float32, or with DOT_PAIRS and WIDE_PAIRS [inner / 2, 32, 2] bfloat16, two steps of the sum side by side, as AVX512_BF16's dot product wants them, and
     where `coded`, a compile-time constant too, such pairs as `coded.encode` codes them.
-    decoded: where a tile of KEEPING_ROWS puts the pairs of a coded panel (0: nowhere).
-    ahead: an address from which on it prefetches half as many bytes as the panel has, into the second cache (0: none), or ONCE.
+    decoded: where a tile of KEEPING_ROWS puts the pairs of a coded panel, as if all were put there (0: nowhere).
+    ahead: an address from which on it prefetches half as many bytes as the part has, into the second cache (0: none), or ONCE.
+    first_kept: the number of kept groups of a coded panel before the part; it returns the number of those before the next part.
     The order of the sum is that of i, whatever the rows.
     """
     number, way, then = kind.literal_value, paired.literal_value, ending.literal_value
@@ -169,9 +172,11 @@ def product(
     in_panel = F32 if in_pairs else source  # a pair takes as much room
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, out, out_stride, x, x_stride, panel, inner, start, start_stride, factors, column, ahead, decoded, *_ = (
-            args
-        )
+        rows, out, out_stride, x, x_stride, panel, first, last, start, start_stride, into, *more = args
+        factors, column, ahead, decoded, first_kept, *_ = more
+        each_step = GROUP_INPUTS if in_code else 2 if in_pairs else 1
+        first_step, last_step = builder.udiv(first, I64(each_step)), builder.udiv(last, I64(each_step))
+        kept_after = cgutils.alloca_once_value(builder, first_kept)
 
         def add_words(sums: Sums, words: dict[int, Any], i: Any, these: range) -> None:
             """The products with a pair of inputs, number `i`; `words` are the pairs of the panel's vectors."""
@@ -219,7 +224,7 @@ def product(
             with cgutils.for_range(builder, runs) as run:
                 first = builder.add(begin, builder.mul(run.index, I64(size)))
                 with builder.if_then(builder.icmp_signed("!=", ahead, I64(0))):
-                    line = builder.mul(builder.udiv(first, I64(size)), I64(lines))
+                    line = builder.mul(builder.udiv(builder.sub(first, first_step), I64(size)), I64(lines))
                     for number in range(lines):
                         prefetch_line(builder, ahead, builder.add(line, I64(number)))
                 with cgutils.for_range(builder, I64(size)) as i:
@@ -229,7 +234,8 @@ def product(
         def coded_steps(sums: list[Any], count: int, where: int, many: bool, keep: bool = False) -> None:
             """All steps of a coded panel: stretches of groups, between them those that are kept as they are."""
             table, kept = load_table(builder, panel), load_kept(builder, panel)
-            done = cgutils.alloca_once_value(builder, I64(0))
+            done, index = (cgutils.alloca_once_value(builder, value) for value in (first_step, first_kept))
+            stretches, after_one, after_all = (builder.append_basic_block(name) for name in ("stretch", "kept", "end"))
 
             def multiply(number: Any, steps: list[list[Any]]) -> None:
                 if keep:
@@ -250,31 +256,33 @@ def product(
                 with cgutils.for_range_slice(builder, begin, end, I64(1)) as (number, _):
                     group(number)
 
-            groups = builder.udiv(inner, I64(GROUP_INPUTS))
-            with cgutils.for_range(builder, builder.add(kept.count, I64(1))) as loop:
-                is_kept = builder.icmp_signed("<", loop.index, kept.count)
-                end = cgutils.alloca_once_value(builder, groups)
-                with builder.if_then(is_kept):
-                    builder.store(load_kept_number(builder, kept, loop.index), end)
-                stretch(builder.load(end))
-                with builder.if_then(is_kept):
-                    number, steps = load_kept_group(builder, kept, loop.index)
-                    multiply(number, steps)
-                    builder.store(builder.add(number, I64(1)), done)
+            builder.branch(stretches)
+            builder.position_at_end(stretches)
+            number = cgutils.alloca_once_value(builder, last_step)
+            with builder.if_then(builder.icmp_signed("<", builder.load(index), kept.count)):
+                builder.store(load_kept_number(builder, kept, builder.load(index)), number)
+            in_part = builder.icmp_signed("<", builder.load(number), last_step)
+            stretch(builder.select(in_part, builder.load(number), last_step))
+            builder.cbranch(in_part, after_one, after_all)
+            builder.position_at_end(after_one)
+            this, steps = load_kept_group(builder, kept, builder.load(index))
+            multiply(this, steps)
+            builder.store(builder.add(this, I64(1)), done)
+            builder.store(builder.add(builder.load(index), I64(1)), index)
+            builder.branch(stretches)
+            builder.position_at_end(after_all)
+            builder.store(builder.load(index), kept_after)
 
         def all_steps(sums: list[Any], count: int, where: int, more_tiles: bool) -> None:
             many = more_tiles and way != WIDE_PAIRS and 2 * count > MAX_ROWS  # fewer rows have no second tile
             if in_code:
                 coded_steps(sums, count, where, many)
                 return
-            steps, done = steps_of_panel(), I64(0)
+            done = first_step
             if many:
-                done = in_runs(done, steps, RUN, RUN, lambda i: fetching_step(sums, i, count, where))
-            with cgutils.for_range_slice(builder, done, steps, I64(1)) as (i, _):
+                done = in_runs(done, last_step, RUN, RUN, lambda i: fetching_step(sums, i, count, where))
+            with cgutils.for_range_slice(builder, done, last_step, I64(1)) as (i, _):
                 fetching_step(sums, i, count, where)
-
-        def steps_of_panel() -> Any:
-            return builder.udiv(inner, I64(2)) if in_pairs else inner
 
         def steps_once_or_again(sums: list[Any], count: int) -> None:
             if count <= SURELY_ONCE or (way == WIDE_PAIRS and PASSING == FIRST):  # or both ways are the same
@@ -301,8 +309,8 @@ def product(
 
         def add_up(sums: list[Any], count: int) -> None:
             if in_code and count == KEEPING_ROWS:
-                with builder.if_else(builder.icmp_signed("!=", decoded, I64(0))) as (more, alone):
-                    with more:
+                with builder.if_else(builder.icmp_signed("!=", decoded, I64(0))) as (for_others, alone):
+                    with for_others:
                         coded_steps(sums, count, FIRST, many=False, keep=True)
                     with alone:
                         steps_once_or_again(sums, count)
@@ -320,17 +328,19 @@ def product(
             own = builder.or_(builder.icmp_signed("==", ahead, I64(0)), builder.icmp_signed("==", ahead, I64(ONCE)))
             share = PANEL * element_bytes(in_panel) // len(turns)  # bytes a step
             each = builder.select(own, I64(share), I64(share // 2))
-            fetched = builder.select(own, builder.add(panel, I64(STRETCH_AHEAD)), ahead)
-            steps = steps_of_panel()
+            here = builder.add(panel, builder.mul(first_step, I64(PANEL * element_bytes(in_panel))))
+            fetched = builder.select(own, builder.add(here, I64(STRETCH_AHEAD)), ahead)
+            steps = builder.sub(last_step, first_step)
             with cgutils.for_range(
                 builder, builder.udiv(builder.add(steps, I64(STRETCH - 1)), I64(STRETCH))
             ) as stretch:
-                first = builder.mul(stretch.index, I64(STRETCH))
+                before = builder.mul(stretch.index, I64(STRETCH))
+                first = builder.add(first_step, before)
                 full = builder.add(first, I64(STRETCH))
-                end = builder.select(builder.icmp_signed("<", full, steps), full, steps)
+                end = builder.select(builder.icmp_signed("<", full, last_step), full, last_step)
                 for turn, (these, v) in enumerate(turns):
                     done = builder.add(
-                        builder.mul(first, I64(len(turns))), builder.mul(builder.sub(end, first), I64(turn))
+                        builder.mul(before, I64(len(turns))), builder.mul(builder.sub(end, first), I64(turn))
                     )
                     place = cgutils.alloca_once_value(builder, builder.add(fetched, builder.mul(done, each)))
                     held = {2 * r + v: cgutils.alloca_once_value(builder, builder.load(sums[2 * r + v])) for r in these}
@@ -353,6 +363,14 @@ def product(
             else:
                 sums = put_aside(builder, sums)
                 add_up_by_turns(sums, count)
+            with builder.if_else(builder.icmp_signed("!=", into, I64(0)), likely=False) as (goes_on, ends):
+                with goes_on:
+                    for place, total in enumerate(sums):
+                        store_vector(builder, builder.load(total), into, I64(LANES * place), F32)
+                with ends:
+                    end_rows(sums, count)
+
+        def end_rows(sums: list[Any], count: int) -> None:
             with builder.if_then(builder.icmp_signed("!=", factors, I64(0)), likely=False):
                 for r in range(count):
                     scale(sums[2 * r : 2 * r + 2], builder.load(pointer_at(builder, factors, I64(r), I64)))
@@ -361,6 +379,6 @@ def product(
                 end_row(builder, parts, out, builder.mul(out_stride, I64(r)), number, then)
 
         switch(builder, rows, MAX_CODED_ROWS if in_code else PRODUCT_ROWS, tile)
-        return context.get_dummy_value()
+        return builder.load(kept_after)
 
-    return types.void(*_PRODUCT_ARGS, kind, paired, coded, ending), emit
+    return types.int64(*_PRODUCT_ARGS, kind, paired, coded, ending), emit
