@@ -36,7 +36,8 @@ LONG = 6202
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("inner", [338, 896, 1700, LONG])
 def test_products(inner, dtype):
-    """Some sums fill no whole step."""
+    """Some sums fill no whole step; those of float32 have an odd number of inputs too."""
+    inner += dtype == torch.float32 and inner == LONG
     x, weight, bias = torch.randn(ROWS, inner).to(dtype), torch.randn(168, inner).to(dtype), torch.randn(168)
     layer, gate = PanelLinear(weight, bias, []), PanelGate(*weight.split(84), [])
     expected = F.linear(x.float(), weight.float(), bias)
@@ -47,7 +48,7 @@ def test_products(inner, dtype):
         return [layer.logits(x[:rows]), layer.rows(x[:rows]), gate.rows(x[:rows], gated), residual[:, :168]]
 
     whole = results(ROWS)
-    rounding = 1e-9 * inner  # of float32 numbers one after another; those of bfloat16 have exact products
+    rounding = 1e-9 * inner  # the sums of the longest are rounded most often
     assert_near(whole[0], expected, torch.float32, rounding)
     assert_near(whole[3], expected + 1, torch.float32, rounding)
     for rows in NUMBERS:

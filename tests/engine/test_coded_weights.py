@@ -122,20 +122,21 @@ def test_products_have_equal_bits(outputs, inner, way, threads, monkeypatch):
             assert torch.equal(out, other), (rows, ending)
 
 
-def test_adapters_have_equal_bits():
+@pytest.mark.parametrize("inner", [580, 6200])
+def test_adapters_have_equal_bits(inner):
     parts, generator = [("q", 96), ("k", 48), ("v", 24)], torch.Generator().manual_seed(0)
-    weight, sizes = uneven(168, 580), {"a": [16, 16, 16], "b": [None, 3, 40]}
+    weight, sizes = uneven(168, inner), {"a": [16, 16, 16], "b": [None, 3, 40]}
     plain, coded = (PanelLinear(weight, None, parts, coded=way) for way in (False, True))
     gates = [PanelGate(*weight[:160].split(80), [("g", 80), ("u", 80)], coded=way) for way in (False, True)]
     assert isinstance(coded.weight, CodedWeight)
     assert isinstance(gates[1].weight, CodedWeight)
     for name, ranks in sizes.items():
-        made = adapter(parts, 580, ranks, generator)
-        gated = adapter([("g", 80), ("u", 80)], 580, ranks[1:], generator)
+        made = adapter(parts, inner, ranks, generator)
+        gated = adapter([("g", 80), ("u", 80)], inner, ranks[1:], generator)
         for layer, module in ((plain, made), (coded, made), (gates[0], gated), (gates[1], gated)):
             layer.lora.put(name, layer.lora.make(module))
     for rows in (9, 31, 300):
-        x = torch.randn(rows, 580, generator=generator).bfloat16()
+        x = torch.randn(rows, inner, generator=generator).bfloat16()
         with adapters_of(((0, 2, "a"), (3, 5, "b"), (8, rows - 8, "a")), rows):
             assert torch.equal(plain.rows(x), coded.rows(x))
             first, second = (gate.rows(x, torch.empty(rows, gate.width, dtype=x.dtype)) for gate in gates)

@@ -94,7 +94,7 @@ def low_rank_kernel(kind: int, paired: int, wide: bool) -> Any:
 @cache
 def adapted_kernel(kind: int, paired: int, coded: int, ending: int) -> Any:
     """Arguments: rows, inner, panels; x, its stride; weight [panels, inner, 32], or coded; out, its stride; factors (0: none); segments,
-    their number; low, as `low_rank_kernel` left it, its stride; scratch for sums and where coded, or where it `widens`, a panel, bytes a worker; workers; with WIDE_PAIRS x in float32, [rows, inner] without gaps.
+    their number; low, as `low_rank_kernel` left it, its stride; scratch for sums and where coded, or where it `widens`, a part of a panel, bytes a worker; workers; with WIDE_PAIRS x in float32, [rows, inner] without gaps.
     """
     element = 4 if kind == F32 else 2
     wide = paired == WIDE_PAIRS

@@ -138,19 +138,18 @@ def bytes_of_panel(inner: int, element: int, coded: int) -> int:
 
 
 @inlined
-def part_inputs(rows: int, inner: int, kind: int, paired: int, coded: int) -> int:
-    """Inputs of a part of the sum, for so many rows: all (or more), or a multiple of 32."""
-    if rows <= tile_rows(rows, coded):
-        return inner
-    most = PART_BYTES // (PANEL * (4 if kind == F32 or widens(rows, paired, coded) else 2))
-    parts = (inner + most - 1) // most
+def part_inputs(inner: int, kind: int, widened: bool) -> int:
+    """Inputs of a part of the sum where several tiles multiply a panel: all (or more), or a multiple of 32."""
+    most = PART_BYTES // (PANEL * (4 if kind == F32 or widened else 2))
+    parts = max((inner + most - 1) // most, 1)
     return ((inner + parts - 1) // parts + 31) // 32 * 32
 
 
 def room_bytes(rows: int, inner: int, kind: int, paired: int, coded: int) -> tuple[int, int]:
     """Bytes of the rooms of `multiply_panel`: for a part of a panel, and for sums."""
-    part = part_inputs.py_func(rows, inner, kind, paired, coded)
-    bytes_each = 2 if coded else 4 if widens.py_func(rows, paired, coded) else 0
+    widened = widens.py_func(rows, paired, coded)
+    part = part_inputs.py_func(inner, kind, widened)
+    bytes_each = 2 if coded else 4 if widened else 0
     return bytes_each * PANEL * part, 4 * PANEL * min(rows, PIECE_TILES * PRODUCT_ROWS) if part < inner else 0
 
 
@@ -162,18 +161,17 @@ def multiply_panel(
 ) -> None:  # fmt: skip
     """The rows from `head` to `end`, of a product of `rows`, times one panel, tile by tile; `out` is that of the first row and this panel.
 
-    The sums of row r begin at begins + 4 * r * begin_stride (0: at zero). factors and column: as in `product`, of all rows. room: where a panel
+    The sums of row r begin at begins + 4 * r * begin_stride (0: at zero). factors and column: as in `product`, of all rows. room: where a part of a panel
     lies decoded, or widened. further: how many panels further the next one of this worker probably is. A large panel is multiplied in
     parts, each by all rows while it lies in the second cache; partial: where their sums wait, float32 [end - head, 32].
     """
     element = 4 if kind == F32 else 2
     x_bytes = x_stride * (4 if paired == WIDE_PAIRS else element)
     out_bytes = stride * (4 if ending in (ADD, WIDEN) else element)
-    tile, part = tile_rows(rows, coded), part_inputs(rows, inner, kind, paired, coded)
-    tiles = (end - head + tile - 1) // tile
-    widened, decoding = widens(rows, paired, coded), coded and rows <= MOST_DECODING_ROWS
+    tile, widened, decoding = tile_rows(rows, coded), widens(rows, paired, coded), coded and rows <= MOST_DECODING_ROWS
+    tiles, part = (end - head + tile - 1) // tile, inner if rows <= tile else part_inputs(inner, kind, widened)
     done, kept_before = 0, 0
-    while done < inner:
+    while True:
         last = min(done + part, inner)
         size = (last - done) // GROUP_INPUTS * GROUP_BYTES if coded else (last - done) * PANEL * element
         if last == inner:
@@ -210,6 +208,8 @@ def multiply_panel(
                 )  # fmt: skip
             first += count
             number += 0 if keeps else 1
+        if last == inner:
+            return
         done, kept_before = last, kept
 
 

@@ -355,7 +355,8 @@ def product(
 
         def tile(count: int) -> None:
             if count > SURELY_ONCE:
-                fetch_output(builder, count, out, out_stride, number, then)
+                with builder.if_then(builder.icmp_signed("==", into, I64(0))):
+                    fetch_output(builder, count, out, out_stride, number, then)
             sums = zeros(builder, 2 * count)
             begin(sums, count)
             if vectors_at_once(count) >= 2:
