@@ -48,7 +48,7 @@ def test_products(inner, dtype):
         return [layer.logits(x[:rows]), layer.rows(x[:rows]), gate.rows(x[:rows], gated), residual[:, :168]]
 
     whole = results(ROWS)
-    rounding = 1e-9 * inner  # the sums of the longest are rounded most often
+    rounding = 1e-9 * inner if dtype == torch.float32 else 0.0  # products of bfloat16 are exact, sums alone are rounded
     assert_near(whole[0], expected, torch.float32, rounding)
     assert_near(whole[3], expected + 1, torch.float32, rounding)
     for rows in NUMBERS:
