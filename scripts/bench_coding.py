@@ -15,6 +15,7 @@ import torch
 from engine.cpu.kernels import ops
 from engine.cpu.kernels.coded import can_code, encode
 from engine.cpu.kernels.threads import set_num_threads
+from engine.cpu.spaced_rows import spaced_rows
 from engine.cpu.weight_coding import copies_of, seconds_of
 
 
@@ -36,8 +37,8 @@ def main() -> None:
     print(f"{coded.packed.nbytes / packed.nbytes:.3f} of the memory\n")
     print("| rows | plain ms | coded ms | of the time |\n| --- | --- | --- | --- |")
     for rows in arguments.rows:
-        x = torch.randn(rows, arguments.hidden).bfloat16()
-        out = torch.empty(rows, arguments.wide, dtype=torch.bfloat16)
+        x, out = (spaced_rows(rows, width, torch.bfloat16) for width in (arguments.hidden, arguments.wide))
+        x.copy_(torch.randn(rows, arguments.hidden))
         plain, other = (seconds * 1e3 for seconds in seconds_of(*forms, x, out, arguments.rounds))
         print(f"| {rows} | {plain:.2f} | {other:.2f} | {other / plain:.2f} |", flush=True)
 

@@ -17,9 +17,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from engine.cpu.fused import spaced_rows
 from engine.cpu.kernels import paged
 from engine.cpu.layers import PanelLinear
+from engine.cpu.spaced_rows import spaced_rows
 
 HEADS, KV_HEADS, DIM, BLOCK = 9, 3, 64, 16
 PROMPTS = (1024, 4096)

@@ -18,9 +18,9 @@ from engine.attention import Options, attend, current
 from engine.cpu import lora
 from engine.cpu.attention import PagedAttention
 from engine.cpu.kernels import ops
-from engine.cpu.kernels.amx import LINE
 from engine.cpu.kernels.threads import Program, pool_state, recording
 from engine.cpu.layers import Gate, Linear, PanelLinear, lora_layers, make_gate, make_linear
+from engine.cpu.spaced_rows import spaced_rows
 from engine.models.decoder import DecoderParts
 from engine.process.progress import progress
 
@@ -217,11 +217,3 @@ class FusedDecoder:
             qk_norms=parts.qk_norms,
             options=Options(parts.scale, None, None),
         )
-
-
-def spaced_rows(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros [rows, width] whose rows lie an odd number of cache lines apart, so that those of a tile do not meet in the
-    same places of the cache.
-    """
-    lines = -(-width * dtype.itemsize // LINE) | 1
-    return torch.zeros(rows, lines * LINE // dtype.itemsize, dtype=dtype)[:, :width]

@@ -17,6 +17,7 @@ import torch
 from engine.cpu import large_pages
 from engine.cpu.kernels import ops
 from engine.cpu.kernels.coded import can_code, encode
+from engine.cpu.spaced_rows import spaced_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +83,6 @@ def seconds_of(
 
 def _part_of_time(plain: list[torch.Tensor], coded: list[CodedWeight], rows: int) -> float:
     """The time of coded products by that of plain ones."""
-    x, out = torch.ones(rows, INPUTS, dtype=torch.bfloat16), torch.empty(rows, OUTPUTS, dtype=torch.bfloat16)
+    x, out = (spaced_rows(rows, width, torch.bfloat16) for width in (INPUTS, OUTPUTS))
     plain_s, coded_s = seconds_of(plain, coded, x, out, ROUNDS)
     return coded_s / plain_s
