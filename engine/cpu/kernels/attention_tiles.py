@@ -50,8 +50,8 @@ MOST_GROUPS = 4
 """Groups of 16 keys that are multiplied at once at most: few rows need several, or each product would wait for the one before it."""
 MAX_VALUE_ROWS = 6
 NEXT = SECOND if ON_ZEN else FIRST
-"""Where to prefetch the keys and values that come next. Zen's first cache waits for few lines at a time, so that memory gave two thirds of the bytes
-a second that it gives to the second cache.
+"""Where to prefetch the keys and values that come next. On Zen 4 the first cache gets two thirds of the bytes a second that the second one gets,
+presumably because it waits for fewer lines at a time.
 """
 
 _SCORES_ARGS = (types.int64,) * 15
