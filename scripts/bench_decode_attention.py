@@ -40,7 +40,8 @@ def attention(shape: tuple[int, int, int], streams: int, context: int) -> tuple[
     heads, kv_heads, dim = shape
     each = -(-context // BLOCK)
     blocks = list(range(streams * each))
-    layers = max(1, BYTES // (4 * len(blocks) * BLOCK * kv_heads * dim))
+    layer_bytes = 2 * torch.bfloat16.itemsize * len(blocks) * BLOCK * kv_heads * dim  # keys and values
+    layers = max(1, BYTES // layer_bytes)
     sizes = (len(blocks), kv_heads, dim, BLOCK), (len(blocks), kv_heads, BLOCK, dim)
     caches = [[large_pages.empty(size, torch.bfloat16).normal_() for size in sizes] for _ in range(layers)]
     random.Random(0).shuffle(blocks)
