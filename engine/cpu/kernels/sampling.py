@@ -7,13 +7,44 @@ from typing import Any
 
 import numpy as np
 
-from engine.cpu.kernels.compiled import kernel
+from engine.cpu.kernels.compiled import inlined_with_constants, kernel
 from engine.cpu.kernels.emit import F32
 from engine.cpu.kernels.simd import address_of, exp, largest, load, load_double, load_int, store, store_int, take_ticket
 
 ONE, ZERO, LEAST, LOWEST = np.float32(1), np.float32(0), np.float32(-87), np.float32(-3e38)
 CHUNK = 1024
 """Weights are summed in float32 in chunks of this many, and the chunks' sums in float64."""
+
+
+@inlined_with_constants
+def _highest(logits: int, start: int, columns: int, kind: int) -> Any:
+    """The highest of so many logits from `start` on."""
+    highest = load(logits, start, kind)
+    if kind == F32:
+        highest = largest(logits, start, start + columns)
+    else:
+        for i in range(start + 1, start + columns):
+            highest = max(highest, load(logits, i, kind))
+    return highest
+
+
+@inlined_with_constants
+def _weight_of(logits: int, begin: int, end: int, highest: Any, scale: Any, kind: int) -> Any:
+    """The sum of e^((x - highest) * scale) over the logits of a chunk."""
+    part: Any = ZERO
+    for i in range(begin, end):
+        x = (load(logits, i, kind) - highest) * scale
+        part += exp(x) if x > LEAST else ZERO
+    return part
+
+
+@inlined_with_constants
+def _weight_of_row(logits: int, start: int, columns: int, highest: Any, scale: Any, kind: int) -> Any:
+    """The same over a row, in float64."""
+    total: Any = 0.0
+    for begin in range(start, start + columns, CHUNK):
+        total += _weight_of(logits, begin, min(begin + CHUNK, start + columns), highest, scale, kind)
+    return total
 
 
 @cache
@@ -34,12 +65,7 @@ def choose_kernel(kind: int) -> Any:
             if row >= rows:
                 return
             start = row * stride
-            highest = load(logits, start, kind)
-            if kind == F32:
-                highest = largest(logits, start, start + columns)
-            else:
-                for i in range(start + 1, start + columns):
-                    highest = max(highest, load(logits, i, kind))
+            highest = _highest(logits, start, columns, kind)
             temperature = load(temperatures, row, F32)
             if temperature == ZERO or highest < LOWEST:  # no token is allowed: the request must end, with any token
                 best = 0
@@ -48,21 +74,12 @@ def choose_kernel(kind: int) -> Any:
                 store_int(out, row, best)
                 continue
             scale = ONE / temperature
-            total: Any = 0.0
-            for begin in range(start, start + columns, CHUNK):
-                part: Any = ZERO
-                for i in range(begin, min(begin + CHUNK, start + columns)):
-                    x = (load(logits, i, kind) - highest) * scale
-                    part += exp(x) if x > LEAST else ZERO
-                total += part
+            total = _weight_of_row(logits, start, columns, highest, scale, kind)
             target = load_double(uniforms, row) * total
             chosen, begin = start, start
             reached: Any = 0.0
             while begin < start + columns:  # the chunk in which the target lies, or the last that has any weight
-                part = ZERO
-                for i in range(begin, min(begin + CHUNK, start + columns)):
-                    x = (load(logits, i, kind) - highest) * scale
-                    part += exp(x) if x > LEAST else ZERO
+                part = _weight_of(logits, begin, min(begin + CHUNK, start + columns), highest, scale, kind)
                 if part > ZERO:
                     chosen = begin
                     if reached + part >= target:
@@ -105,12 +122,7 @@ def score_kernel(kind: int) -> Any:
             if row >= rows:
                 return
             start = load_int(numbers, row) * stride
-            highest = load(logits, start, kind)
-            if kind == F32:
-                highest = largest(logits, start, start + columns)
-            else:
-                for i in range(start + 1, start + columns):
-                    highest = max(highest, load(logits, i, kind))
+            highest = _highest(logits, start, columns, kind)
             own = load(logits, start + load_int(tokens, row), kind)
             scale = ONE / load(temperatures, row, F32)
             total: Any = 0.0
@@ -160,24 +172,13 @@ def select_kernel(kind: int) -> Any:
             if row >= rows:
                 return
             start = row * stride
-            highest = load(logits, start, kind)
-            if kind == F32:
-                highest = largest(logits, start, start + columns)
-            else:
-                for i in range(start + 1, start + columns):
-                    highest = max(highest, load(logits, i, kind))
+            highest = _highest(logits, start, columns, kind)
             if highest < LOWEST:
                 store_int(counts, row, -1)
                 continue
             temperature = load(temperatures, row, F32)
             scale = ONE / temperature
-            total: Any = 0.0
-            for begin in range(start, start + columns, CHUNK):
-                part: Any = ZERO
-                for i in range(begin, min(begin + CHUNK, start + columns)):
-                    x = (load(logits, i, kind) - highest) * scale
-                    part += exp(x) if x > LEAST else ZERO
-                total += part
+            total = _weight_of_row(logits, start, columns, highest, scale, kind)
             store(totals, row, F32, np.float32(total))
             low, high, count = ZERO, FAR * temperature, 0
             border = high
