@@ -133,19 +133,21 @@ def test_idle_helpers_sleep():
     until(lambda: threads._pool._words[pool.SLEEPING])
 
 
-def test_two_callers_at_once():
-    """The second finds the pool taken and computes alone; neither sees anything of the other's job."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_callers_at_once(dtype):
+    """The second finds the pool taken and computes alone; neither sees anything of the other's job, nor of the room for its sums in parts."""
     threads.set_num_threads(2)
-    weights = [torch.randn(640, 128) for _ in range(2)]
+    inner = 128 if dtype == torch.float32 else 6000
+    weights = [torch.randn(640, inner).to(dtype) for _ in range(2)]
     wrong: list[int] = []
 
     def one(number: int) -> None:
-        x, packed = torch.randn(64, 128), ops.pack_weight(weights[number])
-        expected = x @ weights[number].T
+        x, packed = torch.randn(64, inner).to(dtype), ops.pack_weight(weights[number])
+        expected = x.float() @ weights[number].float().T
         for _ in range(200):
-            out = torch.empty(64, 640)
+            out = torch.empty(64, 640, dtype=dtype)
             ops.linear(x, packed, None, out)
-            if not torch.allclose(out, expected, atol=1e-3):
+            if not torch.allclose(out.float(), expected, atol=1e-3 if dtype == torch.float32 else 3.0):
                 wrong.append(number)
 
     callers = [threading.Thread(target=one, args=[number]) for number in range(2)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import local
 
 import torch
 
@@ -241,17 +242,17 @@ class LoraSegments:
 
 
 LEAST_ROOM = 1 << 20
-_room = torch.empty(0, dtype=torch.uint8)
+_rooms = local()
 
 
 def _workspace(size: int) -> int:
-    """The address of `size` bytes, which are valid until the next call."""
-    global _room
-    if _room.numel() < size:
+    """The address of `size` bytes, which are valid until the calling thread's next call."""
+    room: torch.Tensor | None = getattr(_rooms, "last", None)
+    if room is None or room.numel() < size:
         # In large pages: the lines of small ones may meet in few places of the second cache, which took up to a fifth of a product's time.
-        _room = large_pages.empty((1 << max(size - 1, LEAST_ROOM).bit_length(),), torch.uint8)
-    keep(_room)
-    address: int = _room.data_ptr()
+        room = _rooms.last = large_pages.empty((1 << max(size - 1, LEAST_ROOM).bit_length(),), torch.uint8)
+    keep(room)
+    address: int = room.data_ptr()
     return address
 
 
