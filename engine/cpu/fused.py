@@ -128,6 +128,7 @@ class FusedDecoder:
         like = (id(self), self._grown, space.residual.shape[0], layers, pool_state(), lora.current())
         program = programs.get(like)
         if program is not None:
+            programs[like] = programs.pop(like)  # the one that was used longest ago is the first to go
             context.change(program, self.heads)
             program.replay(progress.moved)
             return
