@@ -53,6 +53,13 @@ class LoraWeights:
     b: torch.Tensor
     magnitude: torch.Tensor | None
 
+    def narrowed(self, path: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """A and B in the type of the layer at `path`. Raises AdapterError if one is not finite there: float16 has less room."""
+        a, b = self.a.to(dtype), self.b.to(dtype)
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in (a, b)):
+            raise AdapterError(AdapterCode.NOT_FINITE, layer=path)
+        return a, b
+
 
 @dataclass(slots=True)
 class Adapter:

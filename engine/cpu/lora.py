@@ -140,6 +140,9 @@ class LoraLayer:
         found = [adapter.modules.get(path) for path, _ in self.parts]
         if all(weights is None for weights in found):
             return None
+        for (path, _), weights in zip(self.parts, found, strict=True):
+            if weights is not None:
+                weights.narrowed(path, self.dtype)
         packed = self._stacked(found) if self._mixes_parts else self._side_by_side(found)
         factors = self._factors(found)
         start = None

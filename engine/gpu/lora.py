@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from engine.adapters.failures import AdapterCode, AdapterError
 from engine.adapters.peft import dora_factors
 from engine.gpu import low_rank
 from engine.gpu.attention import to_device
@@ -142,10 +141,8 @@ class SlotLinear(nn.Module):
         if found.magnitude is not None:
             weight = self._weight()[columns].detach().float().cpu()
             factors = dora_factors(path, found.magnitude, weight + found.b @ found.a)
-        dtype = self._weight().dtype
-        a, b = found.a.to(dtype), found.b.t().contiguous().to(dtype)
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in (a, b)):  # float16 has less room
-            raise AdapterError(AdapterCode.NOT_FINITE, layer=path)
+        a, b = found.narrowed(path, self._weight().dtype)
+        b = b.t().contiguous()
         if self.slots.device.type == "cuda":
             a, b = a.pin_memory(), b.pin_memory()
         return SlotWeights(a, b, factors)
