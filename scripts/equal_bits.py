@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import time
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -62,6 +63,8 @@ def compute(engine: EngineCore, work: Work, together: int) -> Bits:
             bits = found.setdefault(output.request_id, [])
             bits += [(each.token_id, each.logprob.hex()) for each in output.logprobs or []]
             active -= output.finish_reason is not None
+        if engine.blocked:  # by the thread that reads an adapter, which needs the interpreter
+            time.sleep(0.001)
     engine.close()
     return found
 

@@ -7,8 +7,10 @@ import pytest
 from engine.adapters.files import content_digest
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.cpu.kernels.coded import can_code
 from engine.cpu.kernels.int8 import has_int8_dot
 from engine.messages import AdapterRef
+from scripts.equal_bits import CODED, compare, make_work
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, prompts
 
@@ -54,6 +56,20 @@ def test_alone_in_a_batch_cold_cached_and_in_pieces(dtype, way):
     together.run()
     assert numbers(cached, 1) == numbers(alone, 1)
     assert numbers(together, 1) == numbers(alone, 1)
+
+
+@pytest.mark.parametrize("arithmetic", [*DTYPES, "int8", CODED])
+def test_a_crowd_that_is_preempted_on_all_threads(arithmetic):
+    """Beside each sequence alone on one thread, without a cache."""
+    if arithmetic == "int8" and not has_int8_dot():
+        pytest.skip("this CPU has no products of bytes")
+    if arithmetic == CODED and not can_code():
+        pytest.skip("this CPU decodes no coded weights")
+    adapters = [] if arithmetic == "int8" else [AdapterRef(content_digest(path), str(path)) for path in ADAPTERS]
+    work = make_work(24, adapters)
+    equal, preemptions = compare(DEMO, arithmetic, work)
+    assert equal == len(work)
+    assert preemptions > 0
 
 
 @pytest.mark.skipif(not has_int8_dot(), reason="this CPU has no products of bytes")

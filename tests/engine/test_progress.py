@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,22 @@ def reports(monkeypatch):
     reporter.start()
     yield played, told
     reporter.stop()
+
+
+def test_a_process_that_was_suspended_was_not_quiet_for_that_long(monkeypatch):
+    """Else a machine that slept for an hour would find its workers hung on waking."""
+    clock, told = [0.0], []
+    monkeypatch.setattr(progress, "progress", Progress())
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    reporter = Reporter(told.append)
+
+    def wait(seconds: float) -> bool:
+        clock[0] += 3600.0 if len(told) == 3 else seconds
+        return len(told) == 6
+
+    monkeypatch.setattr(reporter._stopped, "wait", wait)
+    reporter._run()
+    assert [report.quiet_s for report in told] == [0.0, 1.0, 2.0, 4.0, 5.0, 6.0]
 
 
 def until(told, condition):

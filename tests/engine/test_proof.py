@@ -104,6 +104,21 @@ def test_what_a_flat_forward_pass_would_leave_out_keeps_a_model_from_it():
     prove(llama(FarAttention))  # transformers' own code is told the positions
 
 
+def test_layers_of_several_widths_run_in_transformers_code():
+    def wider():
+        model = llama()
+        mlp, hidden = model.model.layers[1].mlp, model.config.hidden_size
+        wide = 2 * model.config.intermediate_size
+        mlp.gate_proj, mlp.up_proj = (torch.nn.Linear(hidden, wide, bias=False) for _ in range(2))
+        mlp.down_proj = torch.nn.Linear(wide, hidden, bias=False)
+        return model
+
+    model = wider()
+    with pytest.raises(ValueError, match="several widths"):
+        FusedDecoder(model, Proof(model, 2, 100, LONGEST).specs)
+    prove(wider())
+
+
 def test_rows_instead_of_positions_are_found_behind_a_limit_that_no_probe_reaches():
     with pytest.raises(ProbeError, match=r"once a limit is passed \(floor_scale 4096"):
         prove(llama(RowAttention, floor_scale=4096))
