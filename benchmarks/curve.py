@@ -38,7 +38,7 @@ class Measurement:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._results = Results(options.out / "runs.jsonl")
-        self._machine, self._commit = machine(), commit()
+        self._machine = machine()
         self._dtype = native_dtype(self._machine.flags) if options.dtype == "auto" else options.dtype
         self._peers: list[Peer] = [OURS, *(PEERS[name] for name in options.peers)]
         self._installed: dict[str, dict[str, str] | CommandError] = {}
@@ -47,7 +47,7 @@ class Measurement:
         """All shapes, one after another."""
         for shape in self._options.shapes:
             threads = self._options.threads or self._machine.cores
-            context = Context(self._machine, self._commit, self._dtype, threads, shape, self._options.quantization)
+            context = Context(self._machine, commit(), self._dtype, threads, shape, self._options.quantization)
             try:
                 folder = model(shape, self._dtype, self._options.cache, self._log(shape, "model"))
             except CommandError as error:
