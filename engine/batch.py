@@ -12,7 +12,7 @@ from engine.request import PENDING
 
 if TYPE_CHECKING:
     from engine.request import Request
-    from engine.scheduler import ScheduledBatch
+    from engine.scheduled_batch import ScheduledBatch
 
 Segments = tuple[tuple[int, int, str], ...]
 """(first row, number of rows, adapter digest) of a step's segments: rows with one adapter. Other rows are in none."""

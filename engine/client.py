@@ -245,16 +245,17 @@ class EngineClient:
         band: int = 0,
         hold: str = "",
         source: KvSource | None = None,
+        age_s: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request until it ends. Closing the iterator early aborts the request in the engine.
-        `generated`: the tokens that the sequence got from another worker; the outputs are those after them. `hold` and
-        `source`: as in `Submit`.
+        `generated`: the tokens that the sequence got from another worker; the outputs are those after them. `hold`,
+        `source` and `age_s`: as in `Submit`.
         """
         if request_id is None:
             request_id = self.next_request_id()
         tokens = list(generated or ())
         scope = (priority, cache_salt, timeout_s, adapter, tokens, tenant, band)
-        return self._outputs(Submit(request_id, prompt_token_ids, params, *scope, hold, source))
+        return self._outputs(Submit(request_id, prompt_token_ids, params, *scope, hold, source, age_s))
 
     def fetch(self, message: Fetch) -> None:
         """Let the worker fetch blocks ahead of the request that will need them. Without that it forgets them."""

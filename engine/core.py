@@ -40,7 +40,8 @@ from engine.process.cpus import usable_cpus
 from engine.process.progress import Pace, progress
 from engine.prompt_logits import max_prompt_rows
 from engine.request import Request, RequestStatus
-from engine.scheduler import ScheduledBatch, Scheduler
+from engine.scheduled_batch import ScheduledBatch
+from engine.scheduler import Scheduler
 from engine.step_record import Step, recorded
 from engine.step_time import StepTime
 from engine.warm_up import time_steps, warm_up
@@ -121,8 +122,8 @@ class EngineCore:
             key=(client, message.request_id),
             token_ids=list(message.prompt_token_ids),
             params=message.params,
-            # A sequence that was running elsewhere goes before the requests that have only waited here.
-            arrival=0.0 if message.generated else now,
+            # A sequence that has begun elsewhere goes before the requests of its flow that came later than it did there.
+            arrival=now - max(0.0, message.age_s) if message.generated else now,
             priority=message.priority,
             cache_salt=message.cache_salt,
             adapter=message.adapter,

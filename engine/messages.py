@@ -23,7 +23,7 @@ from engine.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 MAX_FRAME_BYTES = 256 << 20
 MAX_GREETING_BYTES = 1 << 10
 """The longest frame that a worker takes before its client's `Hello`."""
@@ -126,7 +126,8 @@ class Submit(msgspec.Struct, array_like=True, tag=True):
 
     `cache_salt` separates tenants in the prefix cache: equal prompts share blocks only under equal salts.
     `generated` are the output tokens that the sequence got from another worker. It goes on as if this worker had made
-    them: only later tokens are sent, no log-probabilities of the prompt, and neither `cached_tokens` nor `queue_s`.
+    them: only later tokens are sent, no log-probabilities of the prompt, and neither `cached_tokens` nor `queue_s`. Such a sequence
+    waits as if it had come `age_s` seconds ago, when its client asked for it.
     """
 
     request_id: int
@@ -141,6 +142,7 @@ class Submit(msgspec.Struct, array_like=True, tag=True):
     band: int = 0
     hold: str = ""
     source: KvSource | None = None
+    age_s: float = 0.0
 
 
 class Embed(msgspec.Struct, array_like=True, tag=True):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from engine.models.loader import LoadedModel
     from engine.request import Request
     from engine.sampling.sampler import ChosenTokens
-    from engine.scheduler import ScheduledBatch
+    from engine.scheduled_batch import ScheduledBatch
 
 LOGPROB_ROWS = 32
 """Rows of logits that are made into log-probabilities at a time: that takes several times their memory."""
@@ -56,14 +56,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, scheduled: ScheduledBatch) -> StepResult | LaunchedStep:
-        """Run one forward pass and sample a token for every request that reached the end of its tokens. If the device
-        samples and no request asks for more than tokens, the step is returned unfinished.
+        """Run one forward pass and sample a token for every request that reached the end of its tokens, if any did. If the
+        device samples and no request asks for more than tokens, the step is returned unfinished.
         """
         batch = build_batch(scheduled, self.cache.block_size, self._chosen)
         self._chosen = None
         logits = self.backend.run(self.forward, self.cache, batch)
-        if batch.sampled and not batch.drafts and not batch.prompt_rows:
-            chosen = self.sampler.choose_later(batch.sampled, logits)
+        if not batch.drafts and not batch.prompt_rows:
+            chosen = self.sampler.choose_later(batch.sampled, logits[: len(batch.sampled)])
             if chosen is not None:
                 requests = [request for request, _ in batch.sampled]
                 self._chosen = Chosen(chosen.tokens, {request: row for row, request in enumerate(requests)})

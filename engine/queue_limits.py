@@ -168,7 +168,7 @@ class QueueLimits:
         decoding = sum(request.decodes for request in running)
         count = config.max_num_batched_tokens - decoding
         if decoding and config.max_step_ms:
-            count = min(count, times.fitting(times.prompts_s(config.max_step_ms, decoding), 0))
+            count = int(min(count, times.taking(times.prompts_s(config.max_step_ms, decoding), 0)))
         return times.prefill_rate(count, decoding)
 
 
@@ -185,7 +185,7 @@ def _facts(tokens: int, rate: float | None) -> Facts:
 
 def _fresh(queue: _Queue) -> list[Request]:
     """Those that no worker has begun."""
-    return [request for request in queue.requests if request.first_scheduled is None and request.arrival]
+    return [request for request in queue.requests if not request.begun]
 
 
 def _lowest(queue: _Queue) -> _Queue:

@@ -69,8 +69,8 @@ class Request:
 
     `token_ids` is prompt and output and never shrinks; the request is created with its prompt alone.
     `num_computed_tokens` counts its tokens whose keys and values are in the cache, or will be when the launched step
-    ends. `block_hashes` has one entry per full block, extended lazily. Times are monotonic seconds; `arrival` is 0 for a
-    sequence that comes from another worker.
+    ends. `block_hashes` has one entry per full block, extended lazily. Times are monotonic seconds; the `arrival`
+    of a sequence that another worker has begun is when its client asked for it.
     """
 
     key: tuple[int, int]  # (client, request id)
@@ -121,6 +121,11 @@ class Request:
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
         self.stop_token_ids = frozenset(self.params.stop_token_ids)
+
+    @property
+    def begun(self) -> bool:
+        """Whether this worker or another one has computed some of it."""
+        return self.first_scheduled is not None or bool(self.num_output_tokens)
 
     @property
     def decodes(self) -> bool:

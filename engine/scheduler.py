@@ -12,13 +12,13 @@ import math
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.failures import Failure, FailureCode, FinishReason
 from engine.prompt_logits import PromptLogits
 from engine.queue_limits import QueueLimits
 from engine.request import PENDING, Request, RequestStatus
+from engine.scheduled_batch import ScheduledBatch
 from engine.speculation.prompt_lookup import PromptLookup, allowance
 from engine.step_time import PrefillLimit, StepTime
 
@@ -29,34 +29,6 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.gates.base import Gate
     from engine.policies.base import Policy
-
-
-@dataclass(slots=True)
-class ScheduledBatch:
-    """The requests of one step, each with the number of tokens it computes."""
-
-    requests: list[Request] = field(default_factory=list)
-    num_new_tokens: list[int] = field(default_factory=list)
-    """Draft tokens included."""
-    ends: list[int] = field(default_factory=list)
-    """The number of computed tokens of each request after the step, without draft tokens."""
-    drafts: dict[Request, list[int]] = field(default_factory=dict)
-    """Draft tokens by request; they are the last of its `num_new_tokens`."""
-    bounded: bool = False
-    """Whether the time of its prompts was limited."""
-
-    @property
-    def total_tokens(self) -> int:
-        """Tokens computed in the step."""
-        return sum(self.num_new_tokens)
-
-    @property
-    def chunks(self) -> list[tuple[int, int]]:
-        """For each request that computes more than one token, not counting draft tokens: its tokens in this step, and the number
-        of tokens before them.
-        """
-        parts = zip(self.requests, self.num_new_tokens, self.ends, strict=True)
-        return [(count, end - count) for r, count, end in parts if count != 1 + len(self.drafts.get(r, ()))]
 
 
 class Scheduler:
@@ -123,7 +95,7 @@ class Scheduler:
             reason = request.dropped
             if reason is None and request.deadline is not None and request.deadline <= now:
                 reason = FinishReason.TIMEOUT
-                if request.first_scheduled is None and request.arrival:
+                if not request.begun:
                     reason, request.failure = FinishReason.ERROR, Failure(FailureCode.TOO_LATE)
             elif reason is None and self._fails(request):
                 reason = FinishReason.ERROR

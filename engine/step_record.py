@@ -9,7 +9,8 @@ from engine.process.flight import StepRecord, recorder
 
 if TYPE_CHECKING:
     from engine.model_runner import LaunchedStep, StepResult
-    from engine.scheduler import ScheduledBatch, Scheduler
+    from engine.scheduled_batch import ScheduledBatch
+    from engine.scheduler import Scheduler
 
 
 @dataclass(slots=True)

@@ -159,16 +159,20 @@ class StepTime:
         return count / seconds if seconds > 0.0 else None
 
     def fitting(self, seconds: float, start: int) -> int:
-        """The number of prompt tokens after `start` others that take `seconds`."""
-        if seconds <= 0.0:
-            return 0
-        if not self._most_tokens:
+        """The number of prompt tokens after `start` others that the next step may have, in `seconds`."""
+        if seconds > 0.0 and not self._most_tokens:
             return FIRST_TOKENS
+        return int(min(self.taking(seconds, start), self.most_tokens))
+
+    def taking(self, seconds: float, start: int) -> float:
+        """The number of prompt tokens after `start` others that are estimated to take `seconds`."""
+        if seconds <= 0.0:
+            return 0.0
         token_s, pair_s = (c * scale for c, scale in zip(self._fit.slopes(2), (TOKENS, PAIRS), strict=True))
         # Solve pair_s / 2 * n^2 + (token_s + pair_s * start) * n = seconds for n, in a form that also takes pair_s = 0.
         linear = token_s + pair_s * start
         root = linear + math.sqrt(linear * linear + 2.0 * pair_s * seconds)
-        return min(int(2.0 * seconds / root), self.most_tokens) if root else self.most_tokens
+        return 2.0 * seconds / root if root else math.inf
 
     @property
     def most_tokens(self) -> int:

@@ -19,7 +19,7 @@ from engine.model_runner import LaunchedStep
 from engine.process.progress import Pace, progress
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.scheduler import ScheduledBatch
+from engine.scheduled_batch import ScheduledBatch
 
 if TYPE_CHECKING:
     from engine.adapters.slots import AdapterLayer

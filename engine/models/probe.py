@@ -23,7 +23,7 @@ from engine.models.limits import LOWERED, lowered, named_lengths
 from engine.models.record import ProbeError, record_layers, stateful_modules
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.scheduler import ScheduledBatch
+from engine.scheduled_batch import ScheduledBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -97,8 +97,6 @@ class Fair:
         insort(requests, request, key=lambda r: (-r.band, r.priority, r.arrival))
 
     def startable(self, waiting: Sequence[Request], running: Sequence[Request]) -> Iterator[Request]:
-        # A sequence that another worker has begun goes first: its client has part of the answer.
-        yield from (request for request in waiting if not request.arrival)
         ahead: dict[str, float] = {}
         flows_ahead: dict[tuple[str, str], float] = {}
         for request in running:
@@ -106,7 +104,7 @@ class Fair:
             ahead[tenant.key] = ahead.get(tenant.key, 0.0) + cost / tenant.weight
             flows_ahead[tenant.key, tenant.flow] = flows_ahead.get((tenant.key, tenant.flow), 0.0) + cost
         for band in sorted({request.band for request in waiting}, reverse=True):
-            requests = [request for request in waiting if request.arrival and request.band == band]
+            requests = [request for request in waiting if request.band == band]
             for request in self._in_turn(requests, ahead, flows_ahead):
                 yield request
                 tenant, cost = request.tenant, _outstanding(request)

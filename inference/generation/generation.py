@@ -318,8 +318,7 @@ class Generation:
         """The outputs of a sequence at the assigned worker, after its `generated` tokens; the blocks of its first ones are at
         `source`. Raises Interrupted if it may go on at another worker; Prefilled after its first token, if that should be held.
         """
-        client = assignment.client
-        request_id = client.next_request_id()
+        client, request_id = assignment.client, assignment.client.next_request_id()
         self._submitted.append((client, request_id))
         outputs = client.generate(
             token_ids,
@@ -334,6 +333,7 @@ class Generation:
             band=self._standing.band,
             hold=hold,
             source=source,
+            age_s=time.monotonic() - self.timings.arrived,
         )
         try:
             async with aclosing(AssignedOutputs(assignment, outputs)) as assigned:

@@ -44,10 +44,11 @@ class Driver:
         prompt: list[int],
         adapter: AdapterRef | None = None,
         generated: list[int] | None = None,
+        age_s: float = 0.0,
         **params: object,
     ) -> RequestOutput | None:
         sampling = SamplingParams(**{"max_tokens": 16, "temperature": 0.0, **params})
-        message = Submit(request_id, prompt, sampling, adapter=adapter, generated=generated or [])
+        message = Submit(request_id, prompt, sampling, adapter=adapter, generated=generated or [], age_s=age_s)
         return self.engine.submit(CLIENT, message)
 
     def step(self) -> None:

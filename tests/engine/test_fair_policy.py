@@ -140,14 +140,33 @@ def test_the_heaviest_of_the_lowest_band_gives_way():
     assert policy.victim(running[3:]).key == (1, 5)
 
 
-def test_what_another_worker_has_begun_comes_first():
+def test_of_equal_tenants_the_one_whose_sequence_began_first_elsewhere_comes_first():
     queue = Queue()
     queue.add(LIGHT, 3)
     params = SamplingParams(max_tokens=9)
-    moved = Request((1, 99), [1] * 8, params, arrival=0.0, tenant=HEAVY)
+    moved = Request((1, 99), [1] * 8, params, arrival=0.5, tenant=HEAVY)
     moved.token_ids += [5, 6]
     assert queue.scheduler.add(moved) is None
     assert queue.serve(1) == [HEAVY]
+
+
+def test_what_has_begun_elsewhere_waits_for_its_band_and_its_tenants_turn():
+    """The steps of a beam search are such sequences, without end; so are all those of a decode worker."""
+    queue = Queue()
+
+    def add_begun(band: int) -> None:
+        queue.number += 1
+        request = Request((1, queue.number), [7] * 8, SamplingParams(max_tokens=2), 0.5, tenant=HEAVY, band=band)
+        request.token_ids.append(5)
+        assert queue.scheduler.add(request) is None
+
+    for _ in range(8):
+        add_begun(band=0)
+    queue.serve(2)
+    queue.add(LIGHT, 2)
+    assert Counter(queue.serve(4)) == {LIGHT: 2, HEAVY: 2}
+    queue.add(LIGHT, band=1)
+    assert queue.serve(1) == [LIGHT]
 
 
 def test_memory_is_bounded_whatever_names_come():

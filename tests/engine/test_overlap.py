@@ -6,6 +6,7 @@ import random
 import re
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from engine.config import EngineConfig
@@ -27,14 +28,22 @@ class LaterBackend(CpuBackend):
         return DeviceSampler(eos_token_ids)
 
 
+class PaddingBackend(LaterBackend):
+    """It computes a row of logits where none is wanted, as a device does, whose graphs have no step without one."""
+
+    def run(self, forward, cache, batch) -> torch.Tensor:
+        logits = super().run(forward, cache, batch)
+        return logits if len(batch.logits_rows) else torch.zeros(1, logits.shape[1])
+
+
 class WaitingSampler(DeviceSampler):
     def choose_later(self, rows, logits) -> None:
         return None
 
 
-def overlapping(model, **options: object) -> EngineCore:
+def overlapping(model, backend: type[CpuBackend] = PaddingBackend, **options: object) -> EngineCore:
     config = EngineConfig(model=str(model), dtype="float32", **options)
-    return EngineCore(config, LaterBackend(config))
+    return EngineCore(config, backend(config))
 
 
 def waiting(model, **options: object) -> EngineCore:
@@ -131,6 +140,22 @@ def test_siblings_wait_for_the_prefix_that_the_running_step_computes(model):
         driver.submit(i, prompt, max_tokens=8, ignore_eos=True)
     driver.run()
     assert [driver.outputs[i][0].cached_tokens for i in range(4)] == [0, 60, 60, 60]
+
+
+@pytest.mark.parametrize("backend", [LaterBackend, PaddingBackend])
+def test_a_chunk_of_a_prompt_is_read_when_the_next_step_is_launched(model, backend):
+    """Else its time would be that of its launch, and the next step would seem to take both."""
+    driver = Driver(overlapping(model, backend, speculative_tokens=0, **OPTIONS))
+    (prompt,) = prompts(VOCABULARY, (60,))
+    driver.submit(0, prompt, max_tokens=4, ignore_eos=True)
+    learned = driver.engine.stats.steps
+    for chunk in range(3):
+        driver.step()
+        assert driver.engine._running is not None
+        assert driver.engine.stats.steps == learned + chunk
+    driver.run()
+    assert driver.engine.failed_steps == 0
+    Reference(model).assert_equal(prompt, driver.tokens(0))
 
 
 def test_a_launch_that_fails_keeps_what_the_step_before_has_chosen(model, monkeypatch):

@@ -53,6 +53,20 @@ def test_the_rate_is_that_of_long_steps():
     assert StepTime().prefill_rate(512, 0) is None
 
 
+def test_short_prompts_of_late_make_long_ones_no_slower():
+    """What bounds the next step's prompt tokens says nothing about the rate of those that wait."""
+    times = measured()
+    running = [request(n) for n in range(8)]
+    for each in running:
+        each.token_ids.append(5)
+        each.num_computed_tokens = 100
+    limits = QueueLimits(EngineConfig(model="none"), times)
+    before = limits._rate(running)
+    for _ in range(100):
+        times.learn(0.008, 8, [(8, 0)])
+    assert limits._rate(running) == pytest.approx(before, rel=0.3)
+
+
 def test_prompts_that_take_longer_than_the_target_do_not_wait():
     made = scheduler(measured(), target_ttft_ms=1000)
     assert codes(made, *(request(n) for n in range(1, 9))) == [None] * 8

@@ -149,14 +149,15 @@ def test_a_full_queue_takes_replays():
     driver.run()
 
 
-def test_replays_go_before_requests_that_have_only_waited():
+def test_replays_go_before_requests_that_came_after_them():
     driver = Driver(core(DEMO, max_model_len=256, max_num_seqs=1))
     driver.submit(0, PROMPT, **ON)
     driver.step()
     driver.submit(1, PROMPT, **ON)
     driver.submit(2, PROMPT, generated=[5], **ON)
+    driver.submit(3, PROMPT, generated=[5], age_s=60.0, **ON)
     driver.run()
-    assert list(driver.outputs) == [0, 2, 1]
+    assert list(driver.outputs) == [0, 3, 1, 2]
 
 
 @pytest.mark.parametrize(
