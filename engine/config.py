@@ -124,8 +124,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_step_ms: Annotated[
         int,
         Option(
-            "Most milliseconds of a step that computes prompts beside sequences that decode, or while another worker comes "
-            "for KV blocks; longer prompts are computed in chunks that fit. 0: no limit.",
+            "About the most milliseconds of a step that computes prompts beside sequences that decode, or while another worker "
+            "comes for KV blocks; longer prompts are computed in chunks that are expected to fit, of 16 tokens at least. 0: no limit.",
             0,
             600_000,
             setting=True,
