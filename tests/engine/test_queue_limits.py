@@ -55,7 +55,13 @@ def test_the_rate_is_that_of_long_steps():
 
 def test_short_prompts_of_late_make_long_ones_no_slower():
     """What bounds the next step's prompt tokens says nothing about the rate of those that wait."""
-    times = measured()
+    times = StepTime()
+
+    def learn(rows: int, tokens: int) -> None:
+        times.learn(0.015 + 0.001 * rows + 0.0003 * tokens, rows, [(tokens, 0)] if tokens else [])
+
+    for rows, tokens in [(8, 0), (1, 0), (0, 64), (0, 128), *[(8, 300)] * 20]:
+        learn(rows, tokens)
     running = [request(n) for n in range(8)]
     for each in running:
         each.token_ids.append(5)
@@ -63,8 +69,8 @@ def test_short_prompts_of_late_make_long_ones_no_slower():
     limits = QueueLimits(EngineConfig(model="none"), times)
     before = limits._rate(running)
     for _ in range(100):
-        times.learn(0.008, 8, [(8, 0)])
-    assert limits._rate(running) == pytest.approx(before, rel=0.3)
+        learn(8, 10)
+    assert limits._rate(running) == pytest.approx(before, rel=0.2)
 
 
 def test_prompts_that_take_longer_than_the_target_do_not_wait():
