@@ -63,6 +63,7 @@ class ModelRunner:
         self._chosen = None
         logits = self.backend.run(self.forward, self.cache, batch)
         if not batch.drafts and not batch.prompt_rows:
+            # A device computes a row also where none is wanted.
             chosen = self.sampler.choose_later(batch.sampled, logits[: len(batch.sampled)])
             if chosen is not None:
                 requests = [request for request, _ in batch.sampled]
