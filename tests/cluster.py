@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from tests import calls
 from tests.conftest import DEMO, ROOT
 from tests.live import free_port, heed_interrupts
 from tests.waiting import wait_until
@@ -96,7 +97,7 @@ class Cluster:
 
     def answers(self, path: str) -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}{path}").status_code == 200
+            return calls.get(f"{self.url}{path}").status_code == 200
         return False
 
     @property

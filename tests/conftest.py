@@ -41,26 +41,7 @@ settings.register_profile("tests", deadline=None, derandomize="CI" in os.environ
 settings.load_profile("tests")
 
 ROOT = Path(__file__).resolve().parent.parent
-WHOLE_SERVERS = (
-    "clients",
-    "deploy",
-    "dialects",
-    "faults",
-    "loadtests",
-    "launchers",
-    "management",
-    "security",
-    "server",
-)
-"""Folders of tests that run whole servers, each beside another test process and whatever else the machine does."""
 DEMO = ROOT / "models" / "demo"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run a failed test of a whole server once more. The summary counts it as rerun, and `-rR` names it."""
-    for item in items:
-        if item.path.relative_to(ROOT / "tests").parts[0] in WHOLE_SERVERS:
-            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="session")
@@ -70,10 +51,16 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory):
+def live_server(tmp_path_factory: pytest.TempPathFactory):
     """One running server with the demo model for all tests of this process that do not break it."""
     from tests.live import LiveServer
 
     live = LiveServer(tmp_path_factory.mktemp("server") / "var").start()
     yield live
     assert live.stop() == 0, live.log
+
+
+@pytest.fixture(scope="session")
+def server(live_server):
+    """Where a folder of tests sends its requests; tests of dialects choose (`tests/dialects/conftest.py`)."""
+    return live_server

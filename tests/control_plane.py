@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from tests import calls
 from tests.conftest import ROOT
 from tests.live import free_port, heed_interrupts
 from tests.waiting import wait_until
@@ -61,7 +62,7 @@ class ControlPlane:
         assert self.process is not None
         assert self.process.poll() is None, self.log
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/sg_inf/openapi.json").status_code == 200
+            return calls.get(f"{self.url}/sg_inf/openapi.json").status_code == 200
         return False
 
     @property

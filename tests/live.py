@@ -14,11 +14,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import httpx
 import psutil
 
+from tests import calls
 from tests.conftest import DEMO, ROOT
 from tests.waiting import wait_until
 
@@ -72,6 +74,13 @@ class LiveServer:
     verify: ssl.SSLContext | bool = True
     """How a server with TLS is called."""
     process: subprocess.Popen | None = None
+
+    @cached_property
+    def client(self) -> httpx.Client:
+        """Calls with the certificates that this server asks for."""
+        if self.verify is True:
+            return calls.client
+        return httpx.Client(verify=self.verify, timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
 
     @property
     def scheme(self) -> str:
@@ -168,10 +177,10 @@ class LiveServer:
 
     def post(self, path: str, body: object, **options: object) -> httpx.Response:
         content = body if isinstance(body, bytes | str) else json.dumps(body)
-        return httpx.post(f"{self.url}{path}", content=content, timeout=60, verify=self.verify, **options)
+        return self.client.post(f"{self.url}{path}", content=content, **options)
 
     def get(self, path: str, **options: object) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=60, verify=self.verify, **options)
+        return self.client.get(f"{self.url}{path}", **options)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's series that carry these labels."""

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from tests import calls
 from tests.conftest import DEMO, ROOT
 from tests.control_plane import ControlPlane
 
@@ -65,7 +66,7 @@ def cli(plane, tmp_path):
 @pytest.fixture
 def get(plane):
     """The deployment as the API shows it."""
-    return lambda inf_id: httpx.get(f"{plane.url}/sg_inf/{inf_id}").json()
+    return lambda inf_id: calls.get(f"{plane.url}/sg_inf/{inf_id}").json()
 
 
 def row_of(text, inf_id):
@@ -145,7 +146,7 @@ def test_an_embedding(cli, get):
 def test_view_shows_the_endpoint_and_its_key(cli, plane):
     inf_id, _ = cli.create()
     text = cli("view", inf_id)
-    key = httpx.get(f"{plane.url}/secret/AUTH_ENDPOINT_KEY_{inf_id}").json()["secret"][f"AUTH_ENDPOINT_KEY_{inf_id}"]
+    key = calls.get(f"{plane.url}/secret/AUTH_ENDPOINT_KEY_{inf_id}").json()["secret"][f"AUTH_ENDPOINT_KEY_{inf_id}"]
     for shown in (inf_id, f"http://127.0.0.1:8000/deployments/{inf_id}/inference", key, "ttft_latency_sec", str(DEMO)):
         assert shown in text
 
@@ -190,7 +191,7 @@ def test_update_of_what_was_created(cli, plane):
     inf_id, _ = cli.create()
     body = {"initial_worker_config": {"min_workers": 2}, "autoscaling_config": None, "imidiate_scale_down": False,
             "max_price_per_hour": 5, "min_throughput_rate": None, "allow_spot_instances": None, "llm_loras": []}  # fmt: skip
-    assert httpx.put(f"{plane.url}/sg_inf/{inf_id}", json=body).json() == {"success": True, "message": "updated"}
+    assert calls.put(f"{plane.url}/sg_inf/{inf_id}", json=body).json() == {"success": True, "message": "updated"}
     assert "Minimum workers : 2" in cli("view", inf_id)
     assert "Maximum price per hr : 5.0" in cli("view", inf_id)
 
@@ -252,5 +253,5 @@ def test_keys(tmp_path):
 
 def test_foreign_pages_are_refused(plane):
     headers = {"Origin": "https://evil.example"}
-    assert httpx.post(f"{plane.url}/sg_inf/create", json={}, headers=headers).status_code == 403
-    assert httpx.get(f"{plane.url}/sg_inf/list", headers={"Host": "evil.example"}).status_code == 403
+    assert calls.post(f"{plane.url}/sg_inf/create", json={}, headers=headers).status_code == 403
+    assert calls.get(f"{plane.url}/sg_inf/list", headers={"Host": "evil.example"}).status_code == 403

@@ -9,9 +9,9 @@ import sys
 import sysconfig
 import textwrap
 
-import httpx
 import pytest
 
+from tests import calls
 from tests.conftest import ROOT
 from tests.live import LiveServer, free_port
 
@@ -172,18 +172,18 @@ def test_standard_services(live, run):
 
 
 def test_rest(live):
-    answer = httpx.get(url(live, "INFERENCE", "/ping"))
+    answer = calls.get(url(live, "INFERENCE", "/ping"))
     assert (answer.status_code, answer.json()) == (200, {"status": "Healthy"})
-    answer = httpx.post(url(live, "INFERENCE", "/predictions/demo"), files={"data": PROMPT.encode()}, timeout=60)
+    answer = calls.post(url(live, "INFERENCE", "/predictions/demo"), files={"data": PROMPT.encode()}, timeout=60)
     assert answer.text.startswith(" The capital of Spain is Madrid")
-    answer = httpx.get(url(live, "MANAGEMENT", "/models/none"))
+    answer = calls.get(url(live, "MANAGEMENT", "/models/none"))
     assert answer.json() == {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: none"}
-    answer = httpx.get(url(live, "METRICS", "/metrics"))
+    answer = calls.get(url(live, "METRICS", "/metrics"))
     assert 'ts_inference_requests_total{model_name="demo"' in answer.text
 
 
 def test_openais_client_below_a_model(live):
-    (described,) = httpx.get(url(live, "MANAGEMENT", "/models/demo")).json()
+    (described,) = calls.get(url(live, "MANAGEMENT", "/models/demo")).json()
     base = url(live, "INFERENCE", f"/predictions/demo/{described['modelVersion']}/v1")
     program = f"""
     import openai

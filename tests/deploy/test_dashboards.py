@@ -15,6 +15,7 @@ import httpx
 import pytest
 import yaml
 
+from tests import calls
 from tests.conftest import ROOT
 from tests.deploy.promql import Selector, read, series, shortcomings, substituted
 from tests.live import LiveServer, free_port
@@ -176,7 +177,7 @@ def test_a_real_prometheus_evaluates_every_expression(live, tmp_path):
 
         def ask(expression: str) -> Any:
             try:
-                answer = httpx.get(url, params={"query": expression}, timeout=60)
+                answer = calls.get(url, params={"query": expression}, timeout=60)
             except httpx.TransportError:
                 return None
             assert answer.status_code == 200, (expression, answer.text)

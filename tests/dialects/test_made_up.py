@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 
 import grpc
-import httpx
 import pytest
 
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
+from tests import calls
 from tests.live import LiveServer, free_port
+
+pytestmark = pytest.mark.live
 
 # What `manage.py serve` does after the dialect's folder and its line in `inference/dialects/__init__.py` were added.
 SERVE = """
@@ -47,17 +49,17 @@ def test_its_route_on_the_front_plane_answers(made_up):
 
 
 def test_its_own_plane_answers(made_up, port):
-    answer = httpx.get(f"http://127.0.0.1:{port}/models")
+    answer = calls.get(f"http://127.0.0.1:{port}/models")
     assert (answer.json(), answer.headers["x-made-up"]) == (["demo"], "1")
 
 
 def test_it_generates_whole_and_streamed(made_up, port):
     url, body = f"http://127.0.0.1:{port}/complete", {"text": "The capital of France is"}
-    whole = httpx.post(url, json=body, timeout=60).json()["completion"]
-    streamed = httpx.post(url, json={**body, "stream": True}, timeout=60)
+    whole = calls.post(url, json=body, timeout=60).json()["completion"]
+    streamed = calls.post(url, json={**body, "stream": True}, timeout=60)
     assert whole
     assert (streamed.text, streamed.headers["content-type"]) == (f"{whole}.", "text/plain")
-    refused = httpx.post(url, json={"text": "The capital " * 4000, "stream": True}, timeout=60)
+    refused = calls.post(url, json={"text": "The capital " * 4000, "stream": True}, timeout=60)
     assert (refused.status_code, refused.json()) == (422, {"made_up_problem": "PromptTooLong"})
 
 
@@ -65,9 +67,9 @@ def test_errors_have_its_own_shape(made_up, port):
     refused = made_up.post("/made-up/echo", {})
     assert (refused.status_code, refused.json()) == (422, {"made_up_problem": "InvalidRequest"})
     for url in (f"{made_up.url}/made-up/nothing", f"http://127.0.0.1:{port}/nothing"):
-        unknown = httpx.get(url)
+        unknown = calls.get(url)
         assert (unknown.status_code, unknown.json()) == (404, {"made_up_problem": "RouteNotFound"})
-    assert httpx.get(f"{made_up.url}/nothing").json().keys() != {"made_up_problem"}
+    assert calls.get(f"{made_up.url}/nothing").json().keys() != {"made_up_problem"}
 
 
 def test_two_dialects_share_a_grpc_port(made_up):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
-import httpx
 import pytest
 
+from tests import calls
 from tests.live import events
+
+pytestmark = pytest.mark.live
 
 PROMPT = "Once upon a time there was"
 SEED, TEMPERATURE, TOKENS = 11, 0.7, 24
@@ -20,7 +22,7 @@ def front(server, path, body):
 
 
 def mindie(server, path, body):
-    return httpx.post(server.mindie_url + path, json=body, timeout=60)
+    return calls.post(server.mindie_url + path, json=body, timeout=60)
 
 
 def nul_frames(answer):

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import calls
 from tests.conftest import ROOT
 from tests.docs.field_tables import Page, Row, read
 from tests.engine.test_embeddings import encoder
@@ -222,7 +223,7 @@ def post(server: LiveServer, probe: Probe, row: Row, *value: Any) -> httpx.Respo
     place.pop(name, None)
     if value:
         place[name] = value[0]
-    return httpx.post(getattr(server, probe.plane) + probe.path, json=body, timeout=60)
+    return calls.post(getattr(server, probe.plane) + probe.path, json=body, timeout=60)
 
 
 def is_refusal(answer: httpx.Response, row: Row) -> bool:

@@ -6,7 +6,6 @@ import inspect
 import re
 import xml.dom.minidom
 
-import httpx
 import pytest
 from django.core.management import get_commands
 from opentelemetry.sdk.metrics import MeterProvider
@@ -23,6 +22,7 @@ from inference.dialects.mindie import config_file
 from inference.telemetry.spans import OpenTelemetry
 from scripts import errors_table
 from scripts.routes_table import guarded_routes
+from tests import calls
 from tests.conftest import ROOT
 from tests.docs.test_docs import environment_variables
 from tests.live import LiveServer, free_port
@@ -86,7 +86,7 @@ def planes(tmp_path_factory):
 
 def families(address: str) -> set[str]:
     """The names on a page of metrics, without the times at which prometheus_client began to count."""
-    names = re.findall(r"^# TYPE (\S+) ", httpx.get(address, timeout=60).text, re.M)
+    names = re.findall(r"^# TYPE (\S+) ", calls.get(address, timeout=60).text, re.M)
     return {name for name in names if not name.endswith("_created")}
 
 

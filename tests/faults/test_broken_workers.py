@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from tests import calls
 from tests.conftest import DEMO
 from tests.live import LiveServer, events
 from tests.waiting import wait_until
@@ -49,7 +50,7 @@ class Background:
         self._thread.start()
 
     def _ask(self, server: LiveServer, body: dict[str, object]) -> None:
-        self.answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=390)
+        self.answer = calls.post(f"{server.url}/v1/completions", json=body, timeout=390)
 
     @property
     def runs(self) -> bool:
@@ -108,7 +109,7 @@ def test_a_request_that_kills_its_worker_kills_two_and_is_refused(tmp_path):
         undisturbed = streamed(live.post("/v1/completions", LONG))
         neighbour = Background(live, LONG)
         wait_until(lambda: live.metric("vllm:num_requests_running") == 1)
-        statuses = [httpx.post(f"{live.url}/v1/completions", json=POISONED, timeout=390).status_code for _ in range(6)]
+        statuses = [calls.post(f"{live.url}/v1/completions", json=POISONED, timeout=390).status_code for _ in range(6)]
         assert all(400 <= status < 600 for status in statuses), statuses
         assert streamed(neighbour.end()) == undisturbed
         live.wait_ready(PATIENCE_S)
@@ -172,7 +173,7 @@ def test_an_event_loop_that_stands_still_takes_no_worker_for_dead(tmp_path):
             streams.append(Background(live, LONG))
             while stood < 10 and streams[-1].runs:
                 begin = time.monotonic()
-                assert httpx.get(f"{live.url}/ping", timeout=90).status_code == 200
+                assert calls.get(f"{live.url}/ping", timeout=90).status_code == 200
                 stood = time.monotonic() - begin
             assert len(streams) < 200, "the loop never stood still"
         print(f"\nthe loop stood still for {stood:.1f} s")

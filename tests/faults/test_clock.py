@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import calls
 from tests.live import LiveServer, events
 from tests.waiting import wait_until
 
@@ -57,7 +58,7 @@ def test_an_hour_forward_and_back(clock, tmp_path):
         before, answers = created(live), []
 
         def tell() -> None:
-            answers.append(httpx.post(f"{live.url}/v1/completions", json=STORY, timeout=120))
+            answers.append(calls.post(f"{live.url}/v1/completions", json=STORY, timeout=120))
 
         for seconds in (HOUR_S, -HOUR_S, 0):
             story = threading.Thread(target=tell)

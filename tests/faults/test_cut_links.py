@@ -12,13 +12,13 @@ import threading
 import time
 from contextlib import closing, suppress
 
-import httpx
 import psutil
 import pytest
 
 from config.cluster_certificates import make
 from engine.client import EngineClient, EngineDead
 from engine.network.credentials import Credentials
+from tests import calls
 from tests.cluster import MANAGE, Cluster, Load
 from tests.conftest import ROOT
 from tests.faults.test_hosts import LEADS, settings
@@ -135,7 +135,7 @@ class Stream:
         self.thread.start()
 
     def _read(self, url: str, body: dict) -> None:
-        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=200) as answer:
+        with calls.stream("POST", url, json={**body, "stream": True}, timeout=200) as answer:
             for line in answer.iter_lines():
                 kind, _, data = line.partition(": ")  # others are comments, while nothing comes
                 if kind == "data" and data != "[DONE]":

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from config.cluster_certificates import make
+from tests import calls
 from tests.cluster import Cluster, Load
 from tests.waiting import wait_until
 
@@ -85,7 +86,7 @@ def test_workers_are_reached_held_and_taken_over_over_tcp(cluster, tmp_path):
     assert load.lost == {}, cluster.log[-5000:]
     assert {worker["process_id"] for worker in cluster.deployment()["workers"]} < kept
     assert "Traceback" not in cluster.log
-    assert httpx.get(f"{cluster.url}/health").status_code == 200
+    assert calls.get(f"{cluster.url}/health").status_code == 200
 
 
 def ready(cluster: Cluster) -> int:
@@ -105,9 +106,9 @@ def test_a_process_of_another_cluster_reaches_no_worker(cluster, tmp_path):
     assert "certificate" in cluster.log
     ask = {"model": "demo", "prompt": "Count:", "max_tokens": 4}
     with pytest.raises(httpx.TimeoutException):  # it waits for a worker
-        httpx.post(f"{cluster.url}/v1/completions", json=ask, timeout=2)
+        calls.post(f"{cluster.url}/v1/completions", json=ask, timeout=2)
     stranger.send_signal(signal.SIGTERM)
     stranger.wait(60)
     cluster.environment = own
     cluster.start_web()
-    assert httpx.post(f"{cluster.url}/v1/completions", json=ask, timeout=60).status_code == 200
+    assert calls.post(f"{cluster.url}/v1/completions", json=ask, timeout=60).status_code == 200

@@ -6,13 +6,13 @@ import contextlib
 import subprocess
 import time
 
-import httpx
 import psutil
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: dragoman[ray]")
 
 from config.cluster_certificates import make
+from tests import calls
 from tests.cluster import Cluster, Load
 from tests.faults.test_cut_links import Stream, undisturbed
 from tests.faults.test_hosts import LEADS, settings
@@ -186,7 +186,7 @@ def test_while_rays_head_is_away_requests_are_answered_and_after_it_workers_are_
             again.kill()
             again.wait()
     assert load.lost == {}
-    assert httpx.get(f"{cluster.url}/health").status_code == 200
+    assert calls.get(f"{cluster.url}/health").status_code == 200
 
 
 def test_the_next_leader_holds_workers_without_ray(cluster, ray):

@@ -13,6 +13,7 @@ import pytest
 from engine.adapters.files import content_digest
 from management.adapter_store import INCOMING
 from scripts.bench_adapters import make_adapter
+from tests import calls
 from tests.conftest import DEMO
 from tests.live import LiveServer
 from tests.waiting import wait_until
@@ -42,7 +43,7 @@ def register(live: LiveServer, source: Path) -> int:
     try:
         if int(source.name[1:]) % 2:
             query = {"name": source.name, "src": str(source)}
-            return httpx.post(f"{live.djl_url}/models/demo/adapters", params=query, timeout=60).status_code
+            return calls.post(f"{live.djl_url}/models/demo/adapters", params=query, timeout=60).status_code
         body = {"lora_name": source.name, "lora_path": str(source)}
         return live.post("/v1/load_lora_adapter", body).status_code
     except httpx.TransportError:

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests import calls
 from tests.cluster import Cluster
 from tests.conftest import DEMO
 from tests.waiting import wait_until
@@ -39,7 +40,7 @@ class Created:
     def __init__(self, cluster: Cluster, name: str, **fields) -> None:
         self._cluster = cluster
         body = {"name": name, "model": str(DEMO), **fields}
-        answer = httpx.post(f"{cluster.control_url}/sg_inf/create", json=body, timeout=60)
+        answer = calls.post(f"{cluster.control_url}/sg_inf/create", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
         self.id = answer.json()["message"]["inf_id"]
         # A web process looks at the registries twice a second.
@@ -47,7 +48,7 @@ class Created:
 
     @property
     def shown(self) -> dict:
-        return httpx.get(f"{self._cluster.control_url}/sg_inf/{self.id}").json()
+        return calls.get(f"{self._cluster.control_url}/sg_inf/{self.id}").json()
 
     @property
     def workers(self) -> list[dict]:
@@ -62,19 +63,19 @@ class Created:
         )
 
     def post(self, path: str, body: dict) -> httpx.Response:
-        key = httpx.get(f"{self._cluster.control_url}/secret/AUTH_ENDPOINT_KEY_{self.id}").json()
+        key = calls.get(f"{self._cluster.control_url}/secret/AUTH_ENDPOINT_KEY_{self.id}").json()
         headers = {"authorization": f"Bearer {secret_of(key)}"}
-        return httpx.post(f"{self._link}{path}", json=body, timeout=120, headers=headers)
+        return calls.post(f"{self._link}{path}", json=body, timeout=120, headers=headers)
 
     def _get(self, path: str) -> int:
-        return httpx.get(f"{self._link}{path}").status_code
+        return calls.get(f"{self._link}{path}").status_code
 
     @property
     def _link(self) -> str:
         return f"{self._cluster.url}/deployments/{self.id}/inference"
 
     def delete(self) -> None:
-        httpx.delete(f"{self._cluster.control_url}/sg_inf/{self.id}", params={"force": "true"})
+        calls.delete(f"{self._cluster.control_url}/sg_inf/{self.id}", params={"force": "true"})
         wait_until(lambda: self.shown["status"] == "DELETED", 60, lambda: self.shown)
 
 
@@ -122,7 +123,7 @@ def test_a_deployment_that_starts_shares_the_workers_of_another(cluster):
     second = Created(cluster, "second", autoscaling_config={"enable_speedup_shared": True, "scale_to_zero": True})
     second.ready()
     (worker,) = second.workers
-    httpx.post(f"{cluster.control_url}/sg_inf/{second.id}/scale/zero", params={"force": "true"})
+    calls.post(f"{cluster.control_url}/sg_inf/{second.id}/scale/zero", params={"force": "true"})
     wait_until(lambda: not second.workers, 60, lambda: json.dumps(second.workers))
     answer = second.post("/v1/completions", {"prompt": PROMPT, **ASK})
     assert answer.status_code == 200, answer.text

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
+from tests import calls
 from tests.cluster import Cluster, Load
 from tests.waiting import wait_until
 
@@ -73,9 +74,9 @@ def test_fifty_requests_of_every_dialect_wake_one_worker(cluster):
     cluster.deploy("sleeps", "--min-workers", "0", "--max-workers", "2", "--scale-to-zero", "--idle-timeout-s", "1")
     wait_until(lambda: cluster.deployment("sleeps")["state"] == "inactive", 60, lambda: json.dumps(cluster.status()))
     wait_until(lambda: not cluster.deployment("sleeps")["workers"])
-    assert "sleeps" in {card["id"] for card in httpx.get(f"{cluster.url}/v1/models").json()["data"]}
-    assert httpx.get(f"{cluster.url}/v2/models/sleeps/ready").status_code == 200
-    assert httpx.get(f"{cluster.url}/v1/models/unheard-of").status_code == 404
+    assert "sleeps" in {card["id"] for card in calls.get(f"{cluster.url}/v1/models").json()["data"]}
+    assert calls.get(f"{cluster.url}/v2/models/sleeps/ready").status_code == 200
+    assert calls.get(f"{cluster.url}/v1/models/unheard-of").status_code == 404
     answers = asyncio.run(_burst(cluster.url))
     assert Counter(answers) == {200: 50}
     launched = [line for line in cluster.log.splitlines() if "worker launched" in line and "sleeps/" in line]

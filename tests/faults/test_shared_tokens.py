@@ -6,10 +6,10 @@ import json
 import signal
 
 import grpc
-import httpx
 import pytest
 
 from inference.dialects.torchserve.protocol import management_pb2 as manage
+from tests import calls
 from tests.cluster import Cluster
 from tests.live import free_port
 
@@ -56,7 +56,7 @@ def test_keys_of_several_processes(cluster):
     keys = keys_of(cluster)
     assert statuses(cluster, keys["management"]["key"]) == {"OK"}
     assert statuses(cluster, keys["inference"]["key"]) == {"PERMISSION_DENIED"}
-    answer = httpx.get(
+    answer = calls.get(
         f"http://127.0.0.1:{cluster.environment['DRAGOMAN_TORCHSERVE_MANAGEMENT_PORT']}/token?type=management",
         headers={"authorization": f"Bearer {keys['API']['key']}"},
     )

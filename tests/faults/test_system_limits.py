@@ -17,6 +17,7 @@ import psutil
 import psycopg
 import pytest
 
+from tests import calls
 from tests.conftest import DEMO
 from tests.live import LiveServer, events
 from tests.management.admin_login import log_in
@@ -43,7 +44,7 @@ def test_without_descriptors_streams_go_on_and_connections_are_taken_later(tmp_p
     streamed: list[httpx.Response] = []
     try:
         story = threading.Thread(
-            target=lambda: streamed.append(httpx.post(f"{live.url}/v1/completions", json=STORY, timeout=390))
+            target=lambda: streamed.append(calls.post(f"{live.url}/v1/completions", json=STORY, timeout=390))
         )
         story.start()
         wait_until(lambda: live.metric("vllm:num_requests_running") == 1)
@@ -116,7 +117,7 @@ def test_a_worker_that_the_kernel_ends_is_replaced_and_its_request_goes_on(tmp_p
         (worker,) = live.workers()
         answers: list[httpx.Response] = []
         story = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{live.url}/v1/completions", json=STORY, timeout=390))
+            target=lambda: answers.append(calls.post(f"{live.url}/v1/completions", json=STORY, timeout=390))
         )
         with memory_group(1 << 30) as group:
             (group / "cgroup.procs").write_text(str(worker.pid))

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests import calls
 from tests.cluster import Cluster
 from tests.shifted import shifted
 from tests.waiting import wait_until
@@ -56,7 +57,7 @@ def said(body) -> str:
 
 def ask(url: str, model: str, number: int) -> str:
     path, body = REQUESTS[number]
-    answer = httpx.post(f"{url}{path}", json={"model": model, **body}, timeout=120)
+    answer = calls.post(f"{url}{path}", json={"model": model, **body}, timeout=120)
     assert answer.status_code == 200, answer.text
     return text_of(answer)
 

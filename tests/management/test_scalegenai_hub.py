@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 
-import httpx
 import pytest
 
+from tests import calls
 from tests.conftest import DEMO, ROOT
 from tests.control_plane import ControlPlane
 from tests.hub import Hub
@@ -43,7 +43,7 @@ def plane(hub, tmp_path_factory):
 def create(plane):
     def send(*loras, **fields):
         body = {"name": "n", "model": str(DEMO), "llm_loras": list(loras), **fields}
-        return httpx.post(f"{plane.url}/sg_inf/create", json=body, timeout=60)
+        return calls.post(f"{plane.url}/sg_inf/create", json=body, timeout=60)
 
     return send
 
@@ -70,10 +70,10 @@ def test_the_token_of_the_adapter_or_of_the_deployment(create, plane):
     again = create(lora, hf_token="hf_right")
     assert again.status_code == 200
     inf_id = create().json()["message"]["inf_id"]
-    assert httpx.put(f"{plane.url}/sg_inf/{inf_id}", json={"llm_loras": [lora]}).status_code == 422
+    assert calls.put(f"{plane.url}/sg_inf/{inf_id}", json={"llm_loras": [lora]}).status_code == 422
     inf_id = again.json()["message"]["inf_id"]
     more = {"llm_loras": [{"name": "second", "hf_repo": "org/gated"}]}
-    assert httpx.put(f"{plane.url}/sg_inf/{inf_id}", json=more).status_code == 200  # with the deployment's stored token
+    assert calls.put(f"{plane.url}/sg_inf/{inf_id}", json=more).status_code == 200  # with the deployment's stored token
     for secret in ("hf_right", "hf_wrong"):
         assert secret not in plane.log
 

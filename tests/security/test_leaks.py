@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
+from tests import calls
 from tests.conftest import ROOT
 from tests.live import LiveServer
 from tests.security.raw import exchange
@@ -66,7 +67,7 @@ def test_keys_and_prompts_are_nowhere(live):
         live.post(f"/{PROMPT}", {}, headers=bearer(first)),
         live.post("/v1/completions", PROMPT.encode(), headers=bearer(first)),
         live.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "/etc"}, headers=bearer(first)),
-        httpx.post(f"{live.admin_url}/sg_inf/create", content=json.dumps({"name": "x", "model": "/etc", "hf_token": HUB_TOKEN}),
+        calls.post(f"{live.admin_url}/sg_inf/create", content=json.dumps({"name": "x", "model": "/etc", "hf_token": HUB_TOKEN}),
                    headers=bearer(live.manager), timeout=60),
     ]  # fmt: skip
     assert [a.status_code for a in answers if a.status_code == 200] == []
@@ -144,12 +145,12 @@ def test_a_line_of_the_log_is_a_line(live):
     ask(live, key, stop=["stop" + ODD])
     live.post("/v1/load_lora_adapter", {"lora_name": "n" + ODD, "lora_path": "p" + ODD}, headers=bearer(live.manager))
     live.post("/v1/unload_lora_adapter", {"lora_name": "n" + ODD}, headers=bearer(live.manager))
-    httpx.post(f"{live.admin_url}/sg_inf/create", content=json.dumps({"name": "a" + ODD, "model": ODD, "x" + ODD: 1}),
+    calls.post(f"{live.admin_url}/sg_inf/create", content=json.dumps({"name": "a" + ODD, "model": ODD, "x" + ODD: 1}),
                headers=bearer(live.manager), timeout=60)  # fmt: skip
     encoded = "".join(f"%{byte:02x}" for byte in ODD.encode())
     for url in (live.url, live.mindie_url, live.djl_url, live.admin_url, live.management_url):
-        httpx.post(f"{url}/odd{encoded}", headers=bearer(key), timeout=60)
-        httpx.get(f"{url}/admin/odd{encoded}", timeout=60)
+        calls.post(f"{url}/odd{encoded}", headers=bearer(key), timeout=60)
+        calls.get(f"{url}/admin/odd{encoded}", timeout=60)
     authorization = b"authorization: Bearer " + key.encode()
     head = (
         b"\r\nhost: x\r\nx-request-id: id\x1b[31m\r\nuser-agent: a\x1b[31m\r\nconnection: close\r\n"
@@ -219,12 +220,12 @@ def test_no_tenant_stops_anothers_request(live):
     first, second = live.keys
     stop = f"{live.mindie_url}/v2/models/demo/stopInfer"
     body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{live.url}/v1/completions", json=body, timeout=60,
+    with calls.stream("POST", f"{live.url}/v1/completions", json=body, timeout=60,
                       headers={**bearer(first), "x-request-id": "mine"}) as stream:  # fmt: skip
         chunks = stream.iter_lines()
         next(chunks)
         for name in ("mine", "cmpl-mine"):
-            httpx.post(stop, json={"id": name}, headers=bearer(second), timeout=60)
+            calls.post(stop, json={"id": name}, headers=bearer(second), timeout=60)
             live.post(f"/v1/responses/{name}/cancel", {}, headers=bearer(second))
         again = ask(live, second, max_tokens=2, request_id="mine")
         assert again.status_code in (200, 400)

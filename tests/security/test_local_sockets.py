@@ -11,7 +11,6 @@ import stat
 import struct
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -32,6 +31,7 @@ from engine.messages import (
     to_client,
 )
 from engine.sampling.params import SamplingParams
+from tests import calls
 from tests.live import LiveServer
 from tests.management.admin_login import log_in
 from tests.waiting import wait_until
@@ -204,6 +204,6 @@ def test_a_websocket_has_limits(live):
                 page.send(text)
             assert "deployments" in page.recv(timeout=60)
     assert live.healthy()
-    assert httpx.get(f"{live.admin_url}/sg_inf/openapi.json", timeout=60).status_code == 200
+    assert calls.get(f"{live.admin_url}/sg_inf/openapi.json", timeout=60).status_code == 200
     assert not re.search("Traceback", live.log)
     wait_until(lambda: live.get("/health").status_code == 200)

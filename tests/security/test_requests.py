@@ -8,10 +8,10 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import httpx
 import psutil
 import pytest
 
+from tests import calls
 from tests.live import LiveServer
 from tests.security.raw import exchange, listening, statuses, timed
 from tests.server.test_keys import bearer, create_key
@@ -151,7 +151,7 @@ def test_no_header_moves_a_request(strict, name):
     for value in ("/health", "/v1", "GET", "127.0.0.1", "admin"):
         assert strict.get("/v1/models", headers={name: value}).status_code == 401
         assert strict.get("/health/v1/models", headers={name: value}).status_code in (401, 404)
-        admin = httpx.get(f"{strict.admin_url}/admin/management/apikey/", headers={name: value}, timeout=60)
+        admin = calls.get(f"{strict.admin_url}/admin/management/apikey/", headers={name: value}, timeout=60)
         assert admin.status_code == 302
         assert "/admin/login/" in admin.headers["location"]
 

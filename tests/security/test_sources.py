@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from inference.dialects.torchserve.protocol import management_pb2
+from tests import calls
 from tests.conftest import DEMO
 from tests.live import LiveServer
 from tests.waiting import wait_until
@@ -98,13 +99,13 @@ def by_vllm(live: LiveServer, source: str) -> httpx.Response:
 
 
 def by_djl(live: LiveServer, source: str) -> httpx.Response:
-    return httpx.post(f"{live.djl_url}/adapters", params={"name": "odd", "src": source}, timeout=60)
+    return calls.post(f"{live.djl_url}/adapters", params={"name": "odd", "src": source}, timeout=60)
 
 
 def by_mindie(live: LiveServer, source: str) -> httpx.Response:
     """MindIE tells failures with the status 200 or 503; here they have that of others."""
     body = {"lora_name": "odd", "lora_path": source}
-    answer = httpx.post(f"{live.management_url}/v1/load_lora_adapter", json=body, timeout=60)
+    answer = calls.post(f"{live.management_url}/v1/load_lora_adapter", json=body, timeout=60)
     assert answer.status_code in (200, 503)
     return httpx.Response(200 if answer.text.startswith("Success") else 400, text=answer.text)
 
@@ -112,10 +113,10 @@ def by_mindie(live: LiveServer, source: str) -> httpx.Response:
 def by_sg_inf(live: LiveServer, source: str) -> httpx.Response:
     """As a model, and as an adapter of one that is there; the answer to the second."""
     body = {"name": "odd", "model": source}
-    refused = httpx.post(f"{live.admin_url}/sg_inf/create", json=body, timeout=60)
+    refused = calls.post(f"{live.admin_url}/sg_inf/create", json=body, timeout=60)
     assert 400 <= refused.status_code < 500, refused.text
     body = {"name": "odd", "model": "demo", "llm_loras": [{"name": "odd", "src": source}]}
-    return httpx.post(f"{live.admin_url}/sg_inf/create", json=body, timeout=60)
+    return calls.post(f"{live.admin_url}/sg_inf/create", json=body, timeout=60)
 
 
 CALLERS = {"vllm": by_vllm, "djl": by_djl, "mindie": by_mindie, "sg_inf": by_sg_inf}
@@ -227,7 +228,7 @@ def test_no_address_of_a_registration_is_called(live, canary):
                 grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED,
             ), (address, refused.value)  # fmt: skip
     for address in addresses(canary.port):
-        answer = httpx.post(f"{live.djl_url}/models", params={"url": address}, timeout=60)
+        answer = calls.post(f"{live.djl_url}/models", params={"url": address}, timeout=60)
         assert 400 <= answer.status_code <= 500, (address, answer.text)
     assert canary.calls == []
 
@@ -244,7 +245,7 @@ def test_pictures_and_links_in_texts_are_not_fetched(live, canary):
     ):
         body = {"model": "demo", "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, part]}]}
         for base in (live.url, live.mindie_url):
-            refused = httpx.post(f"{base}/v1/chat/completions", json=body, timeout=60)
+            refused = calls.post(f"{base}/v1/chat/completions", json=body, timeout=60)
             assert 400 <= refused.status_code < 500, (part, refused.text)
     text = f"![a]({address}) <img src='{address}'> {address}"
     assert live.post("/generate", {"inputs": text, "parameters": {"max_new_tokens": 1}}).status_code == 200

@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import calls
+
 HOSTILE: dict[str, bytes] = {
     "empty": b"",
     "no JSON": b"{",
@@ -92,7 +94,7 @@ def check(answer: httpx.Response, plane: str, path: str) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_bodies(server, name):
     for plane, path in ROUTES:
-        check(httpx.post(bases(server)[plane] + path, content=HOSTILE[name], timeout=60), plane, path)
+        check(calls.post(bases(server)[plane] + path, content=HOSTILE[name], timeout=60), plane, path)
     assert server.healthy()
 
 

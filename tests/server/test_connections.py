@@ -7,10 +7,10 @@ import gzip
 import socket
 import time
 
-import httpx
 import psutil
 import pytest
 
+from tests import calls
 from tests.live import LiveServer, wait_until
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
@@ -192,9 +192,8 @@ def test_a_root_path_header_moves_nothing(server):
 
 
 def test_planes_are_apart(server):
-    import httpx
 
-    assert httpx.get(f"{server.admin_url}/v1/models").status_code == 404
+    assert calls.get(f"{server.admin_url}/v1/models").status_code == 404
     assert server.get("/admin/").status_code == 404
 
 
@@ -251,7 +250,7 @@ def test_a_flood_of_one_plane_does_not_shut_the_others(tmp_path):
             for _ in range(most):
                 stack.enter_context(socket.create_connection(front, timeout=60))
             wait_until(refused)
-            assert httpx.get(f"{live.management_url}/v2/health/live", timeout=60).status_code == 200
+            assert calls.get(f"{live.management_url}/v2/health/live", timeout=60).status_code == 200
         wait_until(lambda: not refused())
     finally:
         assert live.stop() == 0, live.log

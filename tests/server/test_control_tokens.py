@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-import httpx
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from inference.workers.control_tokens import ControlTokens
+from tests import calls
 from tests.conftest import DEMO
 from tests.live import LiveServer
 
@@ -75,7 +75,7 @@ def test_wherever_in_a_conversation_they_stand(plain, server, place, end_id):
 
 
 def test_shown_as_they_were_written(plain):
-    answer = httpx.post(f"{plain.url}/chat_tokenize", json=chat(INJECTED)).json()
+    answer = calls.post(f"{plain.url}/chat_tokenize", json=chat(INJECTED)).json()
     assert INJECTED in answer["templated_text"]
     assert not any("\U000f0000" <= c <= "\U000ffffd" for c in json.dumps(answer, ensure_ascii=False))
     assert "".join(token["text"] for token in answer["tokenize_response"]) == answer["templated_text"]

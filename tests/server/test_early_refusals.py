@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from tests import calls
 from tests.live import LiveServer
 from tests.server.test_keys import bearer, create_key
 
@@ -63,7 +64,7 @@ def test_no_body_is_awaited_without_a_key(guarded, plane, length, expects):
     path = {"front": "/v1/completions", "mindie": "/generate", "management": "/v1/load_lora_adapter",
             "control": "/sg_inf/create"}[plane]  # fmt: skip
     lines = [length, "expect: 100-continue"] if expects else [length]
-    if plane == "management" and httpx.post(f"{guarded.management_url}{path}", json={}).status_code != 401:
+    if plane == "management" and calls.post(f"{guarded.management_url}{path}", json={}).status_code != 401:
         pytest.skip("this plane asks for no key")
     answer = answer_to(port, head(path, *lines))
     assert answer.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
@@ -125,7 +126,7 @@ def test_gigabytes_are_not_swallowed(guarded, chunked, with_key):
 
 def test_a_body_that_comes_with_its_headers_is_refused_readably(guarded):
     for size in (2, 100_000, 1_900_000):
-        answer = httpx.post(f"{guarded.url}/v1/completions", content=b"x" * size)
+        answer = calls.post(f"{guarded.url}/v1/completions", content=b"x" * size)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
     with httpx.Client() as client:  # the next request on what was one connection works

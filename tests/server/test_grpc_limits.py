@@ -7,11 +7,11 @@ import json
 import threading
 
 import grpc
-import httpx
 import psutil
 import pytest
 
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
+from tests import calls
 from tests.live import LiveServer, wait_until
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -58,7 +58,7 @@ def asking(stream=True, **parameters):
 
 
 def places_taken(server):
-    return httpx.get(f"{server.url}/load", timeout=60).json()["server_load"]
+    return calls.get(f"{server.url}/load", timeout=60).json()["server_load"]
 
 
 class Stream:

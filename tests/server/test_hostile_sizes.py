@@ -6,7 +6,6 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-import httpx
 import psutil
 import pytest
 from websockets.exceptions import InvalidStatus
@@ -15,6 +14,7 @@ from websockets.sync.client import connect
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from inference.errors import MalformedBody
 from inference.http.exchange import MAX_CONTAINERS, parse_json
+from tests import calls
 from tests.live import wait_until
 
 WORDS = "once upon a time " * 110_000
@@ -99,7 +99,7 @@ def test_the_last_of_equal_keys_counts_at_every_level(server):
     triton = '{"text_input": 1, "text_input": "Hi", "parameters": {"max_tokens": 0, "max_tokens": 1}}'
     assert server.post("/v2/models/demo/generate", triton).status_code == 200
     mindie = '{"inputs": 5, "inputs": "Hi", "parameters": {"max_new_tokens": 0, "max_new_tokens": 1}}'
-    assert httpx.post(f"{server.mindie_url}/generate", content=mindie, timeout=60).status_code == 200
+    assert calls.post(f"{server.mindie_url}/generate", content=mindie, timeout=60).status_code == 200
     schema = '{"prompt": "a", "max_tokens": 8, "guided_json": "{\\"type\\": \\"wrong\\", \\"type\\": \\"boolean\\"}"}'
     assert server.post("/v1/completions", schema).json()["choices"][0]["text"] in ("true", "false")
 
@@ -124,7 +124,7 @@ def test_an_adapter_whose_files_are_none(server, tmp_path, target):
 def test_a_socket_on_an_unknown_path_is_turned_away(server):
     before = server.log.count("Traceback")
     for path in ("/ws/x", "/ws/", "/ws/status/more"):
-        assert httpx.get(f"{server.admin_url}{path}").status_code == 404
+        assert calls.get(f"{server.admin_url}{path}").status_code == 404
         with pytest.raises(InvalidStatus) as refused:
             connect(f"{server.admin_url.replace('http', 'ws')}{path}", origin=server.admin_url, open_timeout=60)
         assert refused.value.response.status_code == 403

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import grpc
-import httpx
 import pytest
 
+from tests import calls
 from tests.conftest import ROOT
 from tests.live import LiveServer, wait_until
 
@@ -82,12 +82,12 @@ def test_changes_need_the_scope_manage(guarded):
 
 def test_mindies_planes(guarded):
     key, manager = create_key(guarded), create_key(guarded, "--scope", "manage")
-    wait_until(lambda: httpx.get(f"{guarded.mindie_url}/v2", headers=bearer(key)).status_code == 200)
+    wait_until(lambda: calls.get(f"{guarded.mindie_url}/v2", headers=bearer(key)).status_code == 200)
     for url in (f"{guarded.mindie_url}/v2", f"{guarded.management_url}/stopService", f"{guarded.metrics_url}/metrics"):
-        answer = httpx.get(url)
+        answer = calls.get(url)
         assert (answer.status_code, answer.json()["error_type"]) == (401, "Unauthorized")
-    assert httpx.get(f"{guarded.management_url}/stopService", headers=bearer(key)).status_code == 403
-    assert httpx.get(f"{guarded.management_url}/v1/status", headers=bearer(manager)).status_code == 200
+    assert calls.get(f"{guarded.management_url}/stopService", headers=bearer(key)).status_code == 403
+    assert calls.get(f"{guarded.management_url}/v1/status", headers=bearer(manager)).status_code == 200
 
 
 def test_grpc(guarded):

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from inference.dialects.torchserve.protocol import inference_pb2, management_pb2
+from tests import calls
 from tests.conftest import DEMO, ROOT
 from tests.live import LiveServer
 from tests.waiting import wait_until
@@ -47,11 +48,11 @@ def by_vllm(live, admin, name):
 
 def by_mindie(live, admin, name):
     body = {"lora_name": name, "lora_path": str(SOURCE)}
-    return httpx.post(f"{live.management_url}/v1/load_lora_adapter", json=body, timeout=60)
+    return calls.post(f"{live.management_url}/v1/load_lora_adapter", json=body, timeout=60)
 
 
 def by_djl(live, admin, name):
-    return httpx.post(f"{live.djl_url}/models/demo/adapters", params={"name": name, "src": str(SOURCE)}, timeout=60)
+    return calls.post(f"{live.djl_url}/models/demo/adapters", params={"name": name, "src": str(SOURCE)}, timeout=60)
 
 
 def by_admin(live, admin, name):
@@ -66,9 +67,9 @@ def by_admin(live, admin, name):
 
 
 def by_scalegen(live, admin, name):
-    (deployment,) = httpx.get(f"{live.admin_url}/sg_inf/list", timeout=60).json()
+    (deployment,) = calls.get(f"{live.admin_url}/sg_inf/list", timeout=60).json()
     body = {"llm_loras": [{"name": name, "src": str(SOURCE)}]}
-    return httpx.post(f"{live.admin_url}/sg_inf/{deployment['id']}/update", json=body, timeout=60)
+    return calls.post(f"{live.admin_url}/sg_inf/{deployment['id']}/update", json=body, timeout=60)
 
 
 WAYS = {"vllm": by_vllm, "mindie": by_mindie, "djl": by_djl, "admin": by_admin, "scalegen": by_scalegen}
@@ -76,9 +77,9 @@ WAYS = {"vllm": by_vllm, "mindie": by_mindie, "djl": by_djl, "admin": by_admin, 
 
 def shown(live):
     """The adapters in every list."""
-    (deployment,) = httpx.get(f"{live.admin_url}/sg_inf/list", timeout=60).json()
+    (deployment,) = calls.get(f"{live.admin_url}/sg_inf/list", timeout=60).json()
     models = live.get("/v1/models").json()["data"]
-    listed = httpx.get(f"{live.djl_url}/adapters", timeout=60).json()["adapters"]
+    listed = calls.get(f"{live.djl_url}/adapters", timeout=60).json()["adapters"]
     return [
         {card["id"] for card in models if card["parent"]},
         {adapter["name"] for adapter in listed},
@@ -108,10 +109,10 @@ def test_an_adapter_is_everybodys(live, admin):
     for name, by_other in (("by-vllm", "djl"), ("by-djl", "vllm"), ("by-mindie", "djl"), ("by-admin", "mindie"),
                            ("by-scalegen", "vllm")):  # fmt: skip
         if by_other == "djl":
-            gone = httpx.delete(f"{live.djl_url}/models/demo/adapters/{name}", timeout=60)
+            gone = calls.delete(f"{live.djl_url}/models/demo/adapters/{name}", timeout=60)
         else:
             plane = live.url if by_other == "vllm" else live.management_url
-            gone = httpx.post(f"{plane}/v1/unload_lora_adapter", json={"lora_name": name}, timeout=60)
+            gone = calls.post(f"{plane}/v1/unload_lora_adapter", json={"lora_name": name}, timeout=60)
         assert gone.status_code == 200, gone.text
         assert live.post("/v1/completions", {**ASK, "model": name}).status_code == 404
     assert shown(live) == [{"json", "pirate"}] * 3
@@ -127,7 +128,7 @@ def test_unknown_adapters_are_errors_everywhere(live):
     assert live.post("/v1/chat/completions", {"model": "demo:nobody", "messages": []}).status_code in (400, 404)
     for options in ({"json": {"inputs": "Hello", "adapters": "nobody"}},
                     {"params": {"adapter": "nobody"}, "json": {"inputs": "Hello"}}):  # fmt: skip
-        assert httpx.post(f"{live.djl_url}/predictions/demo", timeout=60, **options).status_code == 424
+        assert calls.post(f"{live.djl_url}/predictions/demo", timeout=60, **options).status_code == 424
     with pytest.raises(grpc.RpcError):
         predict(live, "demo", data=b"Hello", lora_adapter=b"nobody")
     with pytest.raises(grpc.RpcError):
@@ -159,15 +160,15 @@ def test_a_model_is_everybodys(live):
     assert predict(live, "second", data=ASK["prompt"].encode(), max_tokens=b"4", temperature=b"0")
     assert live.post("/v1/completions", {**ASK, "model": "second"}).status_code == 200
     assert "second" in {card["id"] for card in live.get("/v1/models").json()["data"]}
-    assert "second" in {model["modelName"] for model in httpx.get(f"{live.djl_url}/models").json()["models"]}
+    assert "second" in {model["modelName"] for model in calls.get(f"{live.djl_url}/models").json()["models"]}
     index = live.post("/v2/repository/index", {}).json()
     assert ("second", "READY") in {(entry["name"], entry["state"]) for entry in index}
-    assert "second" in {d["name"] for d in httpx.get(f"{live.admin_url}/sg_inf/list").json()}
+    assert "second" in {d["name"] for d in calls.get(f"{live.admin_url}/sg_inf/list").json()}
     status = subprocess.run(
         [sys.executable, "-W", "ignore", "manage.py", "status", "--json"],
         cwd=ROOT, env=live.settings(), capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "second" in {deployment["name"] for deployment in json.loads(status.stdout)["deployments"]}
-    assert httpx.delete(f"{live.djl_url}/models/second", timeout=60).status_code == 200
+    assert calls.delete(f"{live.djl_url}/models/second", timeout=60).status_code == 200
     assert "second" not in manage(live, "ListModels", limit=100)
     assert live.post("/v1/completions", {**ASK, "model": "second"}).status_code == 404

@@ -7,9 +7,9 @@ import json
 import socket
 import threading
 
-import httpx
 import pytest
 
+from tests import calls
 from tests.live import LiveServer, wait_until
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "a"}]}
@@ -53,7 +53,7 @@ def narrow(tmp_path_factory):
     def occupy():
         body = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "stream": True}
         while not stop.is_set():
-            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+            with calls.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
                 for _ in answer.iter_lines():
                     if stop.is_set():
                         break
@@ -71,7 +71,7 @@ def refused(server, url, body, status):
     found = []
 
     def full():
-        found.append(httpx.post(url, json=body, timeout=60))
+        found.append(calls.post(url, json=body, timeout=60))
         return found[-1].status_code == status
 
     wait_until(full, 60, lambda: found[-1].text)
@@ -89,7 +89,7 @@ def test_tgis_streams_tell_it_in_a_frame(narrow):
     frames = []
 
     def full():
-        frames.append(httpx.post(f"{narrow.url}/generate_stream", json={"inputs": "a"}, timeout=60).text)
+        frames.append(calls.post(f"{narrow.url}/generate_stream", json={"inputs": "a"}, timeout=60).text)
         return "overloaded" in frames[-1]
 
     wait_until(full)
@@ -164,7 +164,7 @@ def test_a_worker_that_dies_in_mid_stream(tmp_path):
         plane, path, body, _ = STREAMS[index]
         base = server.url if plane == "front" else server.mindie_url
         received = ""
-        with httpx.stream("POST", base + path, content=json.dumps(body), timeout=60) as answer:
+        with calls.stream("POST", base + path, content=json.dumps(body), timeout=60) as answer:
             for part in answer.iter_text():
                 received += part
                 begun[index].set()

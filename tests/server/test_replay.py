@@ -10,10 +10,10 @@ import sys
 import threading
 from collections import defaultdict
 
-import httpx
 import psutil
 import pytest
 
+from tests import calls
 from tests.conftest import ROOT
 from tests.live import LiveServer, wait_until
 
@@ -56,7 +56,7 @@ class Reader(threading.Thread):
         self.received, self.begun = "", threading.Event()
 
     def run(self) -> None:
-        with httpx.stream("POST", self.url, content=json.dumps(self.body), timeout=120) as answer:
+        with calls.stream("POST", self.url, content=json.dumps(self.body), timeout=120) as answer:
             for part in answer.iter_text():
                 self.received += part
                 self.begun.set()

@@ -218,13 +218,13 @@ def test_a_deployments_key_sees_no_other_deployment(walked):
     for plane, path, body in calls:
         url = f"http://127.0.0.1:{walked.ports[plane]}{path}"
         method = "GET" if body is None else "POST"
-        found = httpx.request(method, url, json=body, headers=walked.headers("`infer`"), timeout=60)
+        found = calls.request(method, url, json=body, headers=walked.headers("`infer`"), timeout=60)
         assert found.status_code == 200, (plane, path, found.text)
-        hidden = httpx.request(method, url, json=body, headers=walked.headers(DEPLOYMENTS), timeout=60)
+        hidden = calls.request(method, url, json=body, headers=walked.headers(DEPLOYMENTS), timeout=60)
         assert 400 <= hidden.status_code < 500, (plane, path, hidden.text)
         nothing = path.replace("other", "nothing")
         absent = None if body is None else {**body, **({"model": "nothing"} if "model" in body else {})}
-        same = httpx.request(
+        same = calls.request(
             method, url.replace(path, nothing), json=absent, headers=walked.headers(DEPLOYMENTS), timeout=60
         )
         told = re.sub(r"(?i)other|nothing", "*", f"{hidden.status_code} {hidden.text}")
@@ -232,14 +232,14 @@ def test_a_deployments_key_sees_no_other_deployment(walked):
         own = path.replace("other", "demo")
         if body is not None and "model" in body:
             body = {**body, "model": "demo"}
-        answer = httpx.request(
+        answer = calls.request(
             method, url.replace(path, own), json=body, headers=walked.headers(DEPLOYMENTS), timeout=60
         )
         assert answer.status_code == 200, (plane, path, answer.text)
     for plane, path in (("front", "/v1/models"), ("mindie-service", "/v1/models"), ("front", "/v2/models/stats")):
         url = f"http://127.0.0.1:{walked.ports[plane]}{path}"
-        assert "other" in httpx.get(url, headers=walked.headers("`infer`")).text
-        assert "other" not in httpx.get(url, headers=walked.headers(DEPLOYMENTS)).text
+        assert "other" in calls.get(url, headers=walked.headers("`infer`")).text
+        assert "other" not in calls.get(url, headers=walked.headers(DEPLOYMENTS)).text
 
 
 def test_a_deployments_key_sees_no_other_deployment_over_grpc(walked):

@@ -6,7 +6,6 @@ import random
 import re
 import time
 
-import httpx
 import pytest
 
 from config.shared_rates import ledger_of
@@ -15,6 +14,7 @@ from inference.admission.redis_ledger import BALANCES
 from inference.admission.shared_rates import LedgerAway, SharedRates
 from inference.errors import QuotaExhausted, RateLimited
 from management.snapshot import ApiKeyEntry, KeyLimits, hash_key
+from tests import calls
 from tests.cluster import Cluster
 from tests.own_redis import PASSWORD, OwnRedis
 from tests.waiting import wait_until
@@ -221,11 +221,11 @@ def test_two_web_processes(own, tmp_path):
     def statuses(count: int) -> list[int]:
         body, headers = {"model": "none", "prompt": "x"}, {"authorization": f"Bearer {key}"}
         url = f"{cluster.url}/v1/completions"
-        return [httpx.post(url, json=body, headers=headers, timeout=60).status_code for _ in range(count)]
+        return [calls.post(url, json=body, headers=headers, timeout=60).status_code for _ in range(count)]
 
     def reachable() -> set[str]:
         pages = [
-            httpx.get(f"{cluster.url}/metrics", headers={"authorization": f"Bearer {metrics}"}, timeout=60).text
+            calls.get(f"{cluster.url}/metrics", headers={"authorization": f"Bearer {metrics}"}, timeout=60).text
             for _ in range(8)
         ]
         return {re.search(r"^dragoman_redis_reachable (\d)", page, re.MULTILINE)[1] for page in pages}

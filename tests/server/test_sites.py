@@ -9,6 +9,7 @@ import pytest
 
 from inference.errors import ForeignOrigin
 from inference.http.sites import Sites
+from tests import calls
 from tests.live import LiveServer
 
 ASK = {"prompt": "Hi", "max_tokens": 1}
@@ -85,7 +86,7 @@ def test_each_dialect_refuses_in_its_own_words(server):
     assert server.post("/v1/completions", ASK, headers=foreign).json()["error"]["type"] == "PermissionDeniedError"
     assert server.post("/generate_stream", {"inputs": "a"}, headers=foreign).json()["error_type"] == "forbidden"
     assert list(server.post("/v2/models/demo/infer", {}, headers=foreign).json()) == ["error"]
-    told = httpx.post(f"{server.mindie_url}/infer", json={}, headers=foreign).json()
+    told = calls.post(f"{server.mindie_url}/infer", json={}, headers=foreign).json()
     assert told["error_type"] == "Forbidden"
 
 
@@ -93,7 +94,7 @@ def test_websockets_of_other_sites_are_refused(server):
     upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
                "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ=="}  # fmt: skip
     for extra in ({"origin": "https://foreign.example"}, {"host": "rebound.example"}):
-        answer = httpx.get(f"{server.admin_url}/ws/status", headers={**upgrade, **extra})
+        answer = calls.get(f"{server.admin_url}/ws/status", headers={**upgrade, **extra})
         assert answer.status_code == 403
 
 
@@ -117,7 +118,7 @@ def test_allowed_names_are_served(open_server):
 def test_allowed_pages_may_ask_and_read(open_server):
     origin = {"origin": "https://chat.example"}
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
-    preflight = httpx.options(f"{open_server.url}/v1/chat/completions", headers={**origin, **asked})
+    preflight = calls.options(f"{open_server.url}/v1/chat/completions", headers={**origin, **asked})
     assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-origin"] == "https://chat.example"
     assert "authorization" in preflight.headers["access-control-allow-headers"]
@@ -126,6 +127,6 @@ def test_allowed_pages_may_ask_and_read(open_server):
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == "https://chat.example"
     # the admin's session is nobody else's
-    assert httpx.post(f"{open_server.admin_url}/admin/login/", headers=origin).status_code == 403
+    assert calls.post(f"{open_server.admin_url}/admin/login/", headers=origin).status_code == 403
     foreign = {"origin": "https://foreign.example"}
-    assert httpx.options(f"{open_server.url}/v1/models", headers={**foreign, **asked}).status_code == 405
+    assert calls.options(f"{open_server.url}/v1/models", headers={**foreign, **asked}).status_code == 405

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from inference.dialects.triton.protocol import grpc_service_pb2 as triton
+from tests import calls
 from tests.certificates import Authority, client_context, replace, self_signed
 from tests.cluster import Cluster
 from tests.live import LiveServer, free_port, wait_until
@@ -159,7 +160,7 @@ def test_clients_that_do_not_know_the_servers_authority(served):
 def test_plain_text_is_not_answered(served):
     for port, path in served.http_ports.items():
         with pytest.raises(httpx.HTTPError):
-            httpx.get(f"http://127.0.0.1:{port}{path}", timeout=60)
+            calls.get(f"http://127.0.0.1:{port}{path}", timeout=60)
     for port, method in served.grpc_ports.items():
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
             channel.unary_unary(method)(b"", timeout=60)

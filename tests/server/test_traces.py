@@ -7,10 +7,10 @@ import time
 from itertools import pairwise
 
 import grpc
-import httpx
 import pytest
 
 from inference.dialects.triton.protocol import grpc_service_pb2 as pb
+from tests import calls
 from tests.live import LiveServer
 from tests.otlp import collector
 from tests.waiting import wait_until
@@ -113,7 +113,7 @@ def test_a_generation_that_fails(receiver, traced):
 def test_a_client_that_leaves(receiver, traced):
     trace, headers = parent(6)
     body = {**ASK, "max_tokens": 1500, "stream": True}
-    with httpx.stream("POST", f"{traced.url}/v1/completions", json=body, headers=headers, timeout=60) as answer:
+    with calls.stream("POST", f"{traced.url}/v1/completions", json=body, headers=headers, timeout=60) as answer:
         next(answer.iter_bytes())
     generation = receiver.trace(trace, CALL, GENERATION)[GENERATION]
     assert generation.attributes["error.type"] == generation.attributes["dragoman.end_cause"] == "client_left"

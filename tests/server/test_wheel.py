@@ -9,10 +9,10 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from config.installation import version
+from tests import calls
 from tests.conftest import ROOT
 from tests.live import LiveServer
 from tests.wheels import PIP, build_wheel, source_files
@@ -95,7 +95,7 @@ def test_it_serves(installed, site):
     assert installed.get("/openapi.json").json()["info"]["version"] == version()
     assert installed.get("/docs", follow_redirects=True).status_code == 200
     for path in ("/admin/login/", "/static/admin/css/base.css", "/static/management/live_status.js"):
-        assert httpx.get(f"{installed.admin_url}{path}").status_code == 200, path
+        assert calls.get(f"{installed.admin_url}{path}").status_code == 200, path
     assert run(installed, "health") == f"127.0.0.1:{installed.front_port} answers 200\n"
     planes = ["--djl", installed.djl_url, "--mindie", installed.mindie_url, "--triton-grpc", f"127.0.0.1:{installed.grpc_port}",
               "--torchserve-grpc", f"127.0.0.1:{installed.torchserve_inference_port}"]  # fmt: skip

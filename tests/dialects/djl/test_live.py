@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 
-import httpx
 import pytest
 
+from tests import calls
 from tests.conftest import DEMO, ROOT
 from tests.live import LiveServer
+
+pytestmark = pytest.mark.live
 
 ADAPTERS = ROOT / "models" / "demo-adapters"
 PAGE = (ROOT / "docs" / "djl.md").read_text()
@@ -27,7 +29,7 @@ def live(tmp_path_factory):
 
 
 def call(live, method, path, status=200, **options):
-    answer = httpx.request(method, live.djl_url + path, timeout=120, **options)
+    answer = calls.request(method, live.djl_url + path, timeout=120, **options)
     assert answer.status_code == status, answer.text
     return answer
 
@@ -71,7 +73,7 @@ def test_pins_are_limited_and_a_refused_one_is_not_registered(live):
         config = json.loads((folder / "adapter_config.json").read_text())
         (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 1 + int(name[-1])}))
         url = f"{live.djl_url}/adapters?name={name}&src={folder}&pin=true"
-        statuses.append(httpx.post(url, timeout=60).status_code)
+        statuses.append(calls.post(url, timeout=60).status_code)
     refused = statuses.index(507)
     assert statuses[:refused] == [200] * refused
     listed = [each["name"] for each in call(live, "GET", "/adapters").json()["adapters"]]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from tests.in_process import InProcessServer
 from tests.live import LiveServer
 
 PROMPT = "Question: What is the capital of Spain?\nAnswer:"
@@ -17,18 +18,18 @@ LINE = " The capital of Spain is Madrid."
 
 @dataclass
 class Mindie:
-    server: LiveServer
+    server: LiveServer | InProcessServer
 
     def post(self, path: str, body: object, management: bool = False, **options: object) -> httpx.Response:
         base = self.server.management_url if management else self.server.mindie_url
         content = body if isinstance(body, bytes | str) else json.dumps(body)
-        return httpx.post(base + path, content=content, timeout=60, **options)
+        return self.server.client.post(base + path, content=content, **options)
 
     def get(self, path: str, **options: object) -> httpx.Response:
-        return httpx.get(self.server.mindie_url + path, timeout=60, **options)
+        return self.server.client.get(self.server.mindie_url + path, **options)
 
     def manage(self, path: str, **options: object) -> httpx.Response:
-        return httpx.get(self.server.management_url + path, timeout=60, **options)
+        return self.server.client.get(self.server.management_url + path, **options)
 
     def refused(self, path: str, body: object, error: str, status: int = 422, management: bool = False) -> None:
         """The answer is MindIE's one error body with this text."""

@@ -17,6 +17,7 @@ def ask(**fields):
     return {"model": "demo", "messages": MESSAGES, **fields}
 
 
+@pytest.mark.live
 def test_golden(mindie):
     golden(
         mindie.post(PATH, ask()).content,
@@ -27,6 +28,7 @@ def test_golden(mindie):
     )
 
 
+@pytest.mark.live
 def test_golden_stream(mindie):
     frames = chunks(mindie, PATH, ask(stream=True))
     head = 'data: {"id":"<id>","object":"chat.completion.chunk","created":<n>,"model":"demo",'
@@ -53,6 +55,7 @@ def test_the_callers_id(mindie):
     assert answer.json()["id"] == "abc-1"
 
 
+@pytest.mark.live
 def test_several_sequences(mindie):
     body = ask(n=2, temperature=1.0, seed=1, max_tokens=5)
     assert [c["index"] for c in mindie.post(PATH, body).json()["choices"]] == [0, 1]
@@ -61,6 +64,7 @@ def test_several_sequences(mindie):
     assert sum("usage" in frame for frame in frames) == 2
 
 
+@pytest.mark.live
 def test_logprobs(mindie):
     choice = mindie.post(PATH, ask(top_logprobs=2, max_tokens=3)).json()["choices"][0]
     content = choice["logprobs"]["content"]
@@ -71,6 +75,7 @@ def test_logprobs(mindie):
     assert [e["token"] for e in streamed] == [e["token"] for e in content]
 
 
+@pytest.mark.live
 def test_a_named_tool(mindie):
     tool = {"type": "function", "function": {"name": "weather", "parameters": {
         "type": "object", "properties": {"town": {"enum": ["Rome", "Oslo"]}}, "required": ["town"]}}}  # fmt: skip
@@ -87,6 +92,7 @@ def test_a_named_tool(mindie):
     assert "".join(d["function"].get("arguments", "") for d in deltas) == call["function"]["arguments"]
 
 
+@pytest.mark.live
 def test_structured_output(mindie):
     schema = {
         "type": "object",

@@ -15,6 +15,7 @@ def ask(**fields):
     return {"model": "demo", "prompt": PROMPT, "max_tokens": 7, **fields}
 
 
+@pytest.mark.live
 def test_golden(mindie):
     golden(
         mindie.post(PATH, ask()).content,
@@ -25,6 +26,7 @@ def test_golden(mindie):
     )
 
 
+@pytest.mark.live
 def test_golden_stream_has_usage_behind_the_choices(mindie):
     frames = chunks(mindie, PATH, ask(stream=True, max_tokens=1))
     golden(
@@ -36,11 +38,13 @@ def test_golden_stream_has_usage_behind_the_choices(mindie):
     assert frames[1:] == [b"data: [DONE]\n\n"]
 
 
+@pytest.mark.live
 def test_token_ids(mindie):
     ids = mindie.server.post("/tokenize", {"prompt": PROMPT}).json()["tokens"]
     assert mindie.post(PATH, ask(prompt=ids)).json()["choices"][0]["text"] == LINE
 
 
+@pytest.mark.live
 def test_logprobs_count_bytes_across_choices(mindie):
     body = ask(logprobs=2, n=2, temperature=1.0, seed=3, max_tokens=2)
     first, second = (c["logprobs"] for c in mindie.post(PATH, body).json()["choices"])
@@ -53,6 +57,7 @@ def test_logprobs_count_bytes_across_choices(mindie):
     assert tokens == mindie.post(PATH, ask(logprobs=1, max_tokens=4)).json()["choices"][0]["logprobs"]["tokens"]
 
 
+@pytest.mark.live
 def test_n_of_best_of(mindie):
     body = ask(n=2, best_of=4, temperature=1.0, seed=1, max_tokens=3)
     answer = mindie.post(PATH, body).json()

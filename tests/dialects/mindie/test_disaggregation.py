@@ -8,13 +8,15 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 
-import httpx
 import pytest
 
+from tests import calls
 from tests.coordinator import Coordinator
 from tests.live import LiveServer, free_port
 from tests.mindie_answers import joined
 from tests.waiting import eventually, wait_until
+
+pytestmark = pytest.mark.live
 
 PROMPT = "Once upon a time there was"
 NESTED = {"temperature": 0.7, "seed": 11, "max_new_tokens": 24, "details": True}
@@ -61,21 +63,21 @@ class Member:
 
     def become(self, role: str, peer: Member) -> None:
         body = {"local": self.node(), "peers": [peer.node()]}
-        answer = httpx.post(f"{self.server.management_url}/v1/role/{role}", json=body, timeout=60)
+        answer = calls.post(f"{self.server.management_url}/v1/role/{role}", json=body, timeout=60)
         assert (answer.status_code, answer.content) == (200, b'{"result":"ok"}')
 
     def stop(self, request_id: str) -> int:
         """stopInfer, as a coordinator sends it."""
         url = f"{self.server.mindie_url}/v2/models/demo/stopInfer"
-        return httpx.post(url, json={"id": request_id}, headers={"req-id": request_id}, timeout=60).status_code
+        return calls.post(url, json={"id": request_id}, headers={"req-id": request_id}, timeout=60).status_code
 
     def results_refused(self) -> str:
         """Why /dresult gives nothing."""
-        answer = httpx.get(f"{self.server.mindie_url}/dresult", timeout=60)
+        answer = calls.get(f"{self.server.mindie_url}/dresult", timeout=60)
         return str(answer.json()["error"])
 
     def status(self) -> dict[str, dict[str, object]]:
-        found: dict[str, dict[str, object]] = httpx.get(f"{self.server.management_url}/v1/status", timeout=60).json()
+        found: dict[str, dict[str, object]] = calls.get(f"{self.server.management_url}/v1/status", timeout=60).json()
         return found
 
     def wait_ready(self) -> None:
@@ -123,7 +125,7 @@ def pair(tmp_path_factory):
 
 def alone(server, path, body, request_id):
     """What one server without a role answers."""
-    answer = httpx.post(server.mindie_url + path, json=body, headers={"req-id": request_id}, timeout=60)
+    answer = calls.post(server.mindie_url + path, json=body, headers={"req-id": request_id}, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.content
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.dialects.mindie.conftest import LINE, PROMPT, chunks, golden
 
 
@@ -11,6 +13,7 @@ def ask(**parameters):
     return {"inputs": PROMPT, "parameters": {"max_new_tokens": 7, **parameters}}
 
 
+@pytest.mark.live
 def test_one_frame_a_chunk(mindie):
     frames = chunks(mindie, "/generate_stream", ask())
     parsed = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
@@ -20,6 +23,7 @@ def test_one_frame_a_chunk(mindie):
     assert [frame["generated_text"] for frame in parsed] == [None] * (len(parsed) - 1) + [LINE]
 
 
+@pytest.mark.live
 def test_golden_last_frame(mindie):
     golden(
         chunks(mindie, "/generate_stream", ask(details=True, max_new_tokens=1, seed=5))[-1],
@@ -28,6 +32,7 @@ def test_golden_last_frame(mindie):
     )
 
 
+@pytest.mark.live
 def test_headers(mindie):
     answer = mindie.post("/generate_stream", ask(max_new_tokens=1))
     assert answer.headers["content-type"] == "text/event-stream"

@@ -16,10 +16,12 @@ def ask(**parameters):
     return {"inputs": PROMPT, "parameters": parameters}
 
 
+@pytest.mark.live
 def test_golden(mindie):
     golden(mindie.post("/generate", ask(max_new_tokens=7)).content, f'{{"generated_text":"{LINE}"}}')
 
 
+@pytest.mark.live
 def test_golden_details(mindie):
     body = ask(max_new_tokens=2, details=True, decoder_input_details=True, seed=12, truncate=1)
     token = '{"id":<n>,"logprob":null,"special":null,"text":null}'
@@ -35,22 +37,26 @@ def test_golden_details(mindie):
     )
 
 
+@pytest.mark.live
 def test_it_never_streams_and_defaults_to_20_tokens(mindie):
     answer = mindie.post("/generate", {**ask(details=True), "stream": True}).json()
     assert answer["details"]["generated_tokens"] <= 20
 
 
+@pytest.mark.live
 def test_full_text_has_a_space_between(mindie):
     text = mindie.post("/generate", ask(max_new_tokens=1, return_full_text=True)).json()["generated_text"]
     assert text == f"{PROMPT}  The"
 
 
+@pytest.mark.live
 def test_stop_is_cut(mindie):
     answer = mindie.post("/generate", ask(max_new_tokens=20, stop=" Spain", details=True)).json()
     assert answer["generated_text"] == " The capital of"
     assert answer["details"]["finish_reason"] == "stop_sequence"
 
 
+@pytest.mark.live
 def test_eos_is_counted(mindie):
     template = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     answer = mindie.post(
@@ -66,6 +72,7 @@ def test_unknown_adapters_run_on_the_base_model(mindie):
     assert mindie.post("/generate", ask(max_new_tokens=7, adapter_id="demo")).json() == base
 
 
+@pytest.mark.live
 def test_parts_are_joined(mindie):
     parts = [{"type": "text", "text": PROMPT[:10]}, {"type": "text", "text": PROMPT[10:]}]
     body = {"inputs": parts, "parameters": {"max_new_tokens": 7}}
@@ -108,6 +115,7 @@ def test_refused_parameters(mindie, parameters, error):
     mindie.refused("/generate", ask(**parameters), error)
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("parameters", [{"top_p": 0.99}, {"typical_p": 1}, {"top_k": 2**31 - 1}, {"seed": 2**63 - 1},
                                         {"temperature": None}, {"unknown": 1}, {"best_of": 3}])  # fmt: skip
 def test_accepted_parameters(mindie, parameters):

@@ -9,22 +9,26 @@ import pytest
 from tests.dialects.mindie.conftest import LINE, PROMPT, chunks
 
 
+@pytest.mark.live
 def test_golden(mindie):
     answer = mindie.post("/generate", {"prompt": PROMPT, "max_tokens": 7, "temperature": 0})
     assert answer.content == json.dumps({"text": [f"{PROMPT} {LINE}"]}, separators=(",", ":")).encode()
 
 
+@pytest.mark.live
 def test_prompt_goes_before_inputs(mindie):
     answer = mindie.post("/generate", {"prompt": PROMPT, "inputs": "x", "max_tokens": 1})
     assert answer.json() == {"text": [f"{PROMPT}  The"]}
 
 
+@pytest.mark.live
 def test_stream_has_no_prompt_and_ends_every_object_with_nul(mindie):
     frames = chunks(mindie, "/generate", {"prompt": PROMPT, "max_tokens": 7, "stream": True})
     assert all(frame.startswith(b'{"text":["') and frame.endswith(b'"]}\0') for frame in frames)
     assert "".join(json.loads(frame[:-1])["text"][0] for frame in frames) == LINE
 
 
+@pytest.mark.live
 def test_several_sequences(mindie):
     body = {"prompt": PROMPT, "max_tokens": 7, "temperature": 1.0, "n": 2, "seed": 1}
     assert len(mindie.post("/generate", body).json()["text"]) == 2
@@ -33,6 +37,7 @@ def test_several_sequences(mindie):
     assert all(len(json.loads(frame[:-1])["text"]) == 2 for frame in frames)
 
 
+@pytest.mark.live
 def test_adapters_by_name(mindie):
     body = {"prompt": "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
             "max_tokens": 30}  # fmt: skip
@@ -83,6 +88,7 @@ def test_refused(mindie, fields, error):
     mindie.refused("/generate", {"prompt": PROMPT, **fields}, error)
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("fields", [{"top_k": -1}, {"top_p": 1}, {"temperature": 0}, {"stop_token_ids": [10**9, -5]},
                                     {"presence_penalty": 2}, {"use_beam_search": True}, {"logprobs": 1}])  # fmt: skip
 def test_accepted(mindie, fields):

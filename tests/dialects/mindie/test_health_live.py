@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
 def test_it_works(mindie, path):
     answer = mindie.manage(path)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("suffix", ["", "-1", "-600", "-5"])
 def test_it_works(mindie, suffix):
     answer = mindie.manage(f"/health/timed{suffix}")
     assert (answer.status_code, answer.content) == (200, b'{"status":"healthy"}')
 
 
+@pytest.mark.live
 def test_it_computes(mindie):
     before = mindie.server.metric("vllm:generation_tokens_total")
     mindie.manage("/health/timed-5")

@@ -11,6 +11,7 @@ from tests.dialects.mindie.conftest import LINE, PROMPT, golden, several_chunks
 PATHS = ["/infer", "/infer_token"]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("path", PATHS)
 def test_golden(mindie, path):
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 2, "details": True, "seed": 7}}
@@ -22,6 +23,7 @@ def test_golden(mindie, path):
     assert mindie.post(path, {"inputs": PROMPT, "parameters": {"max_new_tokens": 7}}).json() == {"generated_text": LINE}
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("path", PATHS)
 def test_golden_stream(mindie, path):
     ids = mindie.server.post("/tokenize", {"prompt": PROMPT}).json()["tokens"]

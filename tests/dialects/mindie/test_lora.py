@@ -22,6 +22,7 @@ def unload(mindie, name):
     return answer.status_code, answer.text
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("key", ["master_model", "master_mode"])
 def test_load_use_and_unload(mindie, key):
     name = f"mine-{key}"
@@ -46,6 +47,7 @@ def test_no_adapter_there(mindie, tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.live
 def test_a_broken_adapter(mindie, tmp_path):
     directory = tmp_path / "broken"
     shutil.copytree(JSON_ADAPTER, directory)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.dialects.mindie.conftest import golden
 
 
+@pytest.mark.live
 def test_golden(mindie):
     mindie.post("/infer", {"inputs": "Hello", "parameters": {"max_new_tokens": 4}})
     mindie.server.wait_idle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("path", ["/v2/models/demo/ready", "/v2/models/demo/versions/1/ready"])
 def test_it_works(mindie, path):
     answer = mindie.manage(path)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.dialects.mindie.conftest import golden
 
 
+@pytest.mark.live
 def test_the_list_is_indented(mindie):
     text = mindie.get("/v1/models").text
     listed = json.loads(text)
@@ -17,6 +20,7 @@ def test_the_list_is_indented(mindie):
     assert {"json", "pirate"} <= {card["id"] for card in listed["data"] if card["parent"] == "demo"}
 
 
+@pytest.mark.live
 def test_one_model(mindie):
     golden(
         mindie.get("/v1/models/demo").content,

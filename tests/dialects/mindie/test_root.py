@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.dialects.mindie.conftest import LINE, PROMPT, chunks, golden
 
 
+@pytest.mark.live
 def test_a_list_of_one(mindie):
     answer = mindie.post("/", {"inputs": PROMPT, "parameters": {"max_new_tokens": 7}})
     golden(answer.content, f'[{{"generated_text":"{LINE}"}}]')
 
 
+@pytest.mark.live
 def test_stream(mindie):
     body = {"inputs": PROMPT, "stream": True, "parameters": {"max_new_tokens": 2}}
     frames = chunks(mindie, "/", body)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.dialects.mindie.conftest import golden
 
 RESOURCE = (
@@ -11,11 +13,13 @@ RESOURCE = (
 SERVICE = '{"service":{"roleStatus":"RoleReady","currentRole":"none"},"resource":{'
 
 
+@pytest.mark.live
 def test_golden(mindie):
     mindie.server.wait_idle()
     golden(mindie.manage("/v1/status").content, SERVICE + RESOURCE + '},"linkStatus":{"peers":[]}}')
 
 
+@pytest.mark.live
 def test_golden_of_version_2(mindie):
     mindie.server.wait_idle()
     more = ',"totalAvailNpuSlotsNum":64,"totalAvailNpuBlockNum":<n>,"dpInstMap":[[0,<n>]],"maxAvailNpuBlockNum":<n>'

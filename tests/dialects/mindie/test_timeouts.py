@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 
+from tests import calls
 from tests.dialects.mindie.config_file import write
 from tests.live import LiveServer, free_port, wait_until
+
+pytestmark = pytest.mark.live
 
 LONG = {"model": "llama_65b", "prompt": "Once", "ignore_eos": True}
 
@@ -30,7 +32,7 @@ def hasty(tmp_path_factory):
 def test_the_whole_request(hasty):
     server, url = hasty
     body = {**LONG, "temperature": 5.0, "n": 8, "seed": 1}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    answer = calls.post(f"{url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 500
     assert answer.json() == {
         "error": "Engine callback timeout: server e2eTimeout",
@@ -42,7 +44,7 @@ def test_the_whole_request(hasty):
 def test_a_stream_ends_with_bare_text(hasty):
     server, url = hasty
     body = {**LONG, "temperature": 5.0, "n": 8, "seed": 1, "stream": True}
-    text = httpx.post(f"{url}/v1/completions", json=body, timeout=60).text
+    text = calls.post(f"{url}/v1/completions", json=body, timeout=60).text
     assert text.endswith("\n\nEngine callback timeout: server e2eTimeout")
     assert "[DONE]" not in text
     server.wait_idle()
@@ -50,7 +52,7 @@ def test_a_stream_ends_with_bare_text(hasty):
 
 def test_requests_in_time_are_left_alone(hasty):
     _, url = hasty
-    answer = httpx.post(f"{url}/infer", json={"inputs": "a", "parameters": {"timeout": 1, "max_new_tokens": 2}})
+    answer = calls.post(f"{url}/infer", json={"inputs": "a", "parameters": {"timeout": 1, "max_new_tokens": 2}})
     assert answer.status_code == 200
 
 
@@ -61,9 +63,9 @@ def test_the_clients_own_timer(hasty):
     worker.suspend()
     try:
         body = {"inputs": "a", "parameters": {"timeout": 1, "max_new_tokens": 2}}
-        answer = httpx.post(f"{url}/infer", json=body, timeout=60)
+        answer = calls.post(f"{url}/infer", json=body, timeout=60)
         assert answer.status_code == 500
         assert answer.json()["error"].startswith("Engine callback timeout: ")
     finally:
         worker.resume()
-    wait_until(lambda: httpx.get(f"{url}/health").status_code == 200)
+    wait_until(lambda: calls.get(f"{url}/health").status_code == 200)

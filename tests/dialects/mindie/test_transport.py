@@ -6,16 +6,18 @@ import json
 import socket
 import time
 
-import httpx
 import pytest
 
+from tests import calls
 from tests.live import wait_until
+
+pytestmark = pytest.mark.live
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/nothing"), ("GET", "/infer"), ("PUT", "/infer"),
                                               ("POST", "/v1/models"), ("GET", "/v2/models/a/b"), ("GET", "/metrics")])  # fmt: skip
 def test_what_is_not_there_is_a_bare_404(mindie, method, path):
-    answer = httpx.request(method, mindie.server.mindie_url + path)
+    answer = calls.request(method, mindie.server.mindie_url + path)
     assert (answer.status_code, answer.content) == (404, b"")
     assert len(answer.headers["RequestUUID"]) == 32
 
@@ -54,7 +56,7 @@ def test_an_id_that_runs_is_refused(mindie):
         "temperature": 5.0,
     }
     headers = {"req-id": "twice"}
-    with httpx.stream("POST", f"{mindie.server.mindie_url}/v1/completions", json=body, headers=headers) as running:
+    with calls.stream("POST", f"{mindie.server.mindie_url}/v1/completions", json=body, headers=headers) as running:
         lines = running.iter_lines()  # a stream ends with its iterator
         next(lines)
         answer = mindie.post("/v1/completions", {**body, "stream": False}, headers=headers)
@@ -77,7 +79,7 @@ def test_content_type_and_accept_say_nothing(mindie, kind):
 
 
 def test_metrics_need_the_environment_variable(mindie):
-    answer = httpx.get(f"{mindie.server.metrics_url}/metrics")
+    answer = calls.get(f"{mindie.server.metrics_url}/metrics")
     assert answer.status_code == 500
     assert answer.content == (
         b'{"error":"Environment variable MIES_SERVICE_MONITOR_MODE is not set.","error_type":"Incomplete Generation"}'
@@ -109,5 +111,5 @@ def test_status_lines(mindie):
     ):
         answer = mindie.post(path, body)
         assert (answer.status_code, answer.reason_phrase) == (status, phrase)
-    elsewhere = httpx.post(f"{mindie.server.url}/generate", json={})
+    elsewhere = calls.post(f"{mindie.server.url}/generate", json={})
     assert (elsewhere.status_code, elsewhere.reason_phrase) == (422, "Unprocessable Entity")

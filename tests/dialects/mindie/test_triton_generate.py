@@ -15,12 +15,14 @@ def ask(**parameters):
     return {"id": "a123", "text_input": PROMPT, "parameters": {"max_new_tokens": 7, **parameters}}
 
 
+@pytest.mark.live
 def test_golden(mindie):
     expected = f'{{"id":"a123","model_name":"demo","model_version":null,"text_output":"{LINE}"}}'
     assert mindie.post(PATH, ask()).text == expected
     assert mindie.post("/v2/models/demo/versions/1/generate", ask()).text == expected
 
 
+@pytest.mark.live
 def test_golden_details(mindie):
     golden(
         mindie.post(PATH, ask(details=True, max_new_tokens=1)).content,
@@ -29,6 +31,7 @@ def test_golden_details(mindie):
     )
 
 
+@pytest.mark.live
 def test_golden_stream(mindie):
     frames = several_chunks(mindie, f"{PATH}_stream", {**ask(details=True), "details": True})
     golden(
@@ -44,6 +47,7 @@ def test_golden_stream(mindie):
     assert "".join(json.loads(f.removeprefix(b"data:"))["text_output"] for f in frames) == LINE
 
 
+@pytest.mark.live
 def test_perf_stat_has_a_pair_for_each_token(mindie):
     answer = mindie.post(PATH, ask(details=True, perf_stat=True))
     details = answer.json()["details"]
@@ -59,6 +63,7 @@ def test_perf_stat_has_a_pair_for_each_token(mindie):
     assert "perf_stat" not in mindie.post(PATH, ask(details=True)).json()["details"]
 
 
+@pytest.mark.live
 def test_four_keys_without_details(mindie):
     frames = chunks(mindie, f"{PATH}_stream", ask())
     assert all(list(json.loads(f[5:])) == ["id", "model_name", "model_version", "text_output"] for f in frames)

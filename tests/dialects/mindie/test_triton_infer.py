@@ -21,6 +21,7 @@ def changed(**changes):
     return body
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("path", [PATH, "/v2/models/demo/versions/1/infer"])
 def test_golden(mindie, path):
     ids = mindie.server.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 3, "temperature": 0,
@@ -30,11 +31,13 @@ def test_golden(mindie, path):
     assert mindie.post(path, BODY).text == expected
 
 
+@pytest.mark.live
 def test_parameters_beside_the_tensor_go_before(mindie):
     body = changed(parameters={"max_new_tokens": 1})
     assert mindie.post(PATH, body).json()["outputs"][0]["shape"] == [1, 1]
 
 
+@pytest.mark.live
 def test_defaults(mindie):
     body = {**changed(shape=[3]), "outputs": [{"name": ""}]}
     del body["id"], body["parameters"]

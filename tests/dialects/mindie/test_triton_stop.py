@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 
-import httpx
+import pytest
 
 from inference.generation.running import RunningRequests
+from tests import calls
 from tests.dialects.mindie.conftest import PROMPT
 
 PATH = "/v2/models/demo/stopInfer"
 
 
+@pytest.mark.live
 def test_a_stopped_request_ends_with_what_it_has(mindie):
     """The dialect cannot ignore the end of a text, and what is sampled may come to it first: then another seed is tried."""
     for seed in range(50):
@@ -37,10 +39,11 @@ def ask(mindie, body, answers) -> None:
     answers.append(mindie.post("/v2/models/demo/generate", body))
 
 
+@pytest.mark.live
 def test_it_echoes_the_body(mindie):
     body = {"model": "demo", "prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True, "stream": True}
     headers = {"req-id": "77"}
-    with httpx.stream("POST", f"{mindie.server.mindie_url}/v1/completions", json=body, headers=headers) as answer:
+    with calls.stream("POST", f"{mindie.server.mindie_url}/v1/completions", json=body, headers=headers) as answer:
         lines = answer.iter_lines()
         next(lines)
         stopped = mindie.post(PATH, {"id": "77", "x": [1]})
@@ -50,10 +53,11 @@ def test_it_echoes_the_body(mindie):
     assert '"finish_reason":"stop"' in rest[-2]
 
 
+@pytest.mark.live
 def test_an_id_is_free_once_its_last_frame_is_read(mindie):
     body = {"id": "again", "text_input": PROMPT, "parameters": {"max_new_tokens": 2, "details": True}}
     for _ in range(5):
-        with httpx.stream("POST", f"{mindie.server.mindie_url}/v2/models/demo/generate_stream", json=body) as answer:
+        with calls.stream("POST", f"{mindie.server.mindie_url}/v2/models/demo/generate_stream", json=body) as answer:
             for line in answer.iter_lines():
                 if '"finish_reason"' in line:
                     mindie.refused(PATH, {"id": "again"}, "RequestId is again not found.", 404)

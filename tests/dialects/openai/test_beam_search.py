@@ -6,11 +6,12 @@ import threading
 import time
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests import calls
 from tests.conftest import DEMO
 from tests.live import LiveServer, events, wait_until
+
+pytestmark = pytest.mark.live
 
 PROMPTS = ["Once upon a time there was", "Question: What is", "My name is"]
 
@@ -36,6 +37,9 @@ def ask(prompt, **fields):
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_the_beams_of_transformers(exact, prompt):
+    import torch  # what runs without an engine never imports it
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
     inputs = tokenizer(prompt, return_tensors="pt")
@@ -70,16 +74,15 @@ def test_refused(exact, fields):
 
 
 def test_mindie(exact):
-    import httpx
 
     body = {"model": "demo", "prompt": PROMPTS[0], "use_beam_search": True, "n": 2, "max_tokens": 5}
-    whole = httpx.post(f"{exact.mindie_url}/v1/completions", json=body, timeout=60).json()
+    whole = calls.post(f"{exact.mindie_url}/v1/completions", json=body, timeout=60).json()
     assert len(whole["choices"]) == 2
-    stream = httpx.post(f"{exact.mindie_url}/v1/completions", json={**body, "stream": True}, timeout=60)
+    stream = calls.post(f"{exact.mindie_url}/v1/completions", json={**body, "stream": True}, timeout=60)
     frame = events(stream)[0]
     assert [c["text"] for c in frame["choices"]] == [c["text"] for c in whole["choices"]]
     assert stream.text.endswith("}\n\ndata: [DONE]\n\n")
-    refused = httpx.post(f"{exact.mindie_url}/v1/completions", json={**body, "max_tokens": 129}, timeout=60)
+    refused = calls.post(f"{exact.mindie_url}/v1/completions", json={**body, "max_tokens": 129}, timeout=60)
     assert refused.json()["error"] == (
         "Please set the max_tokens to be not larger than 128 when the use_beam_search is on."
     )
@@ -114,19 +117,18 @@ def test_the_deadline_is_the_whole_searchs(tmp_path):
 
 
 def test_stopping_keeps_the_beams_so_far(exact):
-    import httpx
 
     answers = []
     body = {"model": "demo", "prompt": "Once", "use_beam_search": True, "n": 4, "max_tokens": 128, "ignore_eos": True}
 
     def run():
         url = f"{exact.mindie_url}/v1/completions"
-        answers.append(httpx.post(url, json=body, headers={"req-id": "beams"}, timeout=60))
+        answers.append(calls.post(url, json=body, headers={"req-id": "beams"}, timeout=60))
 
     thread = threading.Thread(target=run)
     thread.start()
     stop = f"{exact.mindie_url}/v2/models/demo/stopInfer"
-    wait_until(lambda: httpx.post(stop, json={"id": "beams"}).status_code == 200)
+    wait_until(lambda: calls.post(stop, json={"id": "beams"}).status_code == 200)
     thread.join(60)
     assert answers[0].status_code == 200
     assert len(answers[0].json()["choices"]) <= 4

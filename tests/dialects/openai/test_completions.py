@@ -10,6 +10,7 @@ PATH = "/v1/completions"
 ASK = {"prompt": "Question: What is the capital of Italy?\nAnswer:", "temperature": 0, "max_tokens": 12}
 
 
+@pytest.mark.live
 def test_it_works(server):
     body = server.post(PATH, ASK).json()
     assert body["object"] == "text_completion"
@@ -18,12 +19,14 @@ def test_it_works(server):
                                        "prompt_logprobs", "prompt_token_ids"}  # fmt: skip
 
 
+@pytest.mark.live
 def test_defaults(server):
     body = server.post(PATH, {"prompt": "Once upon a time", "ignore_eos": True}).json()
     assert body["usage"]["completion_tokens"] == 16
     assert body["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.live
 def test_stream_equals_whole(server):
     body = {**ASK, "max_tokens": 30, "ignore_eos": True}
     *chunks, done = events(server.post(PATH, {**body, "stream": True}))
@@ -32,6 +35,7 @@ def test_stream_equals_whole(server):
     assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + ["length"]
 
 
+@pytest.mark.live
 def test_token_prompts_equal_text_prompts(server):
     whole = server.post(PATH, {**ASK, "return_token_ids": True}).json()["choices"][0]
     again = server.post(PATH, {**ASK, "prompt": whole["prompt_token_ids"]}).json()["choices"][0]
@@ -39,6 +43,7 @@ def test_token_prompts_equal_text_prompts(server):
     assert len(whole["token_ids"]) == 12
 
 
+@pytest.mark.live
 def test_many_prompts_and_sequences(server):
     body = {"prompt": ["Hello", "What is 2 + 3?"], "n": 2, "temperature": 0.8, "seed": 1, "max_tokens": 8}
     choices = server.post(PATH, body).json()["choices"]
@@ -52,6 +57,7 @@ def test_many_prompts_and_sequences(server):
     assert list(streamed.values()) == [c["text"] for c in choices]
 
 
+@pytest.mark.live
 def test_logprobs_and_echo(server):
     body = server.post(PATH, {**ASK, "logprobs": 2, "echo": True, "max_tokens": 3}).json()
     choice, usage = body["choices"][0], body["usage"]
@@ -69,6 +75,7 @@ def test_logprobs_and_echo(server):
     assert [next(entry["decoded_token"] for entry in row.values()) for row in others] == logprobs["tokens"][1:-3]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("n", [1, 2])
 def test_streamed_echo_waits_for_the_whole_prompt(server, n):
     body = {
@@ -93,6 +100,7 @@ def test_streamed_echo_waits_for_the_whole_prompt(server, n):
         assert streamed["text_offset"] == choice["logprobs"]["text_offset"]
 
 
+@pytest.mark.live
 def test_echo_alone_scores_the_prompt(server):
     body = server.post(PATH, {**ASK, "logprobs": 1, "echo": True, "max_tokens": 0}).json()
     assert body["choices"][0]["text"] == ASK["prompt"]
@@ -100,6 +108,7 @@ def test_echo_alone_scores_the_prompt(server):
     assert len(body["choices"][0]["logprobs"]["tokens"]) == body["usage"]["prompt_tokens"]
 
 
+@pytest.mark.live
 def test_prompt_logprobs_are_the_same_chunked_and_cached(server):
     prompt = "word " * 700
     rows = [server.post(PATH, {"prompt": prompt, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}).json()
@@ -112,6 +121,7 @@ def test_prompt_logprobs_are_the_same_chunked_and_cached(server):
         assert next(iter(a.values()))["logprob"] == pytest.approx(next(iter(b.values()))["logprob"], abs=1e-4)
 
 
+@pytest.mark.live
 def test_stop_token_ids_and_min_tokens(server):
     ids = server.post(PATH, {**ASK, "return_token_ids": True}).json()["choices"][0]["token_ids"]
     stopped = server.post(PATH, {**ASK, "stop_token_ids": [ids[2]]}).json()["choices"][0]
@@ -174,6 +184,7 @@ def test_long_max_tokens_are_cut_to_the_context(server):
     assert body["choices"][0]["finish_reason"] in ("stop", "length")
 
 
+@pytest.mark.live
 def test_models(server):
     models = server.get("/v1/models").json()
     card, *adapters = models["data"]
@@ -185,6 +196,7 @@ def test_models(server):
     assert server.get("/v1/models/org%2Fnobody").status_code == 404
 
 
+@pytest.mark.live
 def test_the_best_of_several(server):
     """n of best_of: the likeliest per token among what the same seeds give one by one."""
     body = {

@@ -16,6 +16,7 @@ def stream(answer):
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     "given",
     [QUESTION, [{"role": "user", "content": QUESTION}],
@@ -28,6 +29,7 @@ def test_whole(server, given):
     assert answer["usage"]["total_tokens"] == answer["usage"]["input_tokens"] + answer["usage"]["output_tokens"]
 
 
+@pytest.mark.live
 def test_stream(server):
     answer = server.post("/v1/responses", {"input": QUESTION, "temperature": 0, "stream": True})
     events = stream(answer)
@@ -71,6 +73,7 @@ def test_function_calls(server):
     assert server.post("/v1/responses", {"input": history, "max_output_tokens": 4}).status_code == 200
 
 
+@pytest.mark.live
 def test_vllms_own_fields(server):
     regex = {"structured_outputs": {"regex": "[ab]{3}"}, "seed": 5, "top_k": 3, "min_p": 0.1, "logit_bias": {"5": 1}}
     answer = server.post("/v1/responses", {"input": QUESTION, **regex}).json()
@@ -93,6 +96,7 @@ def test_a_long_input_is_truncated_if_asked_for(server):
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.live
 def test_an_unfinished_answer_is_continued(server):
     begun = {"type": "message", "role": "assistant", "status": "incomplete", "id": "msg_1",
              "content": [{"type": "output_text", "text": "The capital of Spain is", "annotations": []}]}  # fmt: skip
@@ -117,6 +121,7 @@ def test_calls_of_every_kind_of_tool(server):
     assert server.post("/v1/responses", {**body, "input": history}).status_code == 200
 
 
+@pytest.mark.live
 def test_structured_text(server):
     schema = {
         "type": "object",

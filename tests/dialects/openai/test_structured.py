@@ -21,6 +21,7 @@ def is_town(text: str) -> bool:
     return set(value) == {"city", "size"} and value["size"] in ("big", "small")
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     "fields",
     [
@@ -38,6 +39,7 @@ def test_chat_by_schema(server, fields):
         assert is_town(choice["message"]["content"])
 
 
+@pytest.mark.live
 def test_objects_may_be_closed(server):
     schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"type": "boolean"}}}}}
     fields = {"structured_outputs": {"json": schema, "disable_additional_properties": True}}
@@ -51,6 +53,7 @@ def test_objects_may_be_closed(server):
 TAGS = {"structures": [{"begin": "<n>", "schema": {"enum": [7]}, "end": "</n>"}], "triggers": ["<n"]}
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     "fields",
     [
@@ -80,6 +83,7 @@ def test_a_deeply_nested_schema_is_refused(server):
     assert server.post("/v1/chat/completions", {**CHAT, **fields}).status_code == 400
 
 
+@pytest.mark.live
 def test_json_object(server):
     body = {**CHAT, "response_format": {"type": "json_object"}, "max_tokens": 60}
     choice = server.post("/v1/chat/completions", body).json()["choices"][0]
@@ -88,6 +92,7 @@ def test_json_object(server):
         assert isinstance(json.loads(choice["message"]["content"]), dict)
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("fields", "pattern"),
     [
@@ -107,6 +112,7 @@ def test_completions_by_other_grammars(server, fields, pattern):
         assert re.fullmatch(pattern, choice["text"])
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     "grammar",
     [
@@ -122,6 +128,7 @@ def test_tgi_by_schema(server, grammar):
     assert answer["details"]["finish_reason"] == "eos_token"
 
 
+@pytest.mark.live
 def test_tgi_by_regex(server):
     body = {"inputs": "A number:", "parameters": {"grammar": {"type": "regex", "value": r"\d{2}\.\d"}}}
     assert re.fullmatch(r"\d{2}\.\d", server.post("/generate", body).json()["generated_text"])
@@ -134,7 +141,7 @@ def test_tgi_by_regex(server):
         ({"type": "json", "value": "{"}, "grammar is not valid"),
         ({"type": "json", "value": "[" * 50_000}, "grammar is not valid"),
         ({"type": "json", "value": {"type": "object"}}, "Grammar must have a 'properties' field"),
-        ({"type": "regex", "value": "["}, "regex"),
+        pytest.param({"type": "regex", "value": "["}, "regex", marks=pytest.mark.live),
     ],
 )
 def test_tgi_refuses_bad_grammars(server, grammar, text):
@@ -143,6 +150,7 @@ def test_tgi_refuses_bad_grammars(server, grammar, text):
     assert text in response.json()["error"]
 
 
+@pytest.mark.live
 def test_a_bad_grammar_is_refused_before_a_stream_begins(server):
     response = server.post("/v1/chat/completions", {**CHAT, "stream": True, "guided_regex": "["})
     assert response.status_code == 400

@@ -58,6 +58,7 @@ def both(server, body: dict) -> dict:
     return choice
 
 
+@pytest.mark.live
 def test_a_call_that_the_model_chooses(server):
     body = {**ASK, "tools": [WEATHER, CLOCK], **told(f"Let me see.\n<tool_call>\n{CALL}\n</tool_call>")}
     choice = both(server, body)
@@ -69,6 +70,7 @@ def test_a_call_that_the_model_chooses(server):
     assert json.loads(call["function"]["arguments"]) == {"town": "Paris", "days": 2}
 
 
+@pytest.mark.live
 def test_no_call_is_an_ordinary_answer(server):
     choice = both(server, {**ASK, "tools": [CLOCK], **told("It is fine < today.")})
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "It is fine < today.")
@@ -78,6 +80,7 @@ def test_no_call_is_an_ordinary_answer(server):
     assert choice["message"]["content"] == text
 
 
+@pytest.mark.live
 def test_only_the_first_call_where_they_may_not_be_parallel(server):
     text = f"<tool_call>{CALL}</tool_call>" * 2
     many = both(server, {**ASK, "tools": [WEATHER], **told(text)})
@@ -88,6 +91,7 @@ def test_only_the_first_call_where_they_may_not_be_parallel(server):
     assert one["message"]["content"] is None
 
 
+@pytest.mark.live
 def test_a_call_that_is_cut_off_keeps_what_it_has(server):
     body = {**ASK, "tools": [WEATHER], **told(f"<tool_call>{CALL}</tool_call>"), "max_tokens": 24}
     choice = both(server, body)
@@ -95,6 +99,7 @@ def test_a_call_that_is_cut_off_keeps_what_it_has(server):
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_calls_that_must_be_made_follow_the_definitions(server, temperature):
     body = {**ASK, "tools": [WEATHER, CLOCK], "temperature": temperature, "seed": 5}
@@ -135,8 +140,9 @@ BAD = [
     ({"tools": [CLOCK], "tool_choice": "always"}, "tool_choice"),
     ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "tool_choice"),
     ({"tools": [CLOCK], "tool_choice": {"function": 5}}, "tool_choice"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 7}}}], "tool_choice": "required"},
-     "tools"),
+    pytest.param(  # the engine's compiler reads the schema
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 7}}}], "tool_choice": "required"},
+        "tools", marks=pytest.mark.live),
 ]  # fmt: skip
 
 
@@ -175,6 +181,7 @@ def thinker(tmp_path_factory):
     assert live.stop() == 0, live.log
 
 
+@pytest.mark.live
 def test_thoughts_stand_apart(thinker):
     choice = both(thinker, {**ASK, **told("Hm.\n</think>\n\nIt is sunny.")})
     assert choice["message"]["reasoning"] == choice["message"]["reasoning_content"] == "Hm.\n"
@@ -194,6 +201,7 @@ def test_thoughts_stand_apart(thinker):
     assert (chosen["message"]["reasoning"], chosen["message"]["content"]) == ("a", "b")
 
 
+@pytest.mark.live
 def test_thoughts_come_before_calls(thinker):
     text = f"Hm.</think>\n[TOOL_CALLS][{CALL}]"
     choice = both(thinker, {**ASK, "tools": [WEATHER], **told(text)})

@@ -14,6 +14,7 @@ def ask(**parameters):
     return {"inputs": INPUTS, "parameters": parameters}
 
 
+@pytest.mark.live
 def test_it_works(server):
     answer = server.post("/generate", ask(max_new_tokens=8, details=True))
     body = answer.json()
@@ -33,16 +34,19 @@ def test_it_works(server):
     assert answer.headers["x-compute-characters"] == str(len(INPUTS))
 
 
+@pytest.mark.live
 def test_without_details(server):
     assert list(server.post("/generate", ask(max_new_tokens=2)).json()) == ["generated_text"]
 
 
+@pytest.mark.live
 def test_stop_strings_stay_in_the_text(server):
     body = server.post("/generate", ask(max_new_tokens=40, stop=["is Madr"], details=True)).json()
     assert body["details"]["finish_reason"] == "stop_sequence"
     assert "is Madr" in body["generated_text"]
 
 
+@pytest.mark.live
 def test_the_end_token_counts_before_a_stop_string_that_ends_in_it(server):
     template = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     parameters = {"details": True, "max_new_tokens": 50, "stop": ["help you"]}
@@ -53,6 +57,7 @@ def test_the_end_token_counts_before_a_stop_string_that_ends_in_it(server):
     assert body["details"]["finish_reason"] == "eos_token"
 
 
+@pytest.mark.live
 def test_end_of_sequence_is_a_token(server):
     template = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     body = server.post("/generate", {"inputs": template, "parameters": {"details": True, "max_new_tokens": 50}}).json()
@@ -63,6 +68,7 @@ def test_end_of_sequence_is_a_token(server):
     assert len(body["details"]["tokens"]) == body["details"]["generated_tokens"]
 
 
+@pytest.mark.live
 def test_root_gives_a_list_with_the_prompt(server):
     (body,) = server.post("/", ask(max_new_tokens=8)).json()
     assert body["generated_text"].startswith(INPUTS + " The capital")
@@ -70,6 +76,7 @@ def test_root_gives_a_list_with_the_prompt(server):
     assert body["generated_text"].startswith(" The capital")
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("path", ["/generate_stream", "/"])
 def test_stream(server, path):
     body = {**ask(max_new_tokens=8, details=True, return_full_text=False), "stream": True}
@@ -86,6 +93,7 @@ def test_stream(server, path):
     assert details["input_length"] > 5
 
 
+@pytest.mark.live
 def test_sampling_is_repeatable_and_told(server):
     body = ask(max_new_tokens=12, seed=5, temperature=1.3, details=True)
     first, second = (server.post("/generate", body).json() for _ in range(2))
@@ -95,6 +103,7 @@ def test_sampling_is_repeatable_and_told(server):
     assert "generated_text" in unseeded
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("how", [{"do_sample": True}, {"temperature": 1.0}])
 def test_best_of(server, how):
     body = server.post("/generate", ask(max_new_tokens=6, best_of=3, details=True, **how)).json()
@@ -105,6 +114,7 @@ def test_best_of(server, how):
     assert all(o["seed"] is not None for o in others)
 
 
+@pytest.mark.live
 def test_prefill_and_top_tokens(server):
     body = ask(max_new_tokens=3, decoder_input_details=True, top_n_tokens=2, details=True)
     details = server.post("/generate", body).json()["details"]
@@ -116,6 +126,7 @@ def test_prefill_and_top_tokens(server):
         assert top[0]["id"] == token["id"]
 
 
+@pytest.mark.live
 def test_truncate_keeps_the_end(server):
     answer = server.post("/generate", ask(max_new_tokens=1, truncate=3))
     assert answer.headers["x-prompt-tokens"] == "3"

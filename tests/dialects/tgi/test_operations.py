@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 
-from engine.sampling.watermark import preferred
 from tests.conftest import DEMO
 from tests.live import events
 
@@ -58,7 +57,10 @@ def test_vertex(server):
         assert server.post("/vertex", bad).status_code == 422, bad
 
 
+@pytest.mark.live
 def test_watermarks_prefer_half_of_the_vocabulary(server):
+    from engine.sampling.watermark import preferred  # which imports torch
+
     """More than half of a marked text's tokens are preferred behind the one before; of an unmarked text about half."""
     vocab_size = json.loads((DEMO / "config.json").read_text())["vocab_size"]
 

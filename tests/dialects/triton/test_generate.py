@@ -15,6 +15,7 @@ def ask(**fields):
     return {"text_input": PROMPT, "parameters": {"max_tokens": 7, "temperature": 0}, **fields}
 
 
+@pytest.mark.live
 def test_golden(server):
     expected = f'{{"model_name":"demo","model_version":"1","text_output":"{LINE}"}}'
     assert server.post(PATH, ask()).text == expected
@@ -22,6 +23,7 @@ def test_golden(server):
     assert server.post(PATH, ask(id="x")).json()["id"] == "x"
 
 
+@pytest.mark.live
 def test_stream(server):
     answer = server.post(f"{PATH}_stream", ask(stream=True))
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -30,6 +32,7 @@ def test_stream(server):
     assert "[DONE]" not in answer.text
 
 
+@pytest.mark.live
 def test_details(server):
     answer = server.post(PATH, ask(parameters={"max_tokens": 2, "temperature": 0, "details": True})).json()
     details = answer["details"]

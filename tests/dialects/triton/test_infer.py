@@ -23,6 +23,7 @@ def ask(**fields):
     return {"inputs": [text_tensor()], "parameters": GREEDY, **fields}
 
 
+@pytest.mark.live
 def test_json(server):
     answer = server.post(PATH, ask(id="a"))
     assert answer.headers["content-type"] == "application/json"
@@ -33,6 +34,7 @@ def test_json(server):
     assert "id" not in server.post("/v2/models/demo/versions/1/infer", ask()).json()
 
 
+@pytest.mark.live
 def test_tokens(server):
     ids = server.post("/tokenize", {"prompt": PROMPT}).json()["tokens"]
     for shape, data in (([len(ids)], ids), ([1, len(ids)], [ids])):
@@ -47,6 +49,7 @@ def binary(request, raw):
     return head + raw, {"Inference-Header-Content-Length": str(len(head))}
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("encoding", [None, "gzip", "deflate"])
 def test_bytes_both_ways(server, encoding):
     raw = struct.pack("<I", len(PROMPT)) + PROMPT.encode()
@@ -63,6 +66,7 @@ def test_bytes_both_ways(server, encoding):
     assert answer.content[length:] == struct.pack("<I", len(LINE)) + LINE.encode()
 
 
+@pytest.mark.live
 def test_outputs_decide_over_the_default(server):
     outputs = [{"name": "text_output", "parameters": {"binary_data": False}}, {"name": "output0"}]
     answer = server.post(PATH, ask(outputs=outputs, parameters={**GREEDY, "binary_data_output": True}))
@@ -71,6 +75,7 @@ def test_outputs_decide_over_the_default(server):
     assert head["outputs"][1]["parameters"] == {"binary_data_size": 28}
 
 
+@pytest.mark.live
 def test_parameters_as_tensors(server):
     inputs = [
         text_tensor(),
@@ -88,12 +93,14 @@ def test_parameters_as_tensors(server):
     assert -1 < found["cumulative_logprob"] < 0
 
 
+@pytest.mark.live
 def test_sampling_parameters_as_text(server):
     inputs = [text_tensor(), {"name": "sampling_parameters", "shape": [1], "datatype": "BYTES",
                               "data": ['{"max_tokens": "7", "temperature": "0"}']}]  # fmt: skip
     assert server.post(PATH, {"inputs": inputs}).json()["outputs"][0]["data"] == [LINE]
 
 
+@pytest.mark.live
 def test_adapters(server):
     chat = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     body = {"inputs": [text_tensor(chat)], "parameters": {"max_tokens": 30, "temperature": 0}}
@@ -173,6 +180,7 @@ def test_a_bomb_is_not_blown_up(server, filling):
     assert server.post(PATH, bomb, headers={"content-encoding": "gzip"}).status_code == 400
 
 
+@pytest.mark.live
 def test_objects_among_sampling_parameters(server):
     given = {"max_tokens": 3, "temperature": 0, "logit_bias": {"300": 100}}
     inputs = [
@@ -189,6 +197,7 @@ def test_unknown_models_and_versions(server):
     assert server.post("/v2/models/demo/versions/9/infer", ask()).status_code == 404
 
 
+@pytest.mark.live
 def test_timeout_is_in_microseconds(server):
     slow = ask(parameters={"max_tokens": 2000, "ignore_eos": True, "timeout": 20_000})
     answer = server.post(PATH, slow)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
-import httpx
+import pytest
 
+from tests import calls
 from tests.live import LiveServer, free_port
+
+pytestmark = pytest.mark.live
 
 
 def test_metrics(tmp_path):
@@ -14,7 +17,7 @@ def test_metrics(tmp_path):
     server = LiveServer(tmp_path / "var", environment={"DRAGOMAN_TRITON_METRICS_PORT": str(port)}).start()
     for body in ({"text_input": "a", "max_tokens": 2}, {"text_input": "b", "max_tokens": 2}):
         assert server.post("/v2/models/demo/generate", body).status_code == 200
-    answer = httpx.get(f"http://127.0.0.1:{port}/metrics")
+    answer = calls.get(f"http://127.0.0.1:{port}/metrics")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     found = dict(
         re.findall(r'^(nv_\w+)\{model="demo",(?:reason="OTHER",)?version="1"\} (\d+)$', answer.text, re.MULTILINE)
@@ -23,5 +26,5 @@ def test_metrics(tmp_path):
     assert (found["nv_inference_count"], found["nv_inference_exec_count"]) == ("2", "2")
     assert int(found["nv_inference_request_duration_us"]) >= int(found["nv_inference_compute_infer_duration_us"]) > 0
     assert re.search(r"^vllm:generation_tokens_total\{.*\} 4\.0$", answer.text, re.MULTILINE)
-    assert httpx.get(f"http://127.0.0.1:{port}/v2").status_code == 404
+    assert calls.get(f"http://127.0.0.1:{port}/v2").status_code == 404
     assert server.stop() == 0

@@ -7,6 +7,7 @@ import pytest
 from tests.live import LiveServer
 
 
+@pytest.mark.live
 def test_health(server):
     assert server.get("/v2/health/live").json() == {"live": True}
     assert server.get("/v2/health/ready").json() == {"ready": True}
@@ -17,6 +18,7 @@ def test_health(server):
         assert (answer.status_code, answer.json()) == (400, {"error": "Model version not ready"})
 
 
+@pytest.mark.live
 def test_metadata(server):
     assert "binary_tensor_data" in server.get("/v2").json()["extensions"]
     model = server.get("/v2/models/demo").json()
@@ -29,6 +31,7 @@ def test_metadata(server):
         assert server.get(path).status_code == 404
 
 
+@pytest.mark.live
 def test_statistics(server):
     before = server.get("/v2/models/demo/stats").json()["model_stats"][0]
     server.post("/v2/models/demo/generate", {"text_input": "a", "max_tokens": 2})
@@ -53,6 +56,7 @@ def test_unknown_routes_and_methods(server):
     assert (answer.status_code, answer.json()) == (405, {"error": "Method Not Allowed"})
 
 
+@pytest.mark.live
 def test_load_and_unload(tmp_path):
     server = LiveServer(tmp_path / "var").start()
     index = server.post("/v2/repository/index", "").json()

@@ -15,10 +15,12 @@ def ask(**fields):
     return {"prompt": PROMPT, "max_tokens": 7, "temperature": 0, **fields}
 
 
+@pytest.mark.live
 def test_whole(server):
     assert server.post("/generate", ask()).json() == {"text": [PROMPT + LINE]}
 
 
+@pytest.mark.live
 def test_stream_is_cumulative_with_the_prompt(server):
     parts = server.post("/generate", ask(stream=True)).content.split(b"\0")
     assert parts.pop() == b""
@@ -27,12 +29,14 @@ def test_stream_is_cumulative_with_the_prompt(server):
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
 
 
+@pytest.mark.live
 def test_several_sequences(server):
     texts = server.post("/generate", ask(n=3, temperature=1.0, seed=1)).json()["text"]
     assert len(texts) == 3
     assert all(text.startswith(PROMPT) for text in texts)
 
 
+@pytest.mark.live
 def test_16_tokens_by_default(server):
     body = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True}
     shorter, expected = (server.post("/generate", {**body, "max_tokens": n}).json() for n in (15, 16))

@@ -11,6 +11,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.live import LiveServer
 
+pytestmark = pytest.mark.live
+
 ADAPTERS = ROOT / "models" / "demo-adapters"
 QUESTION = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],

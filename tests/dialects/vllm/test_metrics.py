@@ -6,6 +6,8 @@ import pytest
 
 from tests.live import LiveServer, wait_until
 
+pytestmark = pytest.mark.live
+
 NAMES = [
     "num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc",
     "engine_sleep_state", "lora_requests_info", "cache_config_info", "prefix_cache_queries_total",

@@ -10,12 +10,14 @@ from inference.dialects.vllm.status import REFUSED
 from tests.live import wait_until
 
 
+@pytest.mark.live
 def test_version_and_ping(server):
     assert server.get("/version").json() == {"version": "0.1.0"}
     for answer in (server.post("/ping", ""), server.get("/ping")):
         assert (answer.status_code, answer.content) == (200, b"")
 
 
+@pytest.mark.live
 def test_load_counts_what_is_inside(server):
     wait_until(lambda: server.get("/load").json() == {"server_load": 0})
     body = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True}
@@ -33,6 +35,7 @@ def test_refused_by_name(server, method, path):
     assert path in answer.json()["error"]["message"]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("form", "mark"), [("TEXT", "named_metrics.kv_cache_usage_perc="), ("json", '"named_metrics"')]
 )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoTokenizer
 
 from tests.conftest import DEMO
+
+pytestmark = pytest.mark.live
 
 MESSAGES = [{"role": "user", "content": "Hé 1"}]
 
 
 @pytest.fixture(scope="module")
 def reference():
+    from transformers import AutoTokenizer  # which imports torch
+
     return AutoTokenizer.from_pretrained(DEMO)
 
 
