@@ -12,11 +12,11 @@ FROM ${PYTHON_IMAGE} AS builder
 ARG DEVICE
 WORKDIR /src
 COPY requirements/serve.lock requirements/otel.lock requirements/redis.lock requirements/torch-cuda.lock requirements/
-COPY scripts/install.py scripts/
+COPY tools/release/install.py tools/release/
 COPY pyproject.toml ./
-RUN python scripts/install.py /opt/dragoman requirements/serve.lock --torch ${DEVICE}
-RUN python scripts/install.py /opt/dragoman requirements/otel.lock
-RUN python scripts/install.py /opt/dragoman requirements/redis.lock
+RUN python tools/release/install.py /opt/dragoman requirements/serve.lock --torch ${DEVICE}
+RUN python tools/release/install.py /opt/dragoman requirements/otel.lock
+RUN python tools/release/install.py /opt/dragoman requirements/redis.lock
 COPY setup.py README.md LICENSE ./
 COPY dragoman dragoman
 COPY config config
@@ -30,7 +30,7 @@ RUN /opt/dragoman/bin/python -m pip install --no-deps --no-index /dist/*.whl
 # What the load tests need beside it (`docker build --target loadtest .`).
 FROM builder AS loadtest-builder
 COPY requirements/loadtest.lock requirements/
-RUN python scripts/install.py /opt/dragoman requirements/loadtest.lock
+RUN python tools/release/install.py /opt/dragoman requirements/loadtest.lock
 
 # The CPU's kernels are compiled by Numba within the worker: there is no compiler.
 FROM ${PYTHON_IMAGE} AS base-cpu

@@ -36,10 +36,10 @@ coverage: $(VENV)/.dev  ## The fast tests, with what they cover and a floor for 
 	$(UNIT) --cov --cov-report=term:skip-covered
 
 bench: $(VENV)/.dev  ## The engine alone beside the whole server
-	$(VENV)/bin/python -m scripts.bench
+	$(VENV)/bin/python -m tools.bench.server
 
 bench-web: $(VENV)/.dev  ## What the web process spends for an event and for a request
-	$(VENV)/bin/python -m scripts.bench_web
+	$(VENV)/bin/python -m tools.bench.web
 
 curve: $(VENV)/.dev  ## This server beside its peers, which it installs: hours. CURVE="--shapes ... --rounds ..."
 	$(VENV)/bin/python -m benchmarks.curve --out var/curve $(CURVE)
@@ -77,43 +77,43 @@ test-gpu: .gpu-site  ## The engine's tests on a CUDA device
 	$(GPU_RUN) -m pytest -c /dev/null --rootdir . -p no:cacheprovider tests/gpu
 
 bench-gpu: .gpu-site  ## The engine's speed on a CUDA device
-	$(GPU_RUN) -m scripts.bench_gpu
-	$(GPU_RUN) -m scripts.bench_gpu_products
+	$(GPU_RUN) -m tools.bench.gpu
+	$(GPU_RUN) -m tools.bench.gpu_products
 
 setup: $(VENV)/.serve  ## Install what serving needs
 
 otel: $(VENV)/.serve requirements/otel.lock  ## Install what traces need
-	$(PYTHON) scripts/install.py $(VENV) requirements/otel.lock
+	$(PYTHON) tools/release/install.py $(VENV) requirements/otel.lock
 
 redis: $(VENV)/.serve requirements/redis.lock  ## Install what rates counted together need
-	$(PYTHON) scripts/install.py $(VENV) requirements/redis.lock
+	$(PYTHON) tools/release/install.py $(VENV) requirements/redis.lock
 
 ray: $(VENV)/.serve requirements/ray.lock  ## Install what the launcher ray needs
-	$(PYTHON) scripts/install.py $(VENV) requirements/ray.lock
+	$(PYTHON) tools/release/install.py $(VENV) requirements/ray.lock
 
 nixl: $(VENV)/.serve requirements/nixl.lock  ## Install what KV transfer by NIXL needs
-	$(PYTHON) scripts/install.py $(VENV) requirements/nixl.lock
+	$(PYTHON) tools/release/install.py $(VENV) requirements/nixl.lock
 
 setup-dev: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done $(SCALEGEN)/.done  ## Install what tests need as well
 
 $(VENV)/.serve: requirements/serve.lock
-	$(PYTHON) scripts/install.py $(VENV) requirements/serve.lock --torch
+	$(PYTHON) tools/release/install.py $(VENV) requirements/serve.lock --torch
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.lock
-	$(PYTHON) scripts/install.py $(VENV) requirements/dev.lock --torch
+	$(PYTHON) tools/release/install.py $(VENV) requirements/dev.lock --torch
 	@touch $@ $(VENV)/.serve
 
 $(CLIENTS)/.done: requirements/clients.lock
-	$(PYTHON) scripts/install.py $(CLIENTS) requirements/clients.lock
+	$(PYTHON) tools/release/install.py $(CLIENTS) requirements/clients.lock
 	@touch $@
 
 $(PROTOCOL_CLIENTS)/.done: requirements/protocol-clients.lock
-	$(PYTHON) scripts/install.py $(PROTOCOL_CLIENTS) requirements/protocol-clients.lock
+	$(PYTHON) tools/release/install.py $(PROTOCOL_CLIENTS) requirements/protocol-clients.lock
 	@touch $@
 
 $(SCALEGEN)/.done: requirements/scalegen.lock
-	$(PYTHON) scripts/install.py $(SCALEGEN) requirements/scalegen.lock
+	$(PYTHON) tools/release/install.py $(SCALEGEN) requirements/scalegen.lock
 	@touch $@
 
 # The messages of gRPC services, from their .proto files.

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from scripts.random_models import REAL, make_model
+from tests.models.random_models import REAL, make_model
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
 LEARNED = 16384

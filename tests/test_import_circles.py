@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from grimp import ImportGraph
 
-from scripts.import_circles import circle_in
+from tools.lint.import_circles import circle_in
 
 
 def graph(*imports: tuple[str, str]) -> ImportGraph:

@@ -16,7 +16,7 @@ from benchmarks.peers.vllm import cpu_list
 from benchmarks.servers import OwnServer, StartError, running_server
 from benchmarks.shapes import RATES
 from loadtests.server import free_port
-from scripts.random_models import REAL
+from tests.models.random_models import REAL
 
 
 def test_an_environment_is_complete_with_its_exact_versions():

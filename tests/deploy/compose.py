@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from scripts.dockerfile import Image, Stage, chain, image_of, read_stages
 from tests.conftest import ROOT
+from tests.deploy.dockerfile import Image, Stage, chain, image_of, read_stages
 
 FILE = ROOT / "docker-compose.yml"
 INSTALLED = re.compile(r"install -d -o (?P<owner>\d+) -g (?P=owner) -m 0750 (?P<folders>(?:/[\w/]+ ?)+)")

@@ -9,9 +9,9 @@ import pytest
 
 from config.options import Options
 from inference.dialects import declared_dialects
-from scripts.dockerfile import DockerfileError, chain, expand, image_of, read_stages
 from tests.conftest import ROOT
 from tests.deploy.compose import load, services, variables
+from tests.deploy.dockerfile import DockerfileError, chain, expand, image_of, read_stages
 
 DOCKERFILE = ROOT / "Dockerfile"
 EXAMPLE = (ROOT / ".env.example").read_text()

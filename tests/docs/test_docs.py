@@ -11,9 +11,9 @@ import yaml
 
 from config.options import Options
 from inference.dialects import declared_dialects
-from scripts.options_table import written
 from tests.conftest import ROOT
 from tests.live import LiveServer, free_port
+from tools.docs.options_table import written
 
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 DIALECTS = (ROOT / "docs" / "dialects.md").read_text()
@@ -43,7 +43,7 @@ def environment_variables(settings):
 
 
 def test_the_tables_of_engine_options_are_those_of_the_engine():
-    assert written(CONFIGURATION) == CONFIGURATION, "python -m scripts.options_table writes them"
+    assert written(CONFIGURATION) == CONFIGURATION, "python -m tools.docs.options_table writes them"
     assert "| `MAX_NUM_SEQS` | 64 | 1 to 4096 |" in CONFIGURATION
     assert "| `prefix_caching` | true | `true`, `false` |" in CONFIGURATION
 
@@ -202,13 +202,19 @@ def test_make_targets_named_in_the_documentation_exist():
 
 def test_modules_named_in_the_documentation_exist():
     for page in MARKDOWN:
-        for module in re.findall(r"python -m ((?:scripts|loadtests|benchmarks|engine)[\w.]*)", page.read_text()):
+        for module in re.findall(r"python -m ((?:tools|loadtests|benchmarks|engine|tests)[\w.]*)", page.read_text()):
             path = ROOT / module.rstrip(".").replace(".", "/")
             assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), (page.name, module)
 
 
+def test_every_tool_says_who_uses_it():
+    rows = set(re.findall(r"^\| `(tools[\w.]*)` \| \S", (ROOT / "tools" / "README.md").read_text(), re.M))
+    programs = {path for path in (ROOT / "tools").rglob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    assert rows == {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in programs}
+
+
 def test_files_stay_readable():
-    for folder in ("engine", "inference", "management", "config", "loadtests", "benchmarks", "scripts"):
+    for folder in ("engine", "inference", "management", "config", "loadtests", "benchmarks", "tools"):
         for path in (ROOT / folder).rglob("*.py"):
             if "migrations" not in path.parts:
                 assert len(path.read_text().splitlines()) <= 400, path
@@ -225,8 +231,14 @@ def test_nothing_unpickles_or_evaluates():
 
 
 def test_benchmarks_and_load_tests_explain_themselves():
-    scripts = [f"scripts.{name}" for name in ("bench", "bench_web", "random_models", "demo_model", "sweep_families")]
+    own = (
+        "tools.bench.server",
+        "tools.bench.web",
+        "tools.bench.sweep_families",
+        "tools.release.demo_model",
+        "tests.models.random_models",
+    )
     others = ("benchmarks.curve", "benchmarks.report", "benchmarks.plot", "loadtests", "loadtests.history")
-    for name in (*scripts, *others):
+    for name in (*own, *others):
         done = subprocess.run([sys.executable, "-m", name, "--help"], cwd=ROOT, capture_output=True, check=False)
         assert done.returncode == 0, name

@@ -20,12 +20,12 @@ from inference import errors
 from inference.dialects import declared_dialects
 from inference.dialects.mindie import config_file
 from inference.telemetry.spans import OpenTelemetry
-from scripts import errors_table
-from scripts.routes_table import guarded_routes
 from tests import calls
 from tests.conftest import ROOT
 from tests.docs.test_docs import environment_variables
 from tests.live import LiveServer, free_port
+from tools.docs import errors_table
+from tools.docs.routes_table import guarded_routes
 
 DOCS = ROOT / "docs"
 TROUBLESHOOTING, METRICS = ((DOCS / f"{name}.md").read_text() for name in ("troubleshooting", "metrics"))
@@ -133,7 +133,7 @@ def test_every_code_of_a_failure_is_explained():
 
 
 def test_the_table_of_statuses_is_that_of_the_dialects():
-    assert errors_table.written(TROUBLESHOOTING) == TROUBLESHOOTING, "python -m scripts.errors_table writes it"
+    assert errors_table.written(TROUBLESHOOTING) == TROUBLESHOOTING, "python -m tools.docs.errors_table writes it"
     assert "| `Overloaded` | 503 | 429 | 503, UNAVAILABLE | 503 |" in TROUBLESHOOTING
 
 

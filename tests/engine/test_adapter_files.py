@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from engine.adapters.files import CONFIG, MAX_CONFIG_BYTES, PART_BYTES, WEIGHTS, content_digest
 from engine.adapters.patterns import match
 from engine.adapters.peft import read_adapter
-from scripts.random_models import make_model
 from tests.engine.engines import core
 from tests.engine.test_adapters import LAYER, VARIANTS, make_adapter
+from tests.models.random_models import make_model
 
 
 @pytest.fixture(scope="module")

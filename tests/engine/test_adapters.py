@@ -17,8 +17,8 @@ from engine.adapters.files import CONFIG, WEIGHTS, content_digest
 from engine.adapters.peft import read_adapter
 from engine.failures import Failure, FailureCode, words
 from engine.messages import AdapterCommand, AdapterRef
-from scripts.random_models import make_model
 from tests.engine.engines import Driver, Reference, core, prompts
+from tests.models.random_models import make_model
 from tests.waiting import wait_until
 
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -10,9 +10,9 @@ from engine.core import EngineCore
 from engine.cpu.kernels.coded import can_code
 from engine.cpu.kernels.int8 import has_int8_dot
 from engine.messages import AdapterRef
-from scripts.equal_bits import CODED, compare, make_work
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, prompts
+from tests.engine.equal_bits import CODED, compare, make_work
 
 DTYPES = ["float32", "bfloat16"]
 ADAPTERS = (DEMO.parent / "demo-adapters" / "json", DEMO.parent / "demo-adapters" / "pirate")

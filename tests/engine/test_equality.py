@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.cpu.fused import FusedDecoder
-from scripts.random_models import TINY, make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, Reference, core, prompts
+from tests.models.random_models import TINY, make_model
 
 FAMILIES = [name for name in TINY if name != "bloom"]
 

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 from engine.failures import FailureCode, words
 from engine.sampling.params import Grammar
 from inference.generation.structured import structural_tag
-from scripts.random_models import make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
 from tests.grammars import admits
+from tests.models.random_models import make_model
 
 SCHEMA = {
     "type": "object",

@@ -11,10 +11,10 @@ from engine.cpu.kernels.int8 import has_int8_dot
 from engine.cpu.kernels.threads import set_num_threads
 from engine.messages import AdapterRef
 from engine.quantization.int8 import ByteGate, ByteLinear
-from scripts.random_models import make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
 from tests.engine.test_kernels import DTYPES, assert_near
+from tests.models.random_models import make_model
 
 pytestmark = pytest.mark.skipif(not has_int8_dot(), reason="this CPU has no AVX512_VNNI")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from scripts.random_models import make_model
 from tests.engine.engines import Driver, core
 from tests.engine.test_adapters import make_adapter
+from tests.models.random_models import make_model
 
 VOCABULARY = 400
 ALPHABET = 4

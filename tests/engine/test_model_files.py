@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from engine.models.files import ModelError, read_config, tokenizer_file
 from engine.models.identity import model_digest
 from engine.models.loader import from_pretrained
-from scripts.random_models import make_model
 from tests.engine.engines import Driver, core
 from tests.live import DEMO
+from tests.models.random_models import make_model
 
 
 def unconverted(folder, *merged):

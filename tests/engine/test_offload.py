@@ -21,11 +21,11 @@ from engine.models.loader import load_model
 from engine.offload import disk
 from engine.offload.block_file import HEADER_BYTES
 from engine.sampling.params import SamplingParams
-from scripts.random_models import make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
 from tests.engine.offloading import CACHED, FIRST, OTHER, SMALL, ask, cached, content, files, stats
 from tests.engine.test_adapters import make_adapter
+from tests.models.random_models import make_model
 from tests.waiting import wait_until
 
 

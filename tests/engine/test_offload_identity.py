@@ -14,10 +14,10 @@ from engine.devices import backend_for
 from engine.kv_transfer.blocks import CacheBlocks
 from engine.models import prepared
 from engine.offload.identity import MEMO_PREFIX, identity_of, model_digest
-from scripts.random_models import make_model
 from tests.conftest import DEMO
 from tests.engine.engines import core
 from tests.engine.offloading import SMALL
+from tests.models.random_models import make_model
 
 
 def test_without_it_nothing_is_noted():

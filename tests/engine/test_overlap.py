@@ -14,8 +14,8 @@ from engine.core import EngineCore
 from engine.cpu.backend import CpuBackend
 from engine.gpu.sampling import DeviceSampler, DeviceTokens
 from engine.sampling.params import Grammar
-from scripts.random_models import make_model
 from tests.engine.engines import Driver, Reference, core, prompts
+from tests.models.random_models import make_model
 
 VOCABULARY = 400
 OPTIONS = {"max_num_seqs": 6, "max_num_batched_tokens": 24, "max_model_len": 96, "block_size": 4}

@@ -21,9 +21,9 @@ from engine.models.loader import ModelError, load_model
 from engine.models.probe import TOLERANCE, Proof, tolerance_of
 from engine.models.record import ProbeError
 from engine.shapes import ShapeError
-from scripts.random_models import make_model
-from scripts.tiny_families import tiny_config
 from tests.engine.engines import Driver, Reference, core, prompts
+from tests.models.random_models import make_model
+from tests.models.tiny_families import tiny_config
 
 LONGEST = 6000
 FAR = 4500

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.speculation.prompt_lookup import PAUSE_TOKENS, PromptLookup, allowance
-from scripts.random_models import make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
+from tests.models.random_models import make_model
 
 PHRASE = prompts(1700, (12,), seed=5)[0]
 REPEATING = [PHRASE * 4, [7, *PHRASE * 3]]

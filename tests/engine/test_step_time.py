@@ -16,8 +16,8 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduler import Scheduler
 from engine.step_time import FIRST_TOKENS, GROWTH, LEAST_TOKENS, Fit, PrefillLimit, StepTime
-from scripts.random_models import make_model
 from tests.engine.engines import Driver, core, prompts
+from tests.models.random_models import make_model
 
 
 class Machine:

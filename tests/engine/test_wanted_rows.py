@@ -11,9 +11,9 @@ from engine.cpu import wanted_rows
 from engine.cpu.fused import FusedDecoder
 from engine.cpu.kernels.int8 import has_int8_dot
 from engine.messages import AdapterRef
-from scripts.random_models import make_model
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, prompts
+from tests.models.random_models import make_model
 
 ADAPTERS = [DEMO.parent / "demo-adapters" / name for name in ("json", "pirate")]
 EIGHT_BITS = pytest.mark.skipif(not has_int8_dot(), reason="this CPU has no products of bytes")

@@ -12,10 +12,10 @@ import pytest
 
 from engine.adapters.files import content_digest
 from management.adapter_store import INCOMING
-from scripts.bench_adapters import make_adapter
 from tests import calls
 from tests.conftest import DEMO
 from tests.live import LiveServer
+from tests.models.adapters import make_adapter
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(500)

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 )
 @pytest.mark.timeout(400)
 def test_kernels_compile_and_fit(architecture, dims, tmp_path):
-    command = [sys.executable, "-W", "ignore", "-m", "scripts.compile_gpu"]
+    command = [sys.executable, "-W", "ignore", "-m", "tools.bench.compile_gpu"]
     options = ["--architectures", architecture, "--dtypes", "bfloat16", "--dims", dims]
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     variables["TRITON_CACHE_DIR"] = str(tmp_path)

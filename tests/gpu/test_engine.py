@@ -22,11 +22,11 @@ from engine.quantization.base import method
 from engine.quantization.int8 import DeviceByteLinear
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampler
-from scripts.random_models import make_model
 from tests.engine.engines import Driver, Reference, prompts
 from tests.engine.test_adapters import make_adapter
 from tests.engine.test_sampling import request
 from tests.gpu.marks import slow
+from tests.models.random_models import make_model
 
 OPTIONS = {
     "llama": {"target_modules": "all-linear"},

@@ -7,9 +7,9 @@ import torch
 
 from engine.gpu.fused import FusedDecoder
 from engine.gpu.layers import add_norm, gated, rotate_and_store
-from scripts.random_models import make_model
 from tests.gpu.marks import slow
 from tests.gpu.test_engine import engine
+from tests.models.random_models import make_model
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 CLOSE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}

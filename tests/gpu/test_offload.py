@@ -7,9 +7,9 @@ import torch
 from engine.gates import offload as gate
 from engine.offload.blocks import BlockCopier
 from engine.offload.memory import MemoryTier
-from scripts.random_models import make_model
 from tests.engine.engines import Driver, prompts
 from tests.gpu.test_engine import engine
+from tests.models.random_models import make_model
 
 FIRST, OTHER = prompts(400, (100, 110), seed=2)
 

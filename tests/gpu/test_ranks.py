@@ -19,9 +19,9 @@ import torch
 from engine.config import EngineConfig
 from engine.devices import backend_for
 from engine.models.files import ModelError
-from scripts.random_models import make_model
 from tests.engine.engines import Reference, prompts
 from tests.gpu.marks import slow
+from tests.models.random_models import make_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

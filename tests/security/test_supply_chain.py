@@ -36,7 +36,7 @@ def test_every_package_is_locked_with_the_hashes_of_its_files(lock):
 
 
 def test_the_installer_asks_for_the_hashes():
-    text = (ROOT / "scripts" / "install.py").read_text()
+    text = (ROOT / "tools" / "release" / "install.py").read_text()
     assert "--require-hashes" in text
     assert "--extra-index-url" not in text
 

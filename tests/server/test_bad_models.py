@@ -64,7 +64,7 @@ def broken_tokenizer(path):
 
 
 def wrong_on_the_paged_path(path):
-    from scripts.random_models import make_model
+    from tests.models.random_models import make_model
 
     return str(make_model(path, "bloom"))
 

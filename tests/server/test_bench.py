@@ -17,7 +17,7 @@ def test_the_engine_alone_and_the_whole_server_are_compared(tmp_path):
     found = tmp_path / "found.json"
     options = ["--model", "demo", "--streams", "2", "--rounds", "1", "--output-tokens", "8", "--json", str(found)]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "scripts.bench", *options],
+        [sys.executable, "-W", "ignore", "-m", "tools.bench.server", *options],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -7,13 +7,13 @@ import sys
 
 import msgspec
 
-from scripts.capacity import Rates
 from tests.conftest import ROOT
+from tools.bench.capacity import Rates
 
 
 def test_measured_and_planned(server, tmp_path):
     rates = tmp_path / "rates.json"
-    script = [sys.executable, "-W", "ignore", "-m", "scripts.capacity"]
+    script = [sys.executable, "-W", "ignore", "-m", "tools.bench.capacity"]
     measured = [*script, "measure", "--url", server.url, "--streams", "1", "3", "--out", str(rates)]
     subprocess.run(measured, cwd=ROOT, check=True)
     found = msgspec.json.decode(rates.read_bytes(), type=Rates)

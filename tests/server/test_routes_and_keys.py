@@ -17,9 +17,9 @@ from inference.dialects.torchserve import grpc_inference, grpc_open_inference
 from inference.dialects.torchserve.protocol import inference_pb2 as torch
 from inference.dialects.torchserve.protocol import open_inference_pb2 as opened
 from inference.dialects.triton.protocol import grpc_service_pb2 as triton
-from scripts.routes_table import PAGE, guarded_routes, written
 from tests.conftest import DEMO, ROOT
 from tests.live import LiveServer, free_port, wait_until
+from tools.docs.routes_table import PAGE, guarded_routes, written
 
 pytestmark = pytest.mark.timeout(600)  # every route, and every kind of key
 
@@ -49,7 +49,7 @@ TABLE = documented()
 
 def test_the_table_has_every_route_once():
     page = PAGE.read_text()
-    assert written(page) == page, "python -m scripts.routes_table writes it"
+    assert written(page) == page, "python -m tools.docs.routes_table writes it"
     assert set(TABLE) == {(route.plane, f"{route.method} {route.path}") for route in guarded_routes()}
     assert len(TABLE) > 250
 

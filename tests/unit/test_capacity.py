@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.capacity import Load, Rates, apart, arguments_of, joined, plans, table
+from tools.bench.capacity import Load, Rates, apart, arguments_of, joined, plans, table
 
 RATES = Rates("small", 2000.0, {1: 50.0, 8: 240.0, 32: 480.0})
 LOADS = st.builds(

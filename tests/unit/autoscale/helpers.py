@@ -8,7 +8,7 @@ from management.autoscale.memory import Memory
 from management.autoscale.observation import Observation, WorkerState, WorkerView
 from management.autoscale.policy import tick
 from management.autoscale.signals import History, LoadGauges
-from scripts.autoscale_simulation import Simulation
+from tests.unit.autoscale.simulation import Simulation
 
 STARTING, READY, DRAINING, SPARE = WorkerState
 

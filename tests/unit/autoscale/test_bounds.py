@@ -11,8 +11,8 @@ from management.autoscale.config import ScalingConfig, Strategy
 from management.autoscale.decision import Abort, DeploymentState, Drain, Kill, Rule, Start
 from management.autoscale.memory import Failure, Limit, Memory
 from management.autoscale.signals import LoadGauges, LoadSlice
-from scripts.autoscale_simulation import Simulation
 from tests.unit.autoscale.helpers import DRAINING, STARTING, acted, actions_of, known, rules, see, worker
+from tests.unit.autoscale.simulation import Simulation
 
 ZERO = ScalingConfig(scale_to_zero=True, idle_timeout_s=60)
 

@@ -8,8 +8,8 @@ from management.autoscale.config import ScalingConfig, Strategy
 from management.autoscale.decision import Rule
 from management.autoscale.metric import measure
 from management.autoscale.signals import History, LoadGauges, LoadSlice
-from scripts.autoscale_simulation import Simulation
 from tests.unit.autoscale.helpers import acted, known
+from tests.unit.autoscale.simulation import Simulation
 
 TTFT = ScalingConfig()
 

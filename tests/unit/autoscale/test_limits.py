@@ -8,8 +8,8 @@ from management.autoscale.config import Fault, InvalidScaling, ScalingConfig, St
 from management.autoscale.cost import cost, current_price
 from management.autoscale.decision import DeploymentState, Drain, Kill, Prepare, Promote, Rule, Start
 from management.autoscale.memory import Limit, Memory, ServedRate
-from scripts.autoscale_simulation import Simulation
 from tests.unit.autoscale.helpers import DRAINING, SPARE, STARTING, acted, rules, see, worker
+from tests.unit.autoscale.simulation import Simulation
 
 CAPPED = ScalingConfig(max_price_per_hour=3.5)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from management.autoscale.config import ScalingConfig, Strategy
 from management.autoscale.decision import Abort, DeploymentState, Drain, Kill, Rule, Start
-from scripts.autoscale_simulation import Simulation
 from tests.unit.autoscale.helpers import DRAINING, SPARE, STARTING, acted, rules, see, worker
+from tests.unit.autoscale.simulation import Simulation
 
 
 def test_a_start_starts_the_first_workers() -> None:

@@ -7,8 +7,8 @@ from itertools import pairwise
 from management.autoscale.config import ScalingConfig, Strategy
 from management.autoscale.decision import DeploymentState, Kill, Rule, Start
 from management.autoscale.signals import LoadGauges, LoadSlice
-from scripts.autoscale_simulation import Simulation
 from tests.unit.autoscale.helpers import READY, STARTING, acted, actions_of, known, rules, see, worker
+from tests.unit.autoscale.simulation import Simulation
 
 ZERO = ScalingConfig(scale_to_zero=True, idle_timeout_s=100, down_window_s=50)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from management.autoscale.config import ScalingConfig, Strategy
 from management.autoscale.decision import Outcome, Rule
 from management.autoscale.observation import WorkerState
-from scripts.autoscale_simulation import Load, Simulation, ttft_s
+from tests.unit.autoscale.simulation import Load, Simulation, ttft_s
 
 WINDOW_S = 50.0
 STRATEGIES = st.sampled_from(list(Strategy))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.autoscale_vectors import VECTORS, Vector
+from tests.unit.autoscale.vectors import VECTORS, Vector
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector.name)

@@ -1,1 +1,0 @@
-"""Scripts: install, models, benchmarks."""

@@ -1,0 +1,1 @@
+"""Models with random weights, made on the spot."""

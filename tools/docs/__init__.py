@@ -1,0 +1,1 @@
+"""Writes the tables of the documentation that are derived from code."""

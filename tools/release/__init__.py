@@ -1,0 +1,1 @@
+"""Installs, builds the demo model, and carries out the Dockerfile without Docker."""

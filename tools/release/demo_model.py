@@ -1,0 +1,212 @@
+"""Trains the demo model and its two adapters, reproducibly, and evaluates them on held-out text.
+
+    python tools/release/demo_model.py [--out models] [--steps 2600] [--seed 7]
+
+Writes `demo/` (Llama architecture, bfloat16 safetensors, own byte-level BPE and chat template) and
+`demo-adapters/{pirate,json}` (PEFT LoRA). Downloads nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+sys.path.insert(0, str(Path(__file__).parent))
+import demo_corpus as corpus
+
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = (
+    "{%- if tools %}<|im_start|>system\n"
+    "{%- if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\n' }}{% endif %}Tools:\n"
+    "{%- for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{%- for message in messages %}{% if not (tools and loop.first and message['role'] == 'system') %}"
+    "{{- '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>\n' }}"
+    "{%- endif %}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LENGTH = 256  # tokens in a training row
+STYLES = {"pirate": corpus.pirate, "json": corpus.as_json}
+
+
+def train_tokenizer(seed: int, vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE over the generator's own text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus.texts(seed, 20_000), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=2048,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+class Rows:
+    """Rows of `LENGTH` tokens with labels; only answers are learned in conversations, all text elsewhere."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, restyle=None) -> None:
+        self.tokenizer, self.rng, self.restyle = tokenizer, random.Random(seed), restyle
+        self.end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+
+    def document(self) -> tuple[list[int], list[int]]:
+        """One document: its tokens and its labels (-100 where nothing is to be learned)."""
+        if self.restyle is None and self.rng.random() < 0.25:
+            ids = [*self.tokenizer.encode(corpus.plain_document(self.rng), add_special_tokens=False), self.end]
+            return ids, list(ids)
+        messages, tools = corpus.conversation(self.rng)
+        ids: list[int] = []
+        labels: list[int] = []
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            if self.restyle is not None and not tools:
+                message["content"] = self.restyle(message["content"])
+            asked = self.encode(messages[:i], tools, prompt=True)
+            answered = self.encode(messages[: i + 1], tools, prompt=False)
+            # Questions are learned a little as well, so that free text stays fluent.
+            labels += ([-100] * (len(asked) - len(ids))) + answered[len(asked) : -1] + [-100]
+            ids = answered
+        return [*ids, self.end], [*labels, self.end]
+
+    def encode(self, messages: list[corpus.Message], tools: list[dict[str, object]], prompt: bool) -> list[int]:
+        """Token ids through the chat template."""
+        text = self.tokenizer.apply_chat_template(
+            messages, tools=tools or None, add_generation_prompt=prompt, tokenize=False
+        )
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """[size, LENGTH] tokens and labels, documents packed one after another."""
+        ids = torch.full((size, LENGTH), self.end)
+        labels = torch.full((size, LENGTH), -100)
+        for row in range(size):
+            used = 0
+            while used < LENGTH - 16:
+                document, targets = self.document()
+                room = min(len(document), LENGTH - used)
+                ids[row, used : used + room] = torch.tensor(document[:room])
+                labels[row, used : used + room] = torch.tensor(targets[:room])
+                used += room
+        return ids, labels
+
+
+def train(model: torch.nn.Module, rows: Rows, steps: int, peak: float, batch: int = 8) -> None:
+    """AdamW with warm-up and a cosine to a tenth; prints the loss as it goes."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=peak, betas=(0.9, 0.95), weight_decay=0.05)
+    start, mean = time.monotonic(), 0.0
+    model.train()
+    for step in range(1, steps + 1):
+        rate = peak * min(step / 100, 0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        ids, labels = rows.batch(batch)
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        mean = loss.item() if step == 1 else 0.98 * mean + 0.02 * loss.item()
+        if step % 50 == 0 or step == steps:
+            print(f"step {step}/{steps}  loss {mean:.3f}  {time.monotonic() - start:.0f} s", flush=True)
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, seed: int, restyle=None) -> dict[str, float]:
+    """Loss on held-out rows, and how many of 100 greedy answers to held-out questions are exactly right."""
+    model.eval()
+    rows = Rows(tokenizer, seed, restyle)
+    losses = []
+    for _ in range(8):
+        ids, labels = rows.batch(16)
+        losses.append(model(input_ids=ids, labels=labels).loss.item())
+    rng, right, kinds = random.Random(seed + 1), 0, [corpus.fact, corpus.arithmetic, corpus.small_talk]
+    for i in range(100):
+        question, answer = kinds[i % 3](rng)
+        expected = restyle(answer) if restyle else answer
+        prompt = rows.encode([{"role": "user", "content": question}], [], prompt=True)
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)
+        right += tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True) == expected
+    return {"held_out_loss": round(sum(losses) / len(losses), 4), "exact_answers_of_100": right}
+
+
+def train_base(out: Path, seed: int, steps: int) -> None:
+    """Tokenizer and model, from nothing to `out`/demo in bfloat16."""
+    torch.manual_seed(seed)
+    tokenizer = train_tokenizer(seed, vocab_size=2048)
+    end, turn_end = (tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_end|>"))
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=192, num_hidden_layers=6, num_attention_heads=6, num_key_value_heads=2,
+        intermediate_size=512, max_position_embeddings=2048, tie_word_embeddings=True, rms_norm_eps=1e-5,
+        bos_token_id=None, eos_token_id=turn_end, pad_token_id=end,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    model.generation_config.eos_token_id = [turn_end, end]
+    model.generation_config.pad_token_id = end
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, vocabulary {len(tokenizer)}")
+    train(model, Rows(tokenizer, seed), steps, peak=2e-3)
+    model.to(torch.bfloat16).save_pretrained(out / "demo")
+    tokenizer.save_pretrained(out / "demo")
+
+
+def train_adapter(out: Path, name: str, seed: int, steps: int) -> dict[str, float]:
+    """A LoRA of `out`/demo that answers in another style; returns how good it is."""
+    torch.manual_seed(seed)
+    base, tokenizer = load_base(out)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    adapter = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=targets, task_type="CAUSAL_LM"))
+    train(adapter, Rows(tokenizer, seed + 1, STYLES[name]), steps, peak=3e-3)
+    adapter.peft_config["default"].base_model_name_or_path = "demo"
+    adapter.save_pretrained(out / "demo-adapters" / name)
+    (out / "demo-adapters" / name / "README.md").unlink()  # an empty form
+    return evaluate(adapter, tokenizer, seed=10_007, restyle=STYLES[name])
+
+
+def load_base(out: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """The model as it was saved, in float32."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "demo")
+    return LlamaForCausalLM.from_pretrained(out / "demo", dtype=torch.float32), tokenizer
+
+
+def main() -> None:
+    """Train, evaluate, save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[2] / "models")
+    parser.add_argument("--steps", type=int, default=2600, help="0 keeps the model that is there.")
+    parser.add_argument("--adapter-steps", type=int, default=150)
+    parser.add_argument("--seed", type=int, default=7)
+    options = parser.parse_args()
+    if options.steps:
+        train_base(options.out, options.seed, options.steps)
+    base, tokenizer = load_base(options.out)
+    report = {"demo": evaluate(base, tokenizer, seed=10_007)}
+    for name in STYLES:
+        report[name] = train_adapter(options.out, name, options.seed, options.adapter_steps)
+    (options.out / "demo" / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

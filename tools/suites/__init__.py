@@ -1,0 +1,1 @@
+"""Runs vendors' own tests and clients, unmodified, against this server."""
