@@ -7,7 +7,7 @@ PROTOCOL_CLIENTS := .venv-protocol-clients
 SCALEGEN := .venv-scalegen
 MODEL ?=
 
-.PHONY: help serve test unit lint types coverage test-gpu bench bench-web bench-gpu curve gpu-wheels load faults soak protocol setup setup-dev otel redis nixl ray lock clean
+.PHONY: help serve test test-all unit lint types coverage test-gpu bench bench-web bench-gpu curve gpu-wheels load faults soak protocol setup setup-dev otel redis nixl ray lock clean
 
 serve: $(VENV)/.serve  ## Serve the demo model, or MODEL=directory-or-hub-id
 	@exec $(VENV)/bin/python -W ignore manage.py serve $(if $(MODEL),--model "$(MODEL)")
@@ -15,8 +15,18 @@ serve: $(VENV)/.serve  ## Serve the demo model, or MODEL=directory-or-hub-id
 help:  ## These lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done $(SCALEGEN)/.done lint types  ## Everything that must pass: lint, types, all tests but slow ones
-	$(VENV)/bin/python -m pytest
+PYTEST := $(VENV)/bin/python -m pytest
+
+test: setup-dev  ## What every change must pass: lint, types, unit, the engine, every endpoint and client once
+	@$(MAKE) --no-print-directory lint types
+	$(PYTEST) -m "not full and not slow" --limit-cpu-time
+
+PARTS ?=
+REPEAT ?= 1
+BUSY ?=
+
+test-all: setup-dev  ## All tests but slow ones. PARTS="dialects security", REPEAT=5, BUSY=1 to keep a core busy
+	HYPOTHESIS_PROFILE=thorough $(VENV)/bin/python -m tests.repeat --runs $(REPEAT) $(if $(BUSY),--busy) $(addprefix tests/,$(PARTS))
 
 lint: $(VENV)/.dev  ## Format, ruff, imports between layers
 	$(VENV)/bin/ruff format --check .
@@ -27,9 +37,9 @@ types: $(VENV)/.dev  ## mypy
 	$(VENV)/bin/mypy
 
 # The plugins that only other tests use take longer to import than most tests here to run.
-UNIT := $(VENV)/bin/python -m pytest tests/unit --dist worksteal -p no:schemathesis -p no:faker
+UNIT := $(PYTEST) tests/unit tests/dialects -m "not live and not slow" --dist worksteal -p no:schemathesis -p no:faker
 
-unit: $(VENV)/.dev  ## The fast tests: fake workers, no model, under a minute
+unit: $(VENV)/.dev  ## The fast tests: fake workers, no model, no torch
 	$(UNIT)
 
 coverage: $(VENV)/.dev  ## The fast tests, with what they cover and a floor for it
@@ -94,7 +104,8 @@ ray: $(VENV)/.serve requirements/ray.lock  ## Install what the launcher ray need
 nixl: $(VENV)/.serve requirements/nixl.lock  ## Install what KV transfer by NIXL needs
 	$(PYTHON) tools/release/install.py $(VENV) requirements/nixl.lock
 
-setup-dev: $(VENV)/.dev $(CLIENTS)/.done $(PROTOCOL_CLIENTS)/.done $(SCALEGEN)/.done  ## Install what tests need as well
+setup-dev:  ## Install what tests need as well, two environments at a time
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.dev $(PROTOCOL_CLIENTS)/.done $(CLIENTS)/.done $(SCALEGEN)/.done
 
 $(VENV)/.serve: requirements/serve.lock
 	$(PYTHON) tools/release/install.py $(VENV) requirements/serve.lock --torch

@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: models made on the spot, and the demo model that is shipped."""
+"""What all tests share: the environment that they run in, which of them `make test` runs, and a few fixtures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 from hypothesis import settings
+
+from tests.requirements import missing
+
+pytest_plugins = ["tests.cpu_time"]
 
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
@@ -37,11 +41,34 @@ for kind in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, kind, 60.0)
 
 # How long an example takes says more about the machine than about the code.
-settings.register_profile("tests", deadline=None, derandomize="CI" in os.environ)
-settings.load_profile("tests")
+settings.register_profile("quick", deadline=None, derandomize="CI" in os.environ, max_examples=25)
+settings.register_profile("thorough", deadline=None, derandomize="CI" in os.environ, max_examples=200)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "models" / "demo"
+FULL = frozenset({"clients", "deploy", "faults", "gpu", "launchers", "loadtests", "security", "server"})
+"""Folders of which `make test` runs only what is marked `smoke`."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what only `make test-all` runs."""
+    for item in items:
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder in FULL and item.get_closest_marker("smoke") is None:
+            item.add_marker(pytest.mark.full)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto` takes every CPU that this process may use; xdist itself counts cores without their second threads."""
+    return len(os.sched_getaffinity(0))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which tests could not run for want of a program."""
+    for line in missing():
+        terminalreporter.write_line(f"MISSING: {line}; the tests that need it were skipped", yellow=True)
 
 
 @pytest.fixture(scope="session")
@@ -51,16 +78,33 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def live_server(tmp_path_factory: pytest.TempPathFactory):
-    """One running server with the demo model for all tests of this process that do not break it."""
-    from tests.live import LiveServer
+def postgresql():
+    """One PostgreSQL for all tests of this process that need a database of their own and leave the server alone."""
+    from tests.postgresql import Cluster
 
-    live = LiveServer(tmp_path_factory.mktemp("server") / "var").start()
+    cluster = Cluster()
+    yield cluster
+    cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def running_server(tmp_path_factory: pytest.TempPathFactory):
+    """One running server with the demo model and every plane for all tests of this process that do not break it."""
+    from tests.live import LiveServer, free_port
+
+    live = LiveServer(
+        tmp_path_factory.mktemp("server") / "var",
+        environment={"DRAGOMAN_TORCHSERVE_OPEN_INFERENCE_PROTOCOL": "true"},
+        rest_ports={
+            plane: free_port()
+            for plane in ("torchserve-inference", "torchserve-management", "torchserve-metrics", "triton-metrics")
+        },
+    ).start()
     yield live
     assert live.stop() == 0, live.log
 
 
 @pytest.fixture(scope="session")
-def server(live_server):
+def server(running_server):
     """Where a folder of tests sends its requests; tests of dialects choose (`tests/dialects/conftest.py`)."""
-    return live_server
+    return running_server

@@ -29,7 +29,7 @@ START_TIMEOUT_S = 360
 
 OWN_PORTS = range(12_000, 32_000)
 """Below the range from which a system takes the ports of connections, so that none of these takes one before its server starts."""
-WORKERS = 8
+WORKERS = 64
 """Processes that may run tests beside each other, each with ports of its own."""
 
 
@@ -69,6 +69,8 @@ class LiveServer:
     djl_port: int = field(default_factory=free_port)
     torchserve_inference_port: int = field(default_factory=free_port)
     torchserve_management_port: int = field(default_factory=free_port)
+    rest_ports: dict[str, int] = field(default_factory=dict)
+    """Planes that are switched off by default, by name: their settings are DRAGOMAN_<NAME>_PORT."""
     program: list[str] = field(default_factory=lambda: [sys.executable, "-W", "ignore", "manage.py"])
     folder: Path = ROOT
     verify: ssl.SSLContext | bool = True
@@ -111,6 +113,21 @@ class LiveServer:
         return f"{self.scheme}://127.0.0.1:{self.djl_port}"
 
     @property
+    def plane_urls(self) -> dict[str, str]:
+        """By a plane's name; those of `rest_ports` only where they are given."""
+        ports = {"front": self.front_port, "control": self.control_port, "djl": self.djl_port,
+                 "mindie-service": self.mindie_port, "mindie-management": self.management_port,
+                 "mindie-metrics": self.metrics_port, **self.rest_ports}  # fmt: skip
+        return {plane: f"{self.scheme}://127.0.0.1:{port}" for plane, port in ports.items()}
+
+    def grpc_address(self, method: str) -> str:
+        """Where a gRPC method is served."""
+        if "ManagementAPIsService" in method:
+            return f"127.0.0.1:{self.torchserve_management_port}"
+        port = self.grpc_port if method.startswith("/inference.") else self.torchserve_inference_port
+        return f"127.0.0.1:{port}"
+
+    @property
     def log(self) -> str:
         return (self.data_dir / "test.log").read_text()
 
@@ -132,6 +149,9 @@ class LiveServer:
             # Beside other test processes a queue may well take longer than is usual.
             "DRAGOMAN_TARGET_TTFT_MS": "0",
             "DRAGOMAN_MODEL": self.model,
+            **{
+                f"DRAGOMAN_{plane.upper().replace('-', '_')}_PORT": str(port) for plane, port in self.rest_ports.items()
+            },
             **self.environment,
         }
 

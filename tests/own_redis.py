@@ -8,10 +8,10 @@ import signal
 import subprocess
 from dataclasses import dataclass, field
 
-import pytest
 import redis
 
 from tests.live import free_port
+from tests.requirements import need
 from tests.waiting import wait_until
 
 PASSWORD = "a-password-of-the-ledger"
@@ -25,9 +25,8 @@ class OwnRedis:
     process: subprocess.Popen | None = None
 
     def __post_init__(self) -> None:
+        need("Redis")
         self.program = shutil.which("redis-server")
-        if self.program is None:
-            pytest.skip("no Redis is installed on this machine")
         self.start()
 
     @property

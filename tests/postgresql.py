@@ -1,32 +1,34 @@
-"""A PostgreSQL of a test's own, which can be stopped, killed and paused. Skips where none is installed."""
+"""A PostgreSQL of a test's own, which can be stopped, killed and paused."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import psycopg
-import pytest
 
+from tests import requirements
 from tests.live import free_port, wait_until
+from tests.requirements import need
 
 PASSWORD = "a-password-of-the-registry"
 
 
 def binaries() -> Path:
-    """Where initdb and pg_ctl are; Debian keeps them off the path."""
-    found = shutil.which("pg_ctl")
-    folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if not folders or not (folders[-1] / "initdb").exists():
-        pytest.skip("no PostgreSQL is installed on this machine")
-    return folders[-1]
+    """Where initdb and pg_ctl are. Skips the test where they are not installed."""
+    need("PostgreSQL")
+    found = requirements.postgresql()
+    assert found is not None
+    return found
 
 
 @dataclass
@@ -81,6 +83,15 @@ class Cluster:
     def resume(self) -> None:
         for process in reversed(self._processes()):
             process.send_signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def database(self) -> Iterator[str]:
+        """The URL of a new database, which goes at the end."""
+        name = f"dragoman_{secrets.token_hex(4)}"
+        with psycopg.connect(self.url, autocommit=True, connect_timeout=30) as admin:
+            admin.execute(f"CREATE DATABASE {name}")
+            yield f"{self.url.rpartition('/')[0]}/{name}"
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def remove(self) -> None:
         with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess, ValueError):

@@ -22,4 +22,4 @@ def in_process() -> Iterator[InProcessServer]:
 def server(request: pytest.FixtureRequest) -> LiveServer | InProcessServer:
     """What the test's mark says."""
     live = request.node.get_closest_marker("live") is not None
-    return request.getfixturevalue("live_server" if live else "in_process")
+    return request.getfixturevalue("running_server" if live else "in_process")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from tests import calls
 from tests.live import LiveServer, events
+from tests.requirements import need
 from tests.waiting import wait_until
 
 STORY = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
@@ -21,12 +21,10 @@ HOUR_S = 3600
 @pytest.fixture
 def clock(tmp_path) -> tuple[str, Path]:
     """The library that shifts the clock, and the file that says by how much."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler is installed on this machine")
+    need("a C compiler")
     library, shift = tmp_path / "clock.so", tmp_path / "shift"
     source = Path(__file__).with_name("clock.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
     shift.write_text("0")
     return str(library), shift
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
-import secrets
 import signal
 import threading
 
 import psutil
-import psycopg
 import pytest
 
 from tests.cluster import Cluster, Load
@@ -18,7 +16,6 @@ from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("TEST_KILLS", "4"))
 LEADS = "this reconciler leads"
-ADMIN = os.environ.get("TEST_POSTGRESQL", "postgresql://postgres@127.0.0.1/postgres")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -27,15 +24,8 @@ def database(request):
     if request.param == "sqlite":
         yield {}
         return
-    name = f"dragoman_{secrets.token_hex(4)}"
-    try:
-        admin = psycopg.connect(ADMIN, autocommit=True, connect_timeout=30)
-    except psycopg.OperationalError:
-        pytest.skip("no PostgreSQL on this machine")
-    with admin:
-        admin.execute(f"CREATE DATABASE {name}")
-        yield {"DRAGOMAN_DATABASE_URL": f"{ADMIN.rpartition('/')[0]}/{name}"}
-        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with request.getfixturevalue("postgresql").database() as url:
+        yield {"DRAGOMAN_DATABASE_URL": url}
 
 
 def engines(cluster: Cluster) -> list[psutil.Process]:

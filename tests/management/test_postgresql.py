@@ -1,9 +1,8 @@
-"""The registries on a real PostgreSQL, where one answers on this machine."""
+"""The registries on a real PostgreSQL."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
 
@@ -13,20 +12,11 @@ import pytest
 from tests.conftest import ROOT
 from tests.waiting import wait_until
 
-ADMIN = os.environ.get("TEST_POSTGRESQL", "postgresql://postgres@127.0.0.1/postgres")
-
 
 @pytest.fixture
-def database_url():
-    name = f"dragoman_{secrets.token_hex(4)}"
-    try:
-        admin = psycopg.connect(ADMIN, autocommit=True, connect_timeout=30)
-    except psycopg.OperationalError:
-        pytest.skip("no PostgreSQL on this machine")
-    with admin:
-        admin.execute(f"CREATE DATABASE {name}")
-        yield f"{ADMIN.rpartition('/')[0]}/{name}"
-        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+def database_url(postgresql):
+    with postgresql.database() as url:
+        yield url
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def configs(draw: Callable[..., object]) -> ScalingConfig:
     )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(configs(), SEGMENTS, st.sampled_from([0.0, 5.0, 30.0, 80.0]), st.sampled_from([1.0, 2.0]))
 def test_limits_hold_and_directions_change_slowly(
     config: ScalingConfig, segments: list[Segment], start_up_s: float, price: float

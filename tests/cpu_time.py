@@ -1,0 +1,91 @@
+"""A pytest plugin that says what each test costs, and fails a run of `make test` in which one costs too much.
+
+A test's cost is CPU time, which a busy machine does not change: that of the test's own process and of all processes
+that it started and that have ended, with the set-up and clean-up of its fixtures. The last test of a file ends what the
+file's tests shared, so its clean-up does not count.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+LIMIT_S = 5.0
+SHOWN = 30
+EXPENSIVE: dict[str, str] = {}
+"""Tests of `make test` that may cost more, each with the reason."""
+_BEGAN = pytest.StashKey[float]()
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--limit-cpu-time`, which `make test` gives."""
+    parser.addoption(
+        "--limit-cpu-time", action="store_true", help=f"fail when a test costs over {LIMIT_S:.0f} s of CPU"
+    )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    """Look at the clock."""
+    item.stash[_BEGAN] = cpu_s()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """The report of the clean-up carries the cost, to the process that sums up."""
+    before = cpu_s()
+    try:
+        return (yield)
+    finally:
+        end = cpu_s() if nextitem is not None and nextitem.path == item.path else before
+        item.user_properties.append(("cpu_s", end - item.stash[_BEGAN]))
+
+
+class Costs:
+    """What the tests of a run cost. Only the process that sums up has it."""
+
+    def __init__(self, limited: bool) -> None:
+        self.limited = limited
+        self.by_test: dict[str, float] = {}
+
+    @property
+    def excessive(self) -> list[str]:
+        """Tests over the limit without a reason."""
+        over = [test for test, cost in self.by_test.items() if cost > LIMIT_S]
+        return [test for test in over if self.limited and test.partition("[")[0] not in EXPENSIVE]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a test that is done."""
+        cost = dict(report.user_properties).get("cpu_s")
+        if report.when == "teardown" and isinstance(cost, float):
+            self.by_test[report.nodeid] = cost
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A test over the limit fails the run."""
+        if self.excessive and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The most expensive tests, and those over the limit."""
+        write = terminalreporter.write_line
+        dearest = sorted(self.by_test.items(), key=lambda each: -each[1])[:SHOWN]
+        write(f"CPU seconds of the {len(dearest)} most expensive of {len(self.by_test)} tests:")
+        for test, cost in dearest:
+            write(f"{cost:8.2f} {test}")
+        for test in self.excessive:
+            write(f"OVER {LIMIT_S:.0f} s of CPU, without a reason in tests/cpu_time.py: {test}", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sum up, but not in the processes of xdist."""
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        config.pluginmanager.register(Costs(config.option.limit_cpu_time))
