@@ -77,6 +77,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
 ROOT_URLCONF = "config.urls"
+LOGIN_REDIRECT_URL = "/admin/"  # where the login page leads when it was opened directly
 ASGI_APPLICATION = "config.asgi.application"
 TEMPLATES = [
     {
