@@ -39,6 +39,8 @@ def admin(chromium, running_server) -> webdriver.Chrome:
     chromium.find_element(By.NAME, "username").send_keys("admin")
     chromium.find_element(By.NAME, "password").send_keys(password)
     chromium.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
-    wait_until(lambda: chromium.current_url == f"{running_server.admin_url}/admin/", explain=lambda: chromium.page_source)
+    wait_until(
+        lambda: chromium.current_url == f"{running_server.admin_url}/admin/", explain=lambda: chromium.page_source
+    )
     chromium.get_log("browser")  # what came before the test
     return chromium
