@@ -1,5 +1,8 @@
 # `make serve` and `make test` are all that is needed; `make help` lists the rest. Each installs what it needs into .venv first.
 
+# What was compiled once is kept, whatever the shell says: servers and workers start from it.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 CLIENTS := .venv-clients

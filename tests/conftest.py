@@ -47,7 +47,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "models" / "demo"
-FULL = frozenset({"clients", "deploy", "faults", "gpu", "launchers", "loadtests", "security", "server"})
+FULL = frozenset({"clients", "faults", "gpu", "launchers", "security", "server"})
 """Folders of which `make test` runs only what is marked `smoke`."""
 
 

@@ -42,7 +42,7 @@ class InProcessServer(httpx.BaseTransport):
 
     def stop(self) -> None:
         """Hang up, and end the thread."""
-        self.run(self.serving.stop())
+        self.run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)
         self._loop.close()
@@ -67,7 +67,19 @@ class InProcessServer(httpx.BaseTransport):
         return httpx.Response(answer.status, headers=answer.headers, content=answer.body)
 
     async def _begin(self) -> Serving:
-        return await Serving(fake_workers(Path(self._folder.name), 1), **self.settings).start()
+        serving = await Serving(fake_workers(Path(self._folder.name), 1), **self.settings).start()
+        self._beating = asyncio.create_task(self._beat(serving))
+        return serving
+
+    async def _beat(self, serving: Serving) -> None:
+        """As an engine that has nothing to do: its clients take one that says nothing for lost."""
+        while True:
+            serving.worker.beat()
+            await asyncio.sleep(1)
+
+    async def _end(self) -> None:
+        self._beating.cancel()
+        await self.serving.stop()
 
     async def _call(self, request: httpx.Request) -> Answer:
         headers = {k.decode(): v.decode("latin-1") for k, v in request.headers.raw}

@@ -80,6 +80,7 @@ def test_pictures_show_every_server_and_are_the_same_each_time(tmp_path):
     assert "<dc:date>" not in picture
 
 
+@pytest.mark.full
 def test_the_command_measures_our_own_server_and_goes_on(tmp_path):
     command = [
         sys.executable,

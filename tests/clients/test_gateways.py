@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.clients.conftest import PROTOCOL_PYTHON
 from tests.conftest import DEMO
 
 SPAIN = "The capital of Spain is Madrid."
 
 
+@pytest.mark.smoke
 def test_litellm(run_protocol_client):
     run_protocol_client(f"""
         import os

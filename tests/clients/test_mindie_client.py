@@ -7,6 +7,8 @@ import pytest
 
 from tests.clients.mindie_client import MindieClient, MindieError
 
+pytestmark = pytest.mark.smoke
+
 PROMPT = "Question: What is the capital of Spain?\nAnswer:"
 LINE = " The capital of Spain is Madrid."
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.engine.test_embeddings import encoder
 from tests.live import LiveServer
 
 
+@pytest.mark.smoke
 def test_chat_completions_models_and_errors(run_client):
     run_client("""
         import openai
@@ -42,6 +45,7 @@ def test_chat_completions_models_and_errors(run_client):
     """)
 
 
+@pytest.mark.smoke
 def test_asynchronous_streams_side_by_side(run_client):
     run_client("""
         import asyncio, openai

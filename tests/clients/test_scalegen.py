@@ -83,6 +83,7 @@ def test_an_empty_list(tmp_path):
         alone.stop()
 
 
+@pytest.mark.smoke
 def test_create_and_list(cli):
     inf_id, text = cli.create()
     assert "New Deployment Added" in text

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.smoke
+
 INPUTS = "Question: What is the capital of Spain?\\nAnswer:"
 
 

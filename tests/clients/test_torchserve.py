@@ -85,6 +85,7 @@ def url(live, plane, path):
     return f"http://127.0.0.1:{live.environment[f'DRAGOMAN_TORCHSERVE_{plane}_PORT']}{path}"
 
 
+@pytest.mark.smoke
 def test_predictions(live, run):
     run(live, """
     assert infer.Ping(Empty(), metadata=METADATA).health == '{\\n  "status": "Healthy"\\n}'

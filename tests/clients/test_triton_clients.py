@@ -4,6 +4,10 @@ generated messages cannot be imported together.
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.smoke
+
 PROMPT = "Question: What is the capital of Spain?\\nAnswer:"
 COMMON = f"""
     import numpy as np

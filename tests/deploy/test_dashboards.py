@@ -95,6 +95,7 @@ def static_labels() -> dict[str, str]:
     return {rule["target_label"]: rule["replacement"] for rule in job["relabel_configs"]}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("where", "expression"), CASES, ids=lambda text: text[:90])
 def test_every_panel_finds_its_series(found, where, expression):
     assert shortcomings(substituted(expression, VALUES), found) == []
@@ -153,6 +154,7 @@ def services_volumes(name: str) -> list[tuple[str, str, bool]]:
     return services()[name].volumes
 
 
+@pytest.mark.full
 def test_a_real_prometheus_evaluates_every_expression(live, tmp_path):
     """It scrapes the server by our configuration, but for the address; afterwards no expression is refused, and every one whose
     series are scraped has a value.

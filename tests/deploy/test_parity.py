@@ -36,7 +36,7 @@ except urllib.error.HTTPError as error:
 for line in answer:
     print(line.decode(), end="", flush=True)
 """
-pytestmark = pytest.mark.timeout(3 * START_S)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(3 * START_S)]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from inference.dialects.triton.protocol import grpc_service_pb2 as pb
 from tests import calls
 from tests.live import LiveServer, free_port
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.full, pytest.mark.live]
 
 # What `manage.py serve` does after the dialect's folder and its line in `inference/dialects/__init__.py` were added.
 SERVE = """

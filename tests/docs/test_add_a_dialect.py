@@ -14,6 +14,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.live import LiveServer
 
+pytestmark = pytest.mark.full
+
 PAGE = (ROOT / "docs" / "add-a-dialect.md").read_text()
 FILE = re.compile(r"`((?:inference|tests)/dialects/ollama/\w+\.py)`:\n\n```python\n(.*?)```", re.S)
 FILES = dict(FILE.findall(PAGE))

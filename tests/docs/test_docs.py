@@ -48,6 +48,7 @@ def test_the_tables_of_engine_options_are_those_of_the_engine():
     assert "| `prefix_caching` | true | `true`, `false` |" in CONFIGURATION
 
 
+@pytest.mark.full
 def test_every_route_of_the_front_plane_is_documented(server):
     own = ("/docs", "/docs/", "/docs/{name}", "/openapi.json", "/api-doc/openapi.json", "/metrics")
     for path in server.get("/openapi.json").json()["paths"]:
@@ -166,6 +167,7 @@ def test_requests_in_the_documentation_are_answered(server, command):
     assert "Paris" in done.stdout or '"generated_text":"' in done.stdout or '"text":"' in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "command",
     sorted({command for _, command in COMMANDS if not command.startswith(("curl ", *ELSEWHERE))}),
@@ -230,6 +232,7 @@ def test_nothing_unpickles_or_evaluates():
                 assert not forbidden.search(line) or "pickled" in line, (path, line)
 
 
+@pytest.mark.full
 def test_benchmarks_and_load_tests_explain_themselves():
     own = (
         "tools.bench.server",

@@ -17,6 +17,8 @@ from tests.docs.field_tables import Page, Row, read
 from tests.engine.test_embeddings import encoder
 from tests.live import LiveServer
 
+pytestmark = pytest.mark.full
+
 DIALECTS = read((ROOT / "docs" / "dialects.md").read_text())
 MINDIE = read((ROOT / "docs" / "mindie.md").read_text())
 DJL = read((ROOT / "docs" / "djl.md").read_text())

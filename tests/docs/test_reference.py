@@ -90,6 +90,7 @@ def families(address: str) -> set[str]:
     return {name for name in names if not name.endswith("_created")}
 
 
+@pytest.mark.full
 def test_the_page_has_every_metric_and_no_other(planes):
     found = {name: families(address) for name, address in planes.items()}
     headings = ("This server's own", "vLLM's names", "TGI's names")

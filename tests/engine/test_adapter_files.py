@@ -69,6 +69,7 @@ def test_patterns_match_as_peft_matches_them(keys):
     assert found == {name: keys.index(key) for name, key in expected.items() if key in keys}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
 @pytest.mark.parametrize("pattern", ["([a-z._0-9]+)+!", r"(\w+|[.\w]+)+!", "(.*)*(.*)*(.*)*!", r"(\w+\W?)+!$"])
 def test_patterns_that_never_end_are_refused_by_name(pattern, field, plain):

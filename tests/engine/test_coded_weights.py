@@ -102,6 +102,7 @@ def test_a_weight_that_does_not_fit_is_refused(change):
         ops.linear(torch.ones(1, 64), coded, None, out.float())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("way", "threads"), [(DOT_PAIRS, 1), (DOT_PAIRS, 2), (WIDE_PAIRS, 2)], ids=["one thread", "dot products", "widened"]
 )
@@ -122,6 +123,7 @@ def test_products_have_equal_bits(outputs, inner, way, threads, monkeypatch):
             assert torch.equal(out, other), (rows, ending)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("inner", [580, 6200])
 def test_adapters_have_equal_bits(inner):
     parts, generator = [("q", 96), ("k", 48), ("v", 24)], torch.Generator().manual_seed(0)

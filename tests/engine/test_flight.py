@@ -22,6 +22,8 @@ from engine.sampling.params import SamplingParams
 from tests.conftest import DEMO, ROOT
 from tests.waiting import eventually, wait_until
 
+pytestmark = pytest.mark.full
+
 PROMPT = [301, 302, 303, 304, 305]
 STEP_KEYS = {
     "at", "ms", "sequences", "prompt_tokens", "decode_tokens", "running", "waiting", "preemptions", "blocks_used",

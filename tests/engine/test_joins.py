@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from tests.engine.engines import Driver, core
 from tests.engine.test_adapters import make_adapter
 from tests.models.random_models import make_model
+
+pytestmark = pytest.mark.full
 
 VOCABULARY = 400
 ALPHABET = 4

@@ -15,6 +15,8 @@ from engine.cpu.kernels import compiled
 from engine.cpu.kernels.simd import address_of, store_int
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.full
+
 ATTENTION = """
 import hashlib, torch
 from engine.cpu.kernels import paged

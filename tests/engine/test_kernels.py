@@ -235,6 +235,7 @@ def test_tiles_agree_with_vectors(rows, inner, monkeypatch):
     assert torch.equal(found[0][-1], found[1][-1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "way",
     [

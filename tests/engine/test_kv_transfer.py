@@ -62,6 +62,7 @@ def plain(tmp_path_factory, transport):
     door.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_the_text_is_that_of_one_engine(pair, name):
     prefill, decode, _ = pair
@@ -74,6 +75,7 @@ def test_the_text_is_that_of_one_engine(pair, name):
     idle(prefill.engine)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 200])
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_every_length_of_a_prompt(pair, plain, length, prefix_caching):

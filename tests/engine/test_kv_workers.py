@@ -29,6 +29,8 @@ from tests.engine.pairs import transport
 from tests.live import free_port
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.full
+
 __all__ = ["transport"]
 
 PROMPT = prompts(1700, (300,), seed=9)[0]

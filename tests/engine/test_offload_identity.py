@@ -19,6 +19,8 @@ from tests.engine.engines import core
 from tests.engine.offloading import SMALL
 from tests.models.random_models import make_model
 
+pytestmark = pytest.mark.full
+
 
 def test_without_it_nothing_is_noted():
     before = set(threading.enumerate())

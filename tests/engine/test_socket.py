@@ -41,6 +41,8 @@ from tests.conftest import DEMO, ROOT
 from tests.live import free_port
 from tests.waiting import eventually, wait_until
 
+pytestmark = pytest.mark.full
+
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 

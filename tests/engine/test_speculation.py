@@ -47,6 +47,7 @@ def test_the_output_does_not_depend_on_drafts(name, prompt):
         assert stats.steps < len(plain[0]) / 2, "no draft token was right"
 
 
+@pytest.mark.full
 def test_the_last_token_is_never_passed():
     for max_tokens in (1, 2, 3, 7):
         tokens, reason, *_ = outcome(8, REPEATING[0], max_tokens=max_tokens)

@@ -14,6 +14,8 @@ from engine.warm_up import warm_up
 from tests.conftest import DEMO, ROOT
 from tests.engine.engines import Driver, core, prompts
 
+pytestmark = pytest.mark.full
+
 SCRIPT = """
 import sys
 from pathlib import Path

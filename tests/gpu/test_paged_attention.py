@@ -11,6 +11,8 @@ from engine.gpu import paged_attention
 from engine.gpu.attention import DeviceAttention, DeviceKVCache
 from engine.shapes import AttentionSpec
 
+pytestmark = pytest.mark.smoke
+
 SHAPES = {  # heads, KV heads, key dim, value dim, context lengths, new tokens, block size
     "decode": (8, 2, 64, 64, (70, 17, 1), (1, 1, 1), 16),
     "odd group": (14, 2, 32, 32, (40, 33), (1, 1), 16),

@@ -10,6 +10,8 @@ from engine.sampling.logprobs import Asked, token_logprobs
 from engine.sampling.sampler import Sampler
 from tests.engine.test_sampling import request
 
+pytestmark = pytest.mark.smoke
+
 VOCABULARY, EOS = 3000, [2, 7]
 WAYS = {
     "greedy": {"temperature": 0.0},

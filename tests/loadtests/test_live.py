@@ -19,7 +19,10 @@ from tests.live import LiveServer, free_port
 
 TOKENS = 48
 PATIENCE_S = 240
-pytestmark = pytest.mark.timeout(PATIENCE_S + 120)  # Locust and a server start, beside whatever else the machine does
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.timeout(PATIENCE_S + 120),
+]  # Locust and a server start, beside whatever else the machine does
 STREAMS = {name for name in DIALECTS if "Stream" in name or name == "TritonGrpcUser"}
 EXACT = set(DIALECTS) - {"TGIUser", "TGIStreamUser", "MindIEUser", "MindIEStreamUser", "TorchServeStreamUser"}
 TARGETS = "[cpu-small.{shape}]\nfailures = 0\n{more}"

@@ -67,6 +67,7 @@ def test_clients_by_ipv4_of_a_socket_for_both_are_told_apart(client, admin_user,
     assert last.status_code == 429
 
 
+@pytest.mark.full
 def test_one_address_cannot_try_many_users(client, admin_user, no_tries):
     statuses = [log_in(client, "wrong", f"user{number}").status_code for number in range(ATTEMPTS_PER_ADDRESS + 1)]
     assert statuses == [200] * ATTEMPTS_PER_ADDRESS + [429]

@@ -12,6 +12,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def database_url(postgresql):

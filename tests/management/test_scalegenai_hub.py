@@ -11,6 +11,8 @@ from tests.conftest import DEMO, ROOT
 from tests.control_plane import ControlPlane
 from tests.hub import Hub
 
+pytestmark = pytest.mark.full
+
 PIRATE = ROOT / "models" / "demo-adapters" / "pirate"
 
 

@@ -12,6 +12,8 @@ from tests.control_plane import ControlPlane
 from tests.postgresql import Cluster
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.full
+
 WRITERS = 6
 PIRATE = ROOT / "models" / "demo-adapters" / "pirate"
 

@@ -10,6 +10,8 @@ from packaging.version import Version
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.smoke
+
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 AT_LEAST = {
     "channels": "4.3.0", "daphne": "4.2.2", "django": "5.2.11", "djangorestframework": "3.15.2",

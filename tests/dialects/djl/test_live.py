@@ -13,7 +13,7 @@ from tests import calls
 from tests.conftest import DEMO, ROOT
 from tests.live import LiveServer
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.full, pytest.mark.live]
 
 ADAPTERS = ROOT / "models" / "demo-adapters"
 PAGE = (ROOT / "docs" / "djl.md").read_text()

@@ -16,7 +16,7 @@ from tests.live import LiveServer, free_port
 from tests.mindie_answers import joined
 from tests.waiting import eventually, wait_until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.full, pytest.mark.live]
 
 PROMPT = "Once upon a time there was"
 NESTED = {"temperature": 0.7, "seed": 11, "max_new_tokens": 24, "details": True}

@@ -21,7 +21,7 @@ from tests.dialects.mindie.test_disaggregation import Member, Pair
 from tests.live import LiveServer, free_port
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.full, pytest.mark.live]
 
 MODEL = "demo"
 PROMPT = "Once upon a time there was"

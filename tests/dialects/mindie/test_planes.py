@@ -17,7 +17,7 @@ from tests.dialects.mindie.config_file import write
 from tests.dialects.mindie.test_tls import authorities
 from tests.live import LiveServer, free_port, wait_until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.full, pytest.mark.live]
 
 PROMPT = "Question: What is the capital of Spain?\nAnswer:"
 

@@ -8,7 +8,7 @@ from tests import calls
 from tests.dialects.mindie.config_file import write
 from tests.live import LiveServer, free_port, wait_until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.full, pytest.mark.live]
 
 LONG = {"model": "llama_65b", "prompt": "Once", "ignore_eos": True}
 

@@ -11,7 +11,7 @@ from tests import calls
 from tests.conftest import DEMO
 from tests.live import LiveServer, events, wait_until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.full, pytest.mark.live]
 
 PROMPTS = ["Once upon a time there was", "Question: What is", "My name is"]
 

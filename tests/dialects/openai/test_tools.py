@@ -181,6 +181,7 @@ def thinker(tmp_path_factory):
     assert live.stop() == 0, live.log
 
 
+@pytest.mark.full
 @pytest.mark.live
 def test_thoughts_stand_apart(thinker):
     choice = both(thinker, {**ASK, **told("Hm.\n</think>\n\nIt is sunny.")})
@@ -201,6 +202,7 @@ def test_thoughts_stand_apart(thinker):
     assert (chosen["message"]["reasoning"], chosen["message"]["content"]) == ("a", "b")
 
 
+@pytest.mark.full
 @pytest.mark.live
 def test_thoughts_come_before_calls(thinker):
     text = f"Hm.</think>\n[TOOL_CALLS][{CALL}]"

@@ -9,7 +9,7 @@ from inference.dialects.torchserve.grpc_open_inference import SERVICE
 from inference.dialects.torchserve.protocol import open_inference_pb2 as pb
 from tests.live import LiveServer
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.full, pytest.mark.live]
 
 
 def infer(port):

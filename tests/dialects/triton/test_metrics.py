@@ -9,7 +9,7 @@ import pytest
 from tests import calls
 from tests.live import LiveServer, free_port
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.full, pytest.mark.live]
 
 
 def test_metrics(tmp_path):

@@ -56,6 +56,7 @@ def test_unknown_routes_and_methods(server):
     assert (answer.status_code, answer.json()) == (405, {"error": "Method Not Allowed"})
 
 
+@pytest.mark.full
 @pytest.mark.live
 def test_load_and_unload(tmp_path):
     server = LiveServer(tmp_path / "var").start()

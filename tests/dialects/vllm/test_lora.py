@@ -124,6 +124,7 @@ def test_a_configuration_without_weights_is_a_broken_adapter_and_not_an_absent_o
     assert "adapter_model.safetensors is missing" in answer.json()["error"]["message"]
 
 
+@pytest.mark.full
 def test_only_from_the_allowed_folders(tmp_path):
     allowed = tmp_path / "allowed"
     shutil.copytree(ADAPTERS / "json", allowed / "mine")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.live import LiveServer, wait_until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.full, pytest.mark.live]
 
 NAMES = [
     "num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc",
