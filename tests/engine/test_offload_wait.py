@@ -7,7 +7,7 @@ import pytest
 from engine.block_pool import BlockPool
 from engine.gates.offload import FIRST_WAIT_S, LEAST_WAIT_S, MOST_WAIT_S, OffloadGate
 from engine.step_time import StepTime
-from tests.engine.test_queue_limits import RATE, measured
+from tests.unit.engine.test_queue_limits import RATE, measured
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The parts of the engine that see no tensors. Nothing here imports torch."""
