@@ -1,14 +1,16 @@
 """A pytest plugin that says what each test costs, and fails a run of `make test` in which one costs too much.
 
 A test's cost is CPU time, which a busy machine does not change: that of the test's own process and of all processes
-that it started and that have ended, with the set-up and clean-up of its fixtures. The last test of a file ends what the
-file's tests shared, so its clean-up does not count.
+that it started and that have ended, with the set-up and clean-up of its own fixtures. What tests share does not count:
+the set-up of fixtures of a wider scope, and the clean-up behind a file's last test. Nor is a test judged that compiled
+kernels, which are kept for the next run.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -16,13 +18,19 @@ LIMIT_S = 5.0
 SHOWN = 30
 EXPENSIVE: dict[str, str] = {}
 """Tests of `make test` that may cost more, each with the reason."""
-_BEGAN = pytest.StashKey[float]()
+_BEGAN, _SHARED, _KERNELS = pytest.StashKey[float](), pytest.StashKey[float](), pytest.StashKey[float]()
+KERNELS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dragoman"
 
 
 def cpu_s() -> float:
     """CPU seconds of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
+
+
+def last_compiled() -> float:
+    """When a compiled kernel was last kept."""
+    return max((folder.stat().st_mtime for folder in KERNELS.glob("kernels-*/*")), default=0.0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,8 +43,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     """Look at the clock."""
-    item.stash[_BEGAN] = cpu_s()
+    item.stash[_KERNELS], item.stash[_SHARED], item.stash[_BEGAN] = last_compiled(), 0.0, cpu_s()
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> Generator[None]:
+    """Leave out what a fixture of a wider scope costs, with the fixtures that it asks for."""
+    if fixturedef.scope == "function":
+        return (yield)
+    item = request._pyfuncitem
+    began, before = cpu_s(), item.stash[_SHARED]
+    try:
+        return (yield)
+    finally:
+        item.stash[_SHARED] = before + cpu_s() - began
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -47,7 +68,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return (yield)
     finally:
         end = cpu_s() if nextitem is not None and nextitem.path == item.path else before
-        item.user_properties.append(("cpu_s", end - item.stash[_BEGAN]))
+        item.user_properties.append(("cpu_s", end - item.stash[_BEGAN] - item.stash[_SHARED]))
+        item.user_properties.append(("compiled", last_compiled() > item.stash[_KERNELS]))
 
 
 class Costs:
@@ -56,18 +78,22 @@ class Costs:
     def __init__(self, limited: bool) -> None:
         self.limited = limited
         self.by_test: dict[str, float] = {}
+        self.compiled: set[str] = set()
 
     @property
     def excessive(self) -> list[str]:
         """Tests over the limit without a reason."""
         over = [test for test, cost in self.by_test.items() if cost > LIMIT_S]
-        return [test for test in over if self.limited and test.partition("[")[0] not in EXPENSIVE]
+        excused = self.compiled | {test for test in over if test.partition("[")[0] in EXPENSIVE}
+        return [test for test in over if self.limited and test not in excused]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a test that is done."""
-        cost = dict(report.user_properties).get("cpu_s")
-        if report.when == "teardown" and isinstance(cost, float):
-            self.by_test[report.nodeid] = cost
+        figures = dict(report.user_properties)
+        if report.when == "teardown" and "cpu_s" in figures:
+            self.by_test[report.nodeid] = float(str(figures["cpu_s"]))
+            if figures["compiled"]:
+                self.compiled.add(report.nodeid)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """A test over the limit fails the run."""
@@ -80,7 +106,7 @@ class Costs:
         dearest = sorted(self.by_test.items(), key=lambda each: -each[1])[:SHOWN]
         write(f"CPU seconds of the {len(dearest)} most expensive of {len(self.by_test)} tests:")
         for test, cost in dearest:
-            write(f"{cost:8.2f} {test}")
+            write(f"{cost:8.2f} {test}{' (compiled kernels)' if test in self.compiled else ''}")
         for test in self.excessive:
             write(f"OVER {LIMIT_S:.0f} s of CPU, without a reason in tests/cpu_time.py: {test}", red=True)
 
