@@ -193,6 +193,10 @@ class Project:
         lines += [f"ln -s usr/{name} {root}/{name}" for name in ("bin", "sbin", "lib", "lib64")]
         lines += [f"cp -a /etc/{name} {root}/etc/ 2>/dev/null || true" for name in ETC]
         self._accounts(root, lines)
+        # before what is borrowed, which may lie in /tmp
+        for text in service.fields.get("tmpfs", []):
+            target, _, options = text.partition(":")
+            lines.append(f"mkdir -p {root}{target} && mount -t tmpfs -o {options or 'mode=1777'} tmpfs {root}{target}")
         for path in sorted({"/usr", os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)}):
             if path != "/usr" and path.startswith("/usr/"):
                 continue
@@ -207,9 +211,6 @@ class Project:
         lines += [f"chmod 1777 {root}/dev/shm", f"mount --rbind /sys {root}/sys", f"mount -t proc proc {root}/proc"]
         for source, target, read_only in service.volumes:
             bind(self._mounted(service, source, target), target, read_only)
-        for text in service.fields.get("tmpfs", []):
-            target, _, options = text.partition(":")
-            lines.append(f"mkdir -p {root}{target} && mount -t tmpfs -o {options or 'mode=1777'} tmpfs {root}{target}")
         if service.fields.get("read_only"):
             lines.append(f"mount -o remount,ro {root}")
         command = _locked(service, _postgres() if service.name == "postgres" else service.command)
