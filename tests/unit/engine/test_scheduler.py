@@ -10,7 +10,7 @@ from engine.failures import Failure, FailureCode, FinishReason
 from engine.gates.base import Gate
 from engine.request import PENDING, RequestStatus
 from engine.step_time import StepTime
-from tests.unit.engine.scripted import Engine, Open, ask, told
+from tests.unit.engine.scripted import SIZE, Engine, Open, ask, told
 
 STOP, LENGTH, MOVED, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.MOVED, FinishReason.ERROR
 
@@ -244,6 +244,14 @@ class TestBlocks:
         assert (last.num_preemptions, engine.scheduler.num_preemptions) == (1, 1)
         assert len(last.token_ids) == 9, "what was sampled is kept"
 
+    def test_every_preemption_is_counted(self):
+        requests = [ask(0, 3, max_tokens=20), ask(1, 1, max_tokens=20), ask(2, 1, max_tokens=20)]
+        engine = Engine(*requests, blocks=6)
+        while engine.scheduler.has_work:
+            engine.step()
+        assert [request.num_preemptions for request in requests] == [0, 1, 2]
+        assert engine.scheduler.num_preemptions == 3
+
     def test_nobody_is_admitted_in_a_step_that_preempts(self):
         engine = Engine(ask(0, 8), ask(1, 7), blocks=5)
         for _ in range(2):
@@ -269,6 +277,20 @@ class TestBlocks:
         assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 12)
         assert second.block_table[:3] == first.block_table[:3]
         assert (engine.scheduler.prefix_queries, engine.scheduler.prefix_hits) == (26, 12)
+
+    def test_hits_of_all_requests_are_summed(self):
+        engine = Engine(ask(0, range(9), max_tokens=1), caching=True)
+        engine.step()
+        engine.add(ask(1, range(9), max_tokens=1), ask(2, range(9), max_tokens=1))
+        engine.step()
+        assert (engine.scheduler.prefix_queries, engine.scheduler.prefix_hits) == (27, 16)
+
+    def test_a_request_has_begun_when_it_starts(self):
+        request = ask(0)
+        engine = Engine(request)
+        assert not request.begun
+        engine.plan()
+        assert request.begun
 
     def test_only_the_next_block_is_waited_for(self):
         engine = Engine(ask(0, [*range(4), *[5] * 9]), ask(1, [*range(20, 24), *[5] * 9]), caching=True)
@@ -377,12 +399,13 @@ class TestTokens:
         assert (request.token_ids[5:], request.num_pending_tokens) == ([7, 8], 0)
 
     def test_one_that_ends_with_its_pending_token_is_in_no_further_step(self):
-        request = ask(0, max_tokens=1)
-        engine = Engine(request)
+        requests = [ask(0, max_tokens=9), ask(1, max_tokens=1), ask(2, max_tokens=1), ask(3, max_tokens=9)]
+        engine = Engine(*requests)
         batch = engine.scheduler.schedule()
-        engine.scheduler.launched(batch, [request])
-        assert engine.plan() == {}
-        assert engine.scheduler.update(batch, {request: [7]}) == {request: LENGTH}
+        engine.scheduler.launched(batch, requests)
+        assert engine.plan() == {0: 1, 3: 1}
+        ended = engine.scheduler.update(batch, {request: [7] for request in requests})
+        assert ended == {requests[1]: LENGTH, requests[2]: LENGTH}
 
     def test_tokens_of_a_request_that_is_gone_are_dropped(self):
         request, other = ask(0), ask(1)
@@ -457,12 +480,43 @@ class TestEnds:
         assert engine.scheduler.settle([request]) == {request: STOP}
         assert engine.running == []
 
+    def test_with_a_grammar_the_last_token_and_the_length_end_it_as_well(self):
+        stops, full = (
+            ask(0, matcher=Told(), params={"stop_token_ids": [7]}),
+            ask(1, max_tokens=1, matcher=Told(), hold=Told()),
+        )
+        engine = Engine(stops, full)
+        engine.step(t0=7, t1=8)
+        assert engine.scheduler.settle([stops, full]) == {stops: STOP, full: LENGTH}
+        assert full.hold.calls == ["progress", "keep", "leave"]
+
+    def test_a_grammar_that_ends_keeps_no_blocks(self):
+        request = ask(0, matcher=Told(complete=True), hold=Told())
+        engine = Engine(request)
+        engine.step()
+        engine.scheduler.settle([request])
+        assert request.hold.calls == ["progress", "leave"]
+
     def test_a_grammar_that_has_failed_ends_nothing_here(self):
         request = ask(0, max_tokens=1, matcher=Told(failure=Failure(FailureCode.STEP_FAILED)))
         engine = Engine(request)
         engine.step()
         assert engine.scheduler.settle([request]) == {}
         assert engine.running == [0]
+
+
+@dataclass
+class Repeats:
+    """Proposes the same token again and again."""
+
+    drafts: int = 2
+    learned: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def propose(self, token_ids, limit):
+        return [1] * min(limit, self.drafts)
+
+    def learn(self, proposed, accepted, length):
+        self.learned.append((proposed, accepted, length))
 
 
 class TestDrafts:
@@ -509,6 +563,64 @@ class TestDrafts:
         engine.scheduler.launched(batch)
         assert engine.scheduler.update(batch, sampled) == {request: STOP}
         assert sampled == {request: [4]}
+
+    def test_tokens_before_the_end_are_kept(self):
+        request = ask(0, self.REPEATS * 3, max_tokens=20, params={"stop_token_ids": [5]})
+        engine = self.engine(request)
+        engine.step(t0=3)
+        self.drafted(engine, t0=[4, 1])
+        batch, sampled = engine.scheduler.schedule(), {request: [2, 5, 3]}
+        engine.scheduler.launched(batch)
+        assert engine.scheduler.update(batch, sampled) == {request: STOP}
+        assert sampled == {request: [2, 5]}
+
+    @pytest.mark.parametrize(("max_tokens", "drafts"), [(4, 2), (3, 1), (2, 0)])
+    def test_no_more_are_proposed_than_may_come(self, max_tokens, drafts):
+        request = ask(0, self.REPEATS * 3, max_tokens=max_tokens)
+        engine = self.engine(request)
+        engine.step(t0=3)
+        request.lookup = Repeats()
+        batch = engine.scheduler.schedule()
+        assert len(batch.drafts.get(request, [])) == drafts
+
+    def test_they_begin_behind_the_least_number_of_tokens(self):
+        engine = self.engine(ask(0, self.REPEATS, params={"min_tokens": 1}))
+        engine.step(t0=3)
+        assert self.drafted(engine) == {0: [4]}
+
+    def test_they_take_a_new_block_only_where_each_that_runs_could_have_one(self):
+        """Three tokens are in the first block: a draft of two needs another."""
+        for free, drafts in ((2, 2), (1, 0)):
+            request = ask(0, 2, max_tokens=8)
+            engine = self.engine(request, blocks=3)
+            engine.step()
+            request.lookup = Repeats()
+            while engine.pool.num_free > free:
+                engine.pool.allocate(ask(9), SIZE)
+            batch = engine.scheduler.schedule()
+            assert len(batch.drafts.get(request, [])) == drafts
+            assert len(request.block_table) == (2 if drafts else 1)
+
+    def test_they_need_no_block_within_the_last_one(self):
+        request = ask(0, 1, max_tokens=8)
+        engine = self.engine(request, blocks=3)
+        engine.step()
+        request.lookup = Repeats()
+        while engine.pool.num_free > 1:
+            engine.pool.allocate(ask(9), SIZE)
+        assert engine.scheduler.schedule().drafts == {request: [1, 1]}
+        assert len(request.block_table) == 1
+
+    def test_what_comes_of_them_is_learned(self):
+        request = ask(0, self.REPEATS)
+        engine = self.engine(request)
+        engine.step(t0=3)
+        request.lookup = Repeats()
+        self.drafted(engine, t0=[1, 9])
+        assert request.lookup.learned == [(2, 1, 9)]
+        request.lookup.drafts = 0
+        self.drafted(engine)
+        assert len(request.lookup.learned) == 1, "a step without drafts teaches nothing"
 
     def test_an_accepted_draft_may_be_the_last_token(self):
         request = ask(0, self.REPEATS, max_tokens=3)

@@ -33,6 +33,52 @@ def test_failures_far_apart_do_not():
     assert breaker.admits
 
 
+def test_the_last_failure_counts_to_the_end_of_the_window():
+    clock = Clock()
+    breaker = Breaker(clock)
+    for _ in range(FAILURES - 1):
+        breaker.fail(probe=False)
+    clock.pass_s(WINDOW_S)
+    assert breaker.fail(probe=False)
+
+
+def test_it_is_open_for_its_whole_time_and_half_open_then():
+    breaker, clock = opened()
+    clock.pass_s(OPEN_S - 0.001)
+    assert breaker.state is BreakerState.OPEN
+    assert not breaker.begin()
+    clock.pass_s(0.001)
+    assert breaker.state is BreakerState.HALF_OPEN
+
+
+def test_a_request_of_before_says_nothing_of_an_open_breaker():
+    """It is neither the probe, nor does it open what is open."""
+    breaker, clock = opened()
+    assert not breaker.fail(probe=False)
+    clock.pass_s(OPEN_S)
+    probe = breaker.begin()
+    assert not breaker.fail(probe=False)
+    breaker.forget(probe=False)
+    assert not breaker.admits, "the probe still runs"
+    assert breaker.fail(probe)
+
+
+def test_a_probe_that_ends_after_the_breaker_was_tripped_closes_nothing():
+    breaker, clock = opened()
+    clock.pass_s(OPEN_S)
+    probe = breaker.begin()
+    breaker.trip()
+    breaker.succeed(probe)
+    assert breaker.state is BreakerState.OPEN
+    assert not breaker.fail(probe)
+
+
+def test_what_is_closed_sends_no_probe():
+    breaker = Breaker(Clock())
+    assert not breaker.begin()
+    assert breaker.admits
+
+
 def test_one_probe_closes_it():
     breaker, clock = opened()
     clock.pass_s(OPEN_S)

@@ -94,6 +94,59 @@ def test_loads_far_apart_decide_alone():
     assert choose([near, far], DEMAND, Random(0)) is far
 
 
+def test_the_gap_counts_and_not_the_load():
+    """All are busy, and none much busier than the others: the prefix decides."""
+    idle, holder = Candidate("idle", load=9000), Candidate("holder", load=9000 + PREFIX_WORTH, matched_tokens=1000)
+    assert choose([idle, holder], DEMAND, Random(0)) is holder
+
+
+@pytest.mark.parametrize(("low", "high", "chosen"), [
+    (3 * LOAD_GAP_TOKENS, 4 * LOAD_GAP_TOKENS, "high"),  # the gap is wide enough, the ratio is not
+    (1 * LOAD_GAP_TOKENS, 2 * LOAD_GAP_TOKENS, "high"),  # the gap is as wide as allowed
+    (1 * LOAD_GAP_TOKENS, 2 * LOAD_GAP_TOKENS + 1, "low"),
+    (2 * LOAD_GAP_TOKENS + 2, int(LOAD_RATIO * (2 * LOAD_GAP_TOKENS + 2)), "high"),  # so is the ratio
+])  # fmt: skip
+def test_both_the_gap_and_the_ratio_must_be_wide(low, high, chosen):
+    demand = Demand(range(100_000), 100_000)
+    offered = [Candidate("low", load=low), Candidate("high", load=high, matched_tokens=100_000)]
+    assert choose(offered, demand, Random(0)).name == chosen
+
+
+def test_what_the_least_loaded_holds_as_well_is_no_advantage():
+    offered = [Candidate("a", matched_tokens=900), Candidate("b", load=PREFIX_WORTH * 101, matched_tokens=1000)]
+    assert choose(offered, DEMAND, Random(0)).name == "a"
+    offered[1] = replace(offered[1], load=PREFIX_WORTH * 100)
+    assert choose(offered, DEMAND, Random(0)).name == "b"
+
+
+@pytest.mark.parametrize("base", [0, 5000])
+def test_an_adapters_price_is_above_the_least_load(base):
+    demand = replace(DEMAND, adapter="x")
+    offered = [Candidate("idle", load=base), Candidate("has", load=base + ADAPTER_TOKENS, has_adapter=True)]
+    assert choose(offered, demand, Random(0)).name == "has"
+
+
+def test_a_sessions_worker_may_be_a_quarter_busier():
+    demand = replace(DEMAND, session="s")
+    home = choose([Candidate("a"), Candidate("b")], demand, Random(0)).name
+    at, other = int(SESSION_BOUND * 1000), "b" if home == "a" else "a"
+    assert choose([Candidate(home, load=at), Candidate(other, load=1000)], demand, Random(0)).name == home
+    assert choose([Candidate(home, load=at + 1), Candidate(other, load=1000)], demand, Random(0)).name == other
+
+
+def test_two_workers_are_both_compared_though_others_use_them():
+    offered = [Candidate("a", load=1, foreign_requests=1), Candidate("b", foreign_requests=1)]
+    assert {choose(offered, DEMAND, Random(seed)).name for seed in range(50)} == {"b"}
+
+
+def test_of_three_that_others_use_the_busiest_alone_is_never_taken():
+    offered = [Candidate("a"), Candidate("b", load=1), Candidate("c", load=2, foreign_requests=1)]
+    assert {choose(offered, DEMAND, Random(seed)).name for seed in range(100)} == {"a", "b"}
+    assert {choose([replace(c, foreign_requests=0) for c in offered], DEMAND, Random(n)).name for n in range(50)} == {
+        "a"
+    }
+
+
 def test_the_longest_prefix_decides():
     some, most = Candidate("some", matched_tokens=400), Candidate("most", load=300, matched_tokens=800)
     assert choose([some, most, Candidate("none")], DEMAND, Random(0)) is most
