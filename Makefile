@@ -10,7 +10,7 @@ PROTOCOL_CLIENTS := .venv-protocol-clients
 SCALEGEN := .venv-scalegen
 MODEL ?=
 
-.PHONY: help serve test test-all unit lint types coverage test-gpu bench bench-web bench-gpu curve gpu-wheels load faults soak protocol setup setup-dev otel redis nixl ray lock clean
+.PHONY: help serve test test-all unit lint types coverage mutants test-gpu bench bench-web bench-gpu curve gpu-wheels load faults soak protocol setup setup-dev otel redis nixl ray lock clean
 
 serve: $(VENV)/.serve  ## Serve the demo model, or MODEL=directory-or-hub-id
 	@exec $(VENV)/bin/python -W ignore manage.py serve $(if $(MODEL),--model "$(MODEL)")
@@ -47,6 +47,12 @@ unit: $(VENV)/.dev  ## The fast tests: fake workers, no model, no torch
 
 coverage: $(VENV)/.dev  ## The fast tests, with what they cover and a floor for it
 	$(UNIT) --cov --cov-report=term:skip-covered
+
+MUTANTS ?=
+
+mutants: $(VENV)/.dev  ## Change the code that decides, and list what no fast test notices: hours. MUTANTS="engine.scheduler*"
+	$(VENV)/bin/mutmut run $(MUTANTS)
+	$(VENV)/bin/python -m tools.lint.mutation_scores
 
 bench: $(VENV)/.dev  ## The engine alone beside the whole server
 	$(VENV)/bin/python -m tools.bench.server

@@ -188,9 +188,12 @@ async def test_vectors(start, case):
     await check_case(await start(info=EMBEDDING), case, "openai")
 
 
-@pytest.mark.parametrize("code", [FailureCode.STEP_FAILED, FailureCode.OVERLOADED])
-async def test_vectors_that_fail(start, code):
+FAILURES = [FailureCode.STEP_FAILED, FailureCode.OVERLOADED]
+FAILING = [Case(f"embeddings-error-{code}", EMBEDDINGS, {"model": "demo", "input": "a"}) for code in FAILURES]
+
+
+@pytest.mark.parametrize(("code", "case"), zip(FAILURES, FAILING, strict=True), ids=str)
+async def test_vectors_that_fail(start, code, case):
     serving = await start(info=EMBEDDING)
     serving.worker.embed_failure = Failure(code)
-    case = Case(f"embeddings-error-{code}", EMBEDDINGS, {"model": "demo", "input": "a"})
     await check_case(serving, case, "openai")

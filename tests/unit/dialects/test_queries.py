@@ -85,6 +85,20 @@ ROLES = {
 }
 
 
+GONE = ("live", "health", "health-timed", "info", "status", "model-ready")
+"""Of MANAGEMENT, asked again when the worker is gone."""
+EMBEDDINGS = {
+    path.strip("/").replace("/", "-"): path
+    for path in ("/v1/models", "/info", "/v2/models/demo", "/v2/models/demo/config")
+}
+
+
+def goldens() -> set[str]:
+    """The files that the tests here compare."""
+    mindie = {f"mindie-{name}" for name in (*MINDIE, *MANAGEMENT, *ROLES)}
+    return {*FRONT, *mindie, *(f"mindie-gone-{name}" for name in GONE), *(f"embedding-{name}" for name in EMBEDDINGS)}
+
+
 @pytest.mark.parametrize("name", FRONT)
 async def test_front(serving, name):
     golden.check(await serving.get(FRONT[name]), f"queries/{name}")
@@ -100,7 +114,7 @@ async def test_mindie_management(serving, name):
     golden.check(await serving.get(MANAGEMENT[name], plane="management"), f"queries/mindie-{name}")
 
 
-@pytest.mark.parametrize("name", ["live", "health", "health-timed", "info", "status", "model-ready"])
+@pytest.mark.parametrize("name", GONE)
 async def test_mindie_management_without_a_worker(serving, name):
     serving.worker.die()
     await eventually(lambda: not any(t.clients for t in serving.router.targets))
@@ -113,10 +127,9 @@ async def test_mindie_roles(serving, name):
     golden.check(await serving.post(path, body, plane="management"), f"queries/mindie-{name}")
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/info", "/v2/models/demo", "/v2/models/demo/config"])
-async def test_embedding_models(start, path):
-    name = path.strip("/").replace("/", "-")
-    golden.check(await (await start(info=EMBEDDING)).get(path), f"queries/embedding-{name}")
+@pytest.mark.parametrize("name", EMBEDDINGS)
+async def test_embedding_models(start, name):
+    golden.check(await (await start(info=EMBEDDING)).get(EMBEDDINGS[name]), f"queries/embedding-{name}")
 
 
 async def test_head_has_no_body(serving):
