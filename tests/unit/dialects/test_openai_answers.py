@@ -192,7 +192,7 @@ FAILURES = [FailureCode.STEP_FAILED, FailureCode.OVERLOADED]
 FAILING = [Case(f"embeddings-error-{code}", EMBEDDINGS, {"model": "demo", "input": "a"}) for code in FAILURES]
 
 
-@pytest.mark.parametrize(("code", "case"), zip(FAILURES, FAILING, strict=True), ids=str)
+@pytest.mark.parametrize(("code", "case"), list(zip(FAILURES, FAILING, strict=True)), ids=str)
 async def test_vectors_that_fail(start, code, case):
     serving = await start(info=EMBEDDING)
     serving.worker.embed_failure = Failure(code)
