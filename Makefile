@@ -39,8 +39,9 @@ lint: $(VENV)/.dev  ## Format, ruff, imports between layers
 types: $(VENV)/.dev  ## mypy
 	$(VENV)/bin/mypy
 
-# The plugins that only other tests use take longer to import than most tests here to run.
-UNIT := $(PYTEST) tests/unit tests/dialects -m "not live and not slow" --dist worksteal -p no:schemathesis -p no:faker
+# Plugins that only other tests use take longer to import than most tests here to run. Some tests wait, so there is a process more
+# than there are CPUs.
+UNIT = $(PYTEST) tests/unit tests/dialects -m "not live and not slow" -n $$(($$(nproc) + 1)) --dist worksteal -p no:schemathesis -p no:faker
 
 unit: $(VENV)/.dev  ## The fast tests: fake workers, no model, no torch
 	$(UNIT)
