@@ -113,6 +113,29 @@ def test_keys_without_limits_are_not_remembered(clock):
     assert (meter.headers(entry()), meter.headers(None), meter._accounts) == ([], [], {})
 
 
+def test_accounts_are_active_while_they_are_asked_for_or_owe_news(clock):
+    meter = RateMeter(clock, clock)
+    asked, charged, quiet = (entry(name, requests_per_minute=60) for name in ("asked", "charged", "quiet"))
+    for key in (asked, charged, quiet):
+        meter.check(key)
+    clock.now += 100
+    meter.check(asked)
+    meter.charge("charged", 5)
+    clock.now += 60
+    assert [name for name, _ in meter.active(60)] == ["asked", "charged"]
+    clock.now += 1
+    assert [name for name, _ in meter.active(60)] == ["charged"]
+
+
+def test_what_is_active_is_told_as_it_is_now(clock):
+    meter, key = RateMeter(clock, clock), entry(requests_per_minute=6)
+    for _ in range(6):
+        meter.admit(key)
+    clock.now += 30
+    ((_, account),) = meter.active(60)
+    assert account.requests == pytest.approx(3)
+
+
 def test_a_changed_limit_counts_at_once(clock):
     meter = RateMeter(clock, clock)
     meter.admit(entry(requests_per_minute=100))

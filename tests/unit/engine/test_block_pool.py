@@ -65,6 +65,30 @@ def test_inserted_blocks_are_found_and_evict_nothing_of_their_chain():
     pool.check_integrity()
 
 
+def test_discarded_blocks_are_the_next_to_be_taken():
+    pool = BlockPool(9, 4)
+    pool.free(fill(pool, range(100, 116)))
+    made = fill(pool, range(8))
+    discarded = list(made.block_table)
+    pool.free(made)
+    pool.discard(discarded)
+    assert sorted(fill(pool, range(50, 58)).block_table) == sorted(discarded)
+
+
+def test_refreshed_blocks_are_evicted_last_and_the_first_of_them_last_of_all():
+    pool = BlockPool(9, 4)
+    old, new = fill(pool, range(16)), fill(pool, range(100, 116))
+    blocks = list(old.block_table)
+    pool.free(old)
+    pool.free(new)
+    pool.refresh(blocks)
+    pool.check_integrity()
+    fill(pool, range(200, 216))
+    assert pool.match(old.block_hashes) == blocks, "the other chain went"
+    fill(pool, range(300, 308))
+    assert pool.match(old.block_hashes) == blocks[:2]
+
+
 def test_filled_blocks_are_told_once():
     pool = BlockPool(9, 4)
     pool.filled = []

@@ -140,6 +140,17 @@ def test_the_heaviest_of_the_lowest_band_gives_way():
     assert policy.victim(running[3:]).key == (1, 5)
 
 
+def test_who_gives_way_holds_most_for_its_weight():
+    """Twice 8 tokens of a tenant are more than once 12, and less if it has twice the weight."""
+    for weight, victim in ((1.0, 2), (2.0, 3)):
+        tenants = [Tenant("two", weight=weight)] * 2 + [Tenant("one")]
+        running = [
+            Request((1, number), [1] * length, SamplingParams(max_tokens=2), float(number), tenant=tenant)
+            for number, (tenant, length) in enumerate(zip(tenants, (8, 8, 12), strict=True), 1)
+        ]
+        assert Fair().victim(running).key == (1, victim)
+
+
 def test_of_equal_tenants_the_one_whose_sequence_began_first_elsewhere_comes_first():
     queue = Queue()
     queue.add(LIGHT, 3)

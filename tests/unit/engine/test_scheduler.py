@@ -134,6 +134,13 @@ class Told:
     def advance(self, token):
         self.calls.append(f"advance {token}")
 
+    def keep(self, request):
+        self.calls.append("keep" if request.block_table else "keep nothing")
+
+    def progress(self, request):
+        assert request.status is RequestStatus.RUNNING
+        self.calls.append("progress")
+
 
 def test_who_leaves_lets_go_of_all_that_it_holds():
     request = ask(0, matcher=Told(), hold=Told(), incoming=Told(settled=False))
@@ -168,6 +175,33 @@ class TestBudget:
         assert engine.step() == {0: 1, 1: 1, 2: 2}
         engine.change(max_num_batched_tokens=2, max_num_seqs=2)
         assert engine.step() == {0: 1, 1: 1}
+
+    def test_a_prompt_behind_those_that_decode_gets_all_that_they_leave(self):
+        engine = Engine(ask(0, 4), ask(1, 4), max_num_batched_tokens=10)
+        engine.step()
+        engine.add(ask(2, 30))
+        assert engine.step() == {0: 1, 1: 1, 2: 8}
+        assert engine.step() == {0: 1, 1: 1, 2: 8}
+
+    def test_a_single_token_is_enough_to_begin(self):
+        assert Engine(ask(0, 9), ask(1, 4), max_num_batched_tokens=10).step() == {0: 9, 1: 1}
+
+    def test_who_decodes_first_comes_first_where_not_all_have_room(self):
+        engine = Engine(ask(0, 2), ask(1, 2), ask(2, 2))
+        engine.step()
+        engine.change(max_num_batched_tokens=2, max_num_seqs=2)
+        assert engine.step() == {0: 1, 1: 1}
+
+    def test_what_a_preempted_sequence_would_have_needed_goes_to_a_prompt(self):
+        engine = Engine(ask(0, 7), ask(2, 13, priority=2), blocks=40, max_num_batched_tokens=24)
+        engine.step()
+        engine.add(ask(1, 40, priority=1))
+        engine.change(max_num_batched_tokens=10, max_num_seqs=10)
+        assert engine.step() == {0: 1, 2: 1, 1: 8}
+        while engine.pool.num_free:
+            engine.pool.allocate(ask(9), SIZE)
+        assert engine.step() == {0: 1, 1: 9}
+        assert engine.waiting == [2]
 
     def test_a_step_has_no_more_sequences_than_allowed(self):
         engine = Engine(*(ask(n) for n in range(4)), max_num_seqs=3)
@@ -296,6 +330,19 @@ class TestBlocks:
         engine = Engine(ask(0, [*range(4), *[5] * 9]), ask(1, [*range(20, 24), *[5] * 9]), caching=True)
         assert engine.step() == {0: 13, 1: 13}
 
+    def test_a_prefix_in_chunks_is_waited_for_and_others_are_not_kept(self):
+        engine = Engine(ask(0, [*range(28), 50, 51]), caching=True, max_num_batched_tokens=20)
+        assert engine.step() == {0: 20}
+        engine.add(ask(1, [*range(28), 60]), ask(2, 3))
+        assert engine.step() == {0: 10, 2: 3}
+        assert engine.step() == {0: 1, 2: 1, 1: 1}
+
+    def test_what_the_cache_has_needs_no_blocks(self):
+        engine = Engine(ask(0, [*range(12), 50], max_tokens=3), caching=True, blocks=6)
+        engine.step()
+        engine.add(ask(1, [*range(12), 60], max_tokens=3))
+        assert engine.step() == {0: 1, 1: 1}
+
     def test_blocks_are_in_the_cache_once_their_step_is_read(self):
         first = ask(0, 12)
         engine = Engine(first, caching=True)
@@ -365,6 +412,13 @@ class TestGates:
         gate.step.add(0)
         assert engine.step() == {1: 1}
         assert engine.running == [0, 1]
+
+    def test_who_comes_behind_those_that_may_not_step_goes_on(self):
+        gate = Stops()
+        engine = Engine(*(ask(n) for n in range(4)), gates=[gate])
+        engine.step()
+        gate.step |= {1, 2}
+        assert engine.step() == {0: 1, 3: 1}
 
     def test_gates_hear_of_a_steps_admissions_only_where_somebody_waits(self):
         gate = Stops()
@@ -655,6 +709,17 @@ class TestDrafts:
         engine.step(t0=3)
         engine.change(max_num_batched_tokens=2, max_num_seqs=2)
         assert engine.step() == {0: 1, 1: 1}
+
+    def test_one_fits_beside_another_that_decodes(self):
+        engine = self.engine(ask(0, self.REPEATS), ask(1, 2), max_num_batched_tokens=8, max_num_seqs=3)
+        engine.step(t0=3)
+        engine.change(max_num_batched_tokens=3)
+        assert engine.step(t0=[4, 1]) == {0: 2, 1: 1}
+
+    def test_four_sequences_have_one_each(self):
+        engine = self.engine(ask(0, self.REPEATS), *(ask(n, 2) for n in range(1, 4)))
+        engine.step(t0=3)
+        assert engine.step(t0=[4, 1]) == {0: 2, 1: 1, 2: 1, 3: 1}
 
     def test_many_sequences_have_none(self):
         engine = self.engine(ask(0, self.REPEATS), *(ask(n, 2) for n in range(1, 5)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
+from structlog.testing import capture_logs
 
 from engine.failures import Failure, FailureCode, FinishReason
 from engine.messages import ModelInfo, RequestOutput, Stats
@@ -243,8 +244,12 @@ def each_step(placed, gaps, count=30):
 def test_a_brown_out_is_ejected_by_its_pace():
     placed = Workers(3)
     each_step(placed, {0: 0.03, 1: 0.3, 2: 0.03})
-    placed.balancer.eject_slow(placed.clients)
-    placed.balancer.eject_slow(placed.clients)
+    with capture_logs() as logs:
+        placed.balancer.eject_slow(placed.clients)
+        placed.balancer.eject_slow(placed.clients)
+    assert logs == [
+        {"event": "worker ejected", "log_level": "warning", "worker": "demo/1", "reason": "latency", "step_ms": 300}
+    ]
     assert placed.balancer.ejections == {"latency": 1}
     assert {placed.place(Demand(range(10), 10))[1] for _ in range(12)} == {0, 2}
 
