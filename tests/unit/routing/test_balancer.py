@@ -248,7 +248,7 @@ def test_a_brown_out_is_ejected_by_its_pace():
         placed.balancer.eject_slow(placed.clients)
         placed.balancer.eject_slow(placed.clients)
     assert logs == [
-        {"event": "worker ejected", "log_level": "warning", "worker": "demo/1", "reason": "latency", "step_ms": 300}
+        {"event": "worker ejected", "log_level": "warning", "worker": "demo/1@1", "reason": "latency", "step_ms": 300}
     ]
     assert placed.balancer.ejections == {"latency": 1}
     assert {placed.place(Demand(range(10), 10))[1] for _ in range(12)} == {0, 2}
