@@ -29,7 +29,8 @@ REPEAT ?= 1
 BUSY ?=
 
 test-all: setup-dev  ## All tests but slow ones. PARTS="dialects security", REPEAT=5, BUSY=1 to keep a core busy
-	HYPOTHESIS_PROFILE=thorough $(VENV)/bin/python -m tests.repeat --runs $(REPEAT) $(if $(BUSY),--busy) $(addprefix tests/,$(PARTS))
+	HYPOTHESIS_PROFILE=thorough $(VENV)/bin/python -m tests.repeat --runs $(REPEAT) $(if $(BUSY),--busy) \
+	  $(addprefix tests/,$(PARTS))
 
 lint: $(VENV)/.dev  ## Format, ruff, imports between layers
 	$(VENV)/bin/ruff format --check .
@@ -39,11 +40,12 @@ lint: $(VENV)/.dev  ## Format, ruff, imports between layers
 types: $(VENV)/.dev  ## mypy
 	$(VENV)/bin/mypy
 
-# Plugins that only other tests use take longer to import than most tests here to run. Some tests wait, so there is a process more
-# than there are CPUs.
-UNIT = $(PYTEST) tests/unit tests/dialects -m "not live and not slow" -n $$(($$(nproc) + 1)) --dist worksteal -p no:schemathesis -p no:faker
+# Plugins that only other tests use take longer to import than most tests here to run. Some tests wait, so there is a
+# process more than there are CPUs.
+UNIT = $(PYTEST) tests/unit tests/dialects -m "not live and not slow" -n $$(($$(nproc) + 1)) --dist worksteal \
+  -p no:schemathesis -p no:faker
 
-unit: $(VENV)/.dev  ## The fast tests: fake workers, no model, no torch
+unit: $(VENV)/.dev  ## The fast tests: fake workers, no model; none imports torch
 	$(UNIT)
 
 coverage: $(VENV)/.dev  ## The fast tests, with what they cover and a floor for it
@@ -51,9 +53,9 @@ coverage: $(VENV)/.dev  ## The fast tests, with what they cover and a floor for 
 
 MUTANTS ?=
 
-mutants: $(VENV)/.dev  ## Change the code that decides, and list what no fast test notices: hours. MUTANTS="engine.scheduler*"
+mutants: $(VENV)/.dev  ## Mutate scheduler, routing, admission and more; list what no test notices
 	$(VENV)/bin/mutmut run $(MUTANTS)
-	$(VENV)/bin/python -m tools.lint.mutation_scores
+	$(VENV)/bin/python -m tools.lint.mutation_scores --survivors
 
 bench: $(VENV)/.dev  ## The engine alone beside the whole server
 	$(VENV)/bin/python -m tools.bench.server

@@ -60,15 +60,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.full)
 
 
+@pytest.hookimpl(optionalhook=True)  # a machine with a device may lack xdist
 def pytest_xdist_auto_num_workers() -> int:
     """`-n auto` takes every CPU that this process may use; xdist itself counts cores without their second threads."""
     return len(os.sched_getaffinity(0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which tests could not run for want of a program."""
+    """Name the programs that some tests need and this machine lacks."""
     for line in missing():
-        terminalreporter.write_line(f"MISSING: {line}; the tests that need it were skipped", yellow=True)
+        terminalreporter.write_line(f"MISSING: {line}; tests that need it cannot run", yellow=True)
 
 
 @pytest.fixture(scope="session")

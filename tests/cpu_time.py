@@ -2,8 +2,8 @@
 
 A test's cost is CPU time, which a busy machine does not change: that of the test's own process and of all processes
 that it started and that have ended, with the set-up and clean-up of its own fixtures. What tests share does not count:
-the set-up of fixtures of a wider scope, and the clean-up behind a file's last test. Nor is a test judged that compiled
-kernels, which are kept for the next run.
+the set-up of fixtures of a wider scope, and the clean-up behind a file's last test. Nor is a test judged while kernels
+are compiled, here or in another process: they are kept for the next run.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class InProcessServer(httpx.BaseTransport):
         self.settings = settings
         self.client = httpx.Client(transport=self)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="in-process-server")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="in-process-server", daemon=True)
 
     def start(self) -> InProcessServer:
         """Serve until `stop`."""
@@ -42,11 +42,13 @@ class InProcessServer(httpx.BaseTransport):
 
     def stop(self) -> None:
         """Hang up, and end the thread."""
-        self.run(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
-        self._loop.close()
-        self._folder.cleanup()
+        try:
+            self.run(self._end())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(PATIENCE_S)
+            self._loop.close()
+            self._folder.cleanup()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """The result of what ran on the server's event loop."""

@@ -29,19 +29,18 @@ START_TIMEOUT_S = 360
 
 OWN_PORTS = range(12_000, 32_000)
 """Below the range from which a system takes the ports of connections, so that none of these takes one before its server starts."""
-WORKERS = 64
-"""Processes that may run tests beside each other, each with ports of its own."""
-
-
 _given: set[int] = set()
 
 
 def free_port() -> int:
     """A port of 127.0.0.1 on which nothing listens, which neither this process nor one that runs tests beside it was given before."""
     choose = random.SystemRandom()  # whatever a test has seeded
-    beside = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
+    beside = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    own = OWN_PORTS[beside :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+    if len(_given) > len(own) // 2:
+        _given.clear()  # those of servers that ended long ago
     while True:
-        port = choose.choice(OWN_PORTS[beside::WORKERS])
+        port = choose.choice(own)
         if port in _given:
             continue
         _given.add(port)

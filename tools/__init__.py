@@ -1,1 +1,1 @@
-"""What maintainers run: benchmarks of parts, vendors' suites, generated pages, and what builds a release. No server imports it."""
+"""Benchmarks of parts, vendors' suites, generated pages, and what builds a release. No server imports it."""

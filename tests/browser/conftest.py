@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -24,7 +25,8 @@ def chromium() -> Iterator[webdriver.Chrome]:
     for argument in ARGUMENTS:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(executable_path="/usr/bin/chromedriver")
+    options.binary_location = str(shutil.which("chromium"))
+    service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
     with webdriver.Chrome(options=options, service=service) as browser:
         browser.set_page_load_timeout(120)
         yield browser

@@ -1,4 +1,4 @@
-"""Where a dialect's tests send their requests: tests marked `live` to a running server, all others to the planes in this process."""
+"""Where a dialect's tests send their requests: those marked `live` to a running server, others to the planes here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first test of a process would pay for all others: libraries that load parts of themselves when they are first used."""
+"""What a process's first test would pay for all others: libraries load parts of themselves when they are first used."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ NEAR_TIE = 1e-3
 
 
 def core(model: Path, **options: object) -> EngineCore:
-    """An engine as most tests need it. Steps with a limit of time would depend on how busy the machine is, threads would
-    wait for a core that another test has, and clearing a large cache takes longer than a test.
+    """An engine as most tests need it: steps with a limit of time would depend on how busy the machine is, threads
+    would wait for a core that another test has, and clearing a large cache takes longer than a test.
     """
     usual = {"max_step_ms": 0, "kv_cache_bytes": 48 << 20, "threads": 1}
     return EngineCore(EngineConfig(model=str(model), dtype="float32", **{**usual, **options}))

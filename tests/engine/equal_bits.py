@@ -1,4 +1,4 @@
-"""Computes sequences alone and in a crowd, and counts those whose tokens and log-probabilities are the same to the last bit."""
+"""Counts sequences whose tokens and log-probabilities are the same alone and in a crowd, to the last bit."""
 
 from __future__ import annotations
 

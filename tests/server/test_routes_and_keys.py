@@ -17,6 +17,7 @@ from inference.dialects.torchserve import grpc_inference, grpc_open_inference
 from inference.dialects.torchserve.protocol import inference_pb2 as torch
 from inference.dialects.torchserve.protocol import open_inference_pb2 as opened
 from inference.dialects.triton.protocol import grpc_service_pb2 as triton
+from tests import calls
 from tests.conftest import DEMO, ROOT
 from tests.live import LiveServer, free_port, wait_until
 from tools.docs.routes_table import PAGE, guarded_routes, written
@@ -200,7 +201,7 @@ def test_a_deployments_key_sees_no_other_deployment(walked):
     """The same calls find it with a key of all deployments."""
     ask = {"max_tokens": 1}
     chat = {"messages": [{"role": "user", "content": "x"}], **ask}
-    calls = [
+    asked = [
         ("front", "/v1/completions", {"model": "other", "prompt": "x", **ask}),
         ("front", "/v1/chat/completions", {"model": "other", **chat}),
         ("front", "/tokenize", {"model": "other", "prompt": "x"}),
@@ -215,7 +216,7 @@ def test_a_deployments_key_sees_no_other_deployment(walked):
         ("torchserve-inference", "/predictions/other", {"prompt": "x", **ask}),
         ("torchserve-inference", "/predictions/other/1.0/v1/completions", {"model": "other", "prompt": "x", **ask}),
     ]
-    for plane, path, body in calls:
+    for plane, path, body in asked:
         url = f"http://127.0.0.1:{walked.ports[plane]}{path}"
         method = "GET" if body is None else "POST"
         found = calls.request(method, url, json=body, headers=walked.headers("`infer`"), timeout=60)
@@ -247,7 +248,7 @@ def test_a_deployments_key_sees_no_other_deployment_over_grpc(walked):
     predict = {"model_name": "other", "input": {"prompt": b"x", "max_tokens": b"1"}}
     body = triton.ModelInferRequest(model_name="other")
     body.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"x")
-    calls = [
+    asked = [
         (live.grpc_port, f"/{TRITON}/ModelMetadata", triton.ModelMetadataRequest(name="other")),
         (live.grpc_port, f"/{TRITON}/ModelInfer", body),
         (live.torchserve_inference_port, f"/{grpc_inference.SERVICE}/Predictions", torch.PredictionsRequest(**predict)),
@@ -256,7 +257,7 @@ def test_a_deployments_key_sees_no_other_deployment_over_grpc(walked):
         (live.torchserve_inference_port, f"/{grpc_open_inference.SERVICE}/ModelMetadata",
          opened.ModelMetadataRequest(name="other")),
     ]  # fmt: skip
-    for port, method, request in calls:
+    for port, method, request in asked:
         name = "model_name" if hasattr(request, "model_name") else "name"
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_stream(method, lambda m: m.SerializeToString())

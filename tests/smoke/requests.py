@@ -1,4 +1,4 @@
-"""A request of each route that does what the route is for, where one can be made against a server that others use as well."""
+"""A request of each route that does what the route is for, as far as a server allows that others use as well."""
 
 from __future__ import annotations
 

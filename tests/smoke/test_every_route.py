@@ -140,7 +140,7 @@ OTHERS = {
         "mindie-management POST /v1/unload_lora_adapter",
     },
 }
-"""Routes that answer anything but 200: what is not supported, names nothing that is there, or needs more than a body."""
+"""Routes with another answer than 200: they are not supported, name nothing that is there, or need more than a body."""
 STATUSES = {route: status for status, routes in OTHERS.items() for route in routes}
 CODES = {
     "/inference.GRPCInferenceService/RepositoryModelLoad": grpc.StatusCode.INVALID_ARGUMENT,

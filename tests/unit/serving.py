@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -89,7 +89,7 @@ class Call:
         scope = {
             "type": "http",
             "method": method,
-            "path": parts.path,
+            "path": unquote(parts.path),
             "query_string": parts.query.encode(),
             "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()],
             "client": ["127.0.0.1", 50000],

@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("bench_gpu: torch finds no CUDA device here")
+        raise SystemExit("tools.bench.gpu: torch finds no CUDA device here")
     rows = measure(options)
     if options.json:
         record = {"device": torch.cuda.get_device_name(), "rows": [asdict(row) for row in rows]}

@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--adapters", nargs="+", type=int, default=[0, 1, 8])
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("bench_gpu_products: torch finds no CUDA device here")
+        raise SystemExit("tools.bench.gpu_products: torch finds no CUDA device here")
     rate = bandwidth()
     print(f"{torch.cuda.get_device_name()}: {rate / 1e12:.2f} TB/s measured; microseconds")
     adapters = " | ".join(f"{count} adapters" for count in options.adapters)

@@ -1,4 +1,4 @@
-"""MindIE's planes of the running server, and comparison with golden bytes."""
+"""MindIE's planes of the server that a test's mark chooses, and comparison with golden bytes."""
 
 from __future__ import annotations
 

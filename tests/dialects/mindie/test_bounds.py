@@ -165,6 +165,16 @@ def test_bounds(mindie, row, rule):
         mindie.refused(row.path, row.body({**beside, rule.key: value}), f"{rule.key} must be {rule.kind} type.")
 
 
+@pytest.mark.live
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
+def test_the_engine_takes_what_is_accepted(mindie, row):
+    for rule in row.rules:
+        for value in rule.accepted:
+            parameters = {row.length: 1, **dict(rule.beside), rule.key: value}
+            answer = mindie.post(row.path, row.body(parameters))
+            assert answer.status_code == 200, (parameters, answer.text)
+
+
 LONG = "Input validation error: length of `stop` must be in [1, {}], but got {}"
 LIST = "Input validation error: `stop` must be list[string] if list, and item length in [1, 1024] with total <= 32768"
 KIND = "Input validation error: param stop must be string or list[string]"
@@ -207,6 +217,7 @@ def test_bounds_of_max_tokens(mindie, row):
         mindie.refused(row.path, row.body({"max_tokens": value}), "Parameter max_tokens not number_integer")
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
 def test_the_longest_output_ends_with_the_context(mindie, row):
     """The largest number is accepted everywhere."""

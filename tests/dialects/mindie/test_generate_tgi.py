@@ -66,6 +66,7 @@ def test_eos_is_counted(mindie):
     assert answer["details"]["generated_tokens"] == len(answer["details"]["tokens"])
 
 
+@pytest.mark.live
 def test_unknown_adapters_run_on_the_base_model(mindie):
     base = mindie.post("/generate", ask(max_new_tokens=7)).json()
     assert mindie.post("/generate", ask(max_new_tokens=7, adapter_id="none")).json() == base

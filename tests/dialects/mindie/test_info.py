@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.dialects.mindie.conftest import golden
 
 
+@pytest.mark.live
 def test_golden(mindie):
     dtype = mindie.manage("/info").json()["models"][0]["model_dtype"]
     golden(

@@ -41,6 +41,7 @@ def test_load_use_and_unload(mindie, key):
     mindie.refused("/v1/chat/completions", body, "Model not found")
 
 
+@pytest.mark.live
 def test_no_adapter_there(mindie, tmp_path):
     assert load(mindie, lora_name="x", lora_path=str(tmp_path)) == (
         200, f"Call to load LoRA method failed: Loading LoRA 'x' failed: No adapter found for '{tmp_path}'."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("path", ["/v2/models/demo", "/v2/models/demo/versions/7"])
 def test_golden(mindie, path):
     assert mindie.get(path).content == (
@@ -13,6 +14,7 @@ def test_golden(mindie, path):
     )
 
 
+@pytest.mark.live
 def test_golden_config(mindie):
     assert mindie.get("/v2/models/demo/config").content == (
         b'{"model_name":"demo","input_datatype":"INT64","output_datatype":"INT64","max_seq_len":2048,"npu_mem_size":-1,'

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.dialects.mindie.conftest import golden
 
 
+@pytest.mark.live
 def test_golden(mindie):
     golden(
         mindie.manage("/v1/config").content,

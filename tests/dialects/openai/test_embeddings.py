@@ -8,11 +8,14 @@ import struct
 
 import pytest
 from huggingface_hub import InferenceClient
+from tokenizers import Tokenizer
 
 from inference.dialects.openai.vectors import DTYPES
+from tests.conftest import DEMO
 from tests.live import LiveServer
 
 pytestmark = pytest.mark.live
+VOCABULARY = Tokenizer.from_file(str(DEMO / "tokenizer.json")).get_vocab_size()
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +146,7 @@ def test_conversations_go_through_the_template_where_there_is_one(embeddings):
 
 
 BAD = {
-    "input": [None, "", [], [""], [[]], 5, {"a": 1}, [1, "a"], [1 << 20], [-1], [[1], "a", None], ["a"] * 2049],
+    "input": [None, "", [], [""], [[]], 5, {"a": 1}, [1, "a"], [VOCABULARY], [-1], [[1], "a", None], ["a"] * 2049],
     "dimensions": [0, -1, 8, 33],
     "encoding_format": ["hex"],
     "embed_dtype": ["int8"],

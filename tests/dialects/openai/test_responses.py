@@ -54,6 +54,7 @@ def test_cut_short(server):
     assert events[-1][0] == "response.incomplete"
 
 
+@pytest.mark.live
 def test_function_calls(server):
     tool = {"type": "function", "name": "weather", "parameters": {
         "type": "object", "properties": {"town": {"enum": ["Rome", "Oslo"]}}, "required": ["town"]}}  # fmt: skip
@@ -105,6 +106,7 @@ def test_an_unfinished_answer_is_continued(server):
     assert answer["output"][0]["content"][0]["text"].strip() == "Madrid."
 
 
+@pytest.mark.live
 def test_calls_of_every_kind_of_tool(server):
     patch = {"type": "custom", "name": "patch"}
     spaced = {"type": "namespace", "name": "sky", "tools": [{"type": "function", "name": "weather"}]}

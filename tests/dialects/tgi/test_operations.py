@@ -47,6 +47,7 @@ def test_invocations(server):
     assert server.post("/invocations", {}).status_code == 422
 
 
+@pytest.mark.live
 def test_vertex(server):
     instance = {"inputs": INPUTS, "parameters": {"max_new_tokens": 5, "seed": 1}}
     body = {"instances": [instance, instance, {"messages": MESSAGES, "max_tokens": 3}]}
@@ -59,9 +60,9 @@ def test_vertex(server):
 
 @pytest.mark.live
 def test_watermarks_prefer_half_of_the_vocabulary(server):
+    """More than half of a marked text's tokens are preferred behind the one before; of an unmarked text about half."""
     from engine.sampling.watermark import preferred  # which imports torch
 
-    """More than half of a marked text's tokens are preferred behind the one before; of an unmarked text about half."""
     vocab_size = json.loads((DEMO / "config.json").read_text())["vocab_size"]
 
     def share(watermark):

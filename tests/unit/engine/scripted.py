@@ -1,4 +1,4 @@
-"""A scheduler whose model is a script: each step computes what the scheduler says, and the next tokens are those that a test names."""
+"""A scheduler whose model is a script: a step computes what is scheduled, and samples what a test names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ask(
     params: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Request:
-    """The request of this number, which arrives at this second. A prompt that is a number is so many tokens of its own."""
+    """The request of this number, which arrives at this second. A number as prompt is so many tokens of its own."""
     tokens = [10 * (number + 1)] * prompt if isinstance(prompt, int) else list(prompt)
     sampling = SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True, **(params or {})})
     return Request((1, number), tokens, sampling, arrival=float(number), **fields)

@@ -687,15 +687,13 @@ class TestDrafts:
         ({"params": {"min_tokens": 9}}, {}),
         ({"params": {"presence_penalty": 0.5}}, {}),
         ({}, {"speculative_tokens": 0}),
-        ({}, {"blocks": 2}),
     ])  # fmt: skip
     def test_there_are_none(self, fields, options):
-        """Where only one token may come, where earlier tokens change the next, without the option, and without a block for them."""
-        tokens = self.REPEATS if "blocks" not in options else (1, 2, 3, 4, 5, 1, 2)
-        engine = self.engine(ask(0, tokens, **{"max_tokens": 1 if "blocks" in options else 8, **fields}), **options)
+        """Where only one token may come, where earlier tokens change the next, and without the option."""
+        engine = self.engine(ask(0, self.REPEATS, **fields), **options)
+        engine.step(t0=3)
         batch = engine.scheduler.schedule()
-        engine.compute(batch, t0=3)
-        assert self.drafted(engine) == {}
+        assert (told(batch), batch.drafts) == ({0: 1}, {})
 
     def test_there_are_none_behind_a_token_that_is_still_computed(self):
         request = ask(0, self.REPEATS)
