@@ -108,9 +108,9 @@ def test_connections_have_a_limit_and_come_back(narrow):
 
         def refused_one():
             address = ("127.0.0.1", narrow.front_port)
-            connection = stack.enter_context(socket.create_connection(address, timeout=60))
-            connection.sendall(b"GET /load HTTP/1.1\r\nhost: x\r\n\r\n")
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(ConnectionError):  # also while it is being made
+                connection = stack.enter_context(socket.create_connection(address, timeout=60))
+                connection.sendall(b"GET /load HTTP/1.1\r\nhost: x\r\n\r\n")
                 return connection.recv(1000) == b""
             return True
 
