@@ -20,15 +20,18 @@ from tests.unit.serving import Answer, Serving, fake_workers
 from tests.waiting import PATIENCE_S
 
 PLANES = {8000: "front", 1025: "mindie", 1026: "management", 1027: "metrics"}
+"""By the port of a call's URL, on which nothing listens."""
 
 
 class InProcessServer(httpx.BaseTransport):
     """One deployment, "demo", whose fake worker answers with the last tokens of each prompt."""
 
-    url, mindie_url, management_url, metrics_url = (f"http://127.0.0.1:{port}" for port in PLANES)
+    url = "http://127.0.0.1:8000"
+    mindie_url = "http://127.0.0.1:1025"
+    management_url = "http://127.0.0.1:1026"
+    metrics_url = "http://127.0.0.1:1027"
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings = settings
+    def __init__(self) -> None:
         self.client = httpx.Client(transport=self)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="in-process-server", daemon=True)
@@ -69,7 +72,7 @@ class InProcessServer(httpx.BaseTransport):
         return httpx.Response(answer.status, headers=answer.headers, content=answer.body)
 
     async def _begin(self) -> Serving:
-        serving = await Serving(fake_workers(Path(self._folder.name), 1), **self.settings).start()
+        serving = await Serving(fake_workers(Path(self._folder.name), 1)).start()
         self._beating = asyncio.create_task(self._beat(serving))
         return serving
 
