@@ -35,7 +35,7 @@ from inference.admission.rates import RateMeter
 from inference.admission.standing import Standings
 from inference.generation.embeddings import Embedder
 from inference.generation.prepare import Generator
-from inference.http.auth import Authenticator
+from inference.http.auth import Authenticator, Credentials
 from inference.http.offload import prepare_process
 from inference.http.sites import Sites
 from inference.metrics.load import LoadRecorder
@@ -304,10 +304,8 @@ class Server:
         """The refusal of a call of the control plane's API without a valid key, before its body is read or the database asked."""
         if not path.startswith(KEYED_PATHS) or path == PUBLIC_DOCUMENT:
             return None
-        given = headers.get(b"authorization")
         try:
-            text = None if given is None else given.decode("latin-1")
-            self.services.authenticator.check(text, authorization.SCOPE, self.holder.current)
+            self.services.authenticator.check(Credentials.in_headers(headers), authorization.SCOPE, self.holder.current)
         except errors.Unauthorized:
             body = json.dumps(ApiError(401, authorization.KEY_REQUIRED).body).encode()
             return 401, [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")], body, b""

@@ -51,6 +51,7 @@ DEBUG = False
 ALLOWED_HOSTS = ["*"]  # config.asgi checks Host before Django runs, by one rule for all planes
 INSTALLED_APPS = [
     "daphne",
+    "management",  # before the theme, some of whose templates it replaces
     "unfold",
     "django.contrib.admin",
     "django.contrib.auth",
@@ -61,7 +62,6 @@ INSTALLED_APPS = [
     "rest_framework",
     "rest_framework_api_key",
     "channels",
-    "management",
     "config",
 ]
 MIDDLEWARE = [

@@ -3,23 +3,50 @@
 from __future__ import annotations
 
 import hmac
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from inference.errors import Forbidden, Unauthorized
 from inference.workers.scope import scope_id
 from management.snapshot import ApiKeyEntry, hash_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from management.snapshot import Snapshot
 
 OWN_SCOPES = frozenset({"infer", "metrics"})
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a request presents: `Authorization: Bearer <key>` or, as Anthropic's and Azure's clients do, `x-api-key: <key>`."""
+
+    authorization: str | None = field(default=None, repr=False)
+    api_key: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def in_headers(cls, headers: Mapping[bytes, bytes]) -> Credentials:
+        """Those of an HTTP request; names are in lower case."""
+        given = (headers.get(name) for name in (b"authorization", b"x-api-key"))
+        return cls(*(None if value is None else value.decode("latin-1") for value in given))
+
+    @classmethod
+    def in_metadata(cls, metadata: Mapping[str, Any]) -> Credentials:
+        """Those of a gRPC call."""
+        given = (metadata.get(name) for name in ("authorization", "x-api-key"))
+        return cls(*(None if value is None else str(value) for value in given))
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys, the bearer's first."""
+        kind, _, bearer = (self.authorization or "").partition(" ")
+        return [key for key in (bearer.strip() if kind.lower() == "bearer" else "", self.api_key) if key]
+
+
 class Authenticator:
-    """Checks `Authorization: Bearer <key>`. If keys are not required, any header is accepted and
-    ignored, except below the link of a deployment that has a key of its own.
+    """Finds the key of a request. If keys are not required, a key that is unknown or does not open the route is as none, since
+    clients send placeholders; the link of a deployment that has a key of its own needs one all the same.
     """
 
     def __init__(self, required: bool, own_keys: Iterable[str] = ()) -> None:
@@ -29,23 +56,25 @@ class Authenticator:
             ApiKeyEntry(f"own-{number}", "", hash_key(key), OWN_SCOPES, None) for number, key in enumerate(own_keys, 1)
         ]
 
-    def check(self, header: str | None, scope: str, snapshot: Snapshot) -> ApiKeyEntry | None:
-        """The API key of the request; raises Unauthorized or Forbidden.
+    def check(self, presented: Credentials, scope: str, snapshot: Snapshot) -> ApiKeyEntry | None:
+        """The API key of the request, None without one; raises Unauthorized or Forbidden.
 
         A deployment's own key opens its inference and nothing else: the caller limits the request to `deployment` of the
         entry. In the scope of a deployment that has one (its link), a key is needed even if keys are not required elsewhere.
         """
         deployment = scope_id()
         locked = bool(deployment) and any(key.deployment == deployment for key in snapshot.keys.values())
+        found = (self._find(key, snapshot) for key in presented.keys)
+        entry = next((entry for entry in found if entry is not None), None)
+        if entry is not None and deployment and entry.deployment not in ("", deployment):
+            entry = None
+        if entry is not None and scope in entry.scopes and not (entry.deployment and scope != "infer"):
+            return entry
         if not self.required and not locked:
             return None
-        kind, _, key = (header or "").partition(" ")
-        entry = self._find(key.strip(), snapshot) if kind.lower() == "bearer" else None
-        if entry is None or (deployment and entry.deployment not in ("", deployment)):
+        if entry is None:
             raise Unauthorized("Unauthorized")
-        if scope not in entry.scopes or (entry.deployment and scope != "infer"):
-            raise Forbidden(f"This API key lacks the scope {scope!r}.")
-        return entry
+        raise Forbidden(f"This API key lacks the scope {scope!r}.")
 
     def _find(self, key: str, snapshot: Snapshot) -> ApiKeyEntry | None:
         """The entry of a key: the server's own, else a registered one."""

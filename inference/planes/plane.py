@@ -11,7 +11,7 @@ import structlog
 from inference.admission.idempotency import HEADER, checked, fingerprint_of
 from inference.admission.standing import FAIRNESS_ID
 from inference.errors import InternalError, Overloaded, ServingError
-from inference.http.auth import deployment_of, tenant_of
+from inference.http.auth import Credentials, deployment_of, tenant_of
 from inference.http.exchange import ClientGone, Exchange, Response, request_id_of, trace_of
 from inference.http.refusals import MAX_LOGGED, log_refusal
 from inference.http.routing import route_for
@@ -208,9 +208,7 @@ class Plane:
             self.services.sites.check_origin(headers)
         if route.scope is None:
             return None
-        given = headers.get(b"authorization")
-        authorization = None if given is None else given.decode("latin-1")
-        return self.authenticator.check(authorization, route.scope, self.services.holder.current)
+        return self.authenticator.check(Credentials.in_headers(headers), route.scope, self.services.holder.current)
 
     def _refusal(
         self, method: str, path: str, render: Render, error: ServingError, headers: dict[bytes, bytes]

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from inference.admission.permits import Admission
 from inference.errors import InvalidRequest, Overloaded, ServingError, ShuttingDown
 from inference.generation.caller import RpcCaller
-from inference.http.auth import deployment_of, tenant_of
+from inference.http.auth import Credentials, deployment_of, tenant_of
 from inference.http.exchange import retry_headers
 from inference.http.refusals import log_refusal
 from inference.telemetry import trace_context
@@ -178,8 +178,8 @@ class Calls(grpc.GenericRpcHandler):
 
     def _by_key(self, metadata: dict[str, Any], scope: str) -> ApiKeyEntry | None:
         """One of this server's API keys."""
-        services, header = self._services, metadata.get("authorization")
-        return services.authenticator.check(None if header is None else str(header), scope, services.holder.current)
+        services = self._services
+        return services.authenticator.check(Credentials.in_metadata(metadata), scope, services.holder.current)
 
     async def _answer(self, method: Method, caller: RpcCaller, context: Context) -> None:
         """Handle a call with one message."""

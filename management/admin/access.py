@@ -1,4 +1,6 @@
-"""Admin pages of API keys and audit events."""
+"""Admin pages of API keys and audit events. The text of a key is in the answer that creates it and nowhere else: a message would
+carry it in a cookie.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from django import forms
-from django.contrib import admin, messages
+from django.conf import settings
+from django.contrib import admin
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import never_cache
 from unfold.decorators import action
 
 from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ApiKeyForm(forms.ModelForm):
-    """The form of a new key, with scopes as check boxes."""
+    """The form of a key: all of a new one, with scopes as check boxes, and what may be changed of another."""
 
     offered: Sequence[str] = ()
     """The scopes that the user may give."""
@@ -54,7 +61,7 @@ class ApiKeyForm(forms.ModelForm):
         for name, default in msgspec.structs.asdict(KeyLimits()).items():
             if name in found and found[name] is None:
                 found[name] = default
-        if found.get("deployment") is not None and found.get("scopes") != ["infer"]:
+        if self.instance.pk is None and found.get("deployment") is not None and found.get("scopes") != ["infer"]:
             self.add_error("scopes", "A key of one deployment has the scope infer alone.")
         return found
 
@@ -65,7 +72,9 @@ class ApiKeyAdmin(ServiceAdmin):
 
     form = ApiKeyForm
     list_display = ["name", "prefix", "scopes", "deployment", "weight", "created", "expiry_date", "revoked"]
-    actions_row = ["revoke"]
+    actions_row = actions_detail = ["revoke"]
+    change_form_before_template = "admin/keys_not_required.html"
+    search_fields = ["name", "prefix"]
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         """The form. Only superusers give the scope `manage`, which opens more than most permissions do."""
@@ -73,9 +82,20 @@ class ApiKeyAdmin(ServiceAdmin):
         form.offered = [scope for scope in SCOPES if scope != SCOPE or request.user.is_superuser]
         return form
 
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[str]:
+        """What a key opens is never changed: whoever holds it was given that and no more."""
+        return () if obj is None else ("prefix", "scopes", "deployment", "created", "revoked")
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[str]:
+        """Those of the form; a key that is there has more to show."""
+        fields = list(ApiKeyForm.Meta.fields)
+        return fields if obj is None else [fields[0], *self.get_readonly_fields(request, obj), *fields[3:]]
+
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Keys are created and revoked, never changed."""
-        return False
+        """A revoked key stays as it is, and only superusers change one that they alone could make."""
+        if obj is not None and (obj.revoked or (SCOPE in obj.scopes and not request.user.is_superuser)):
+            return False
+        return bool(super().has_change_permission(request, obj))
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Revoked keys stay in the list as a record."""
@@ -85,15 +105,39 @@ class ApiKeyAdmin(ServiceAdmin):
         """Whoever may create keys may revoke them."""
         return bool(self.has_add_permission(request))
 
+    def render_change_form(self, request: HttpRequest, context: Any, **kwargs: Any) -> Any:
+        """The form, which says what a key does on a server that asks for none."""
+        context["keys_required"] = settings.API_KEY_REQUIRED
+        return super().render_change_form(request, context, **kwargs)
+
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Create the key and show its text."""
+        """Create the key, or change its name, expiry and limits. Raises RegistryError."""
         chosen = form.cleaned_data
-        limits = keys.limits_of(obj)
-        key, text = keys.create_key(
-            obj.name, chosen["scopes"], actor(request), obj.expiry_date, chosen.get("deployment"), limits
+        if change:
+            keys.change_key(obj, actor(request), obj.name, obj.expiry_date, keys.limits_of(obj))
+            return
+        key, obj.text = keys.create_key(
+            obj.name,
+            chosen["scopes"],
+            actor(request),
+            obj.expiry_date,
+            chosen.get("deployment"),
+            keys.limits_of(obj),
         )
         obj.pk, obj._state.adding = key.pk, False
-        messages.warning(request, f"The key, shown only now: {text}")
+
+    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: str | None = None) -> HttpResponse:
+        """The page with the new key's text."""
+        back = reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
+        context = {**self.admin_site.each_context(request), "opts": self.opts, "title": f"{obj.name} was created"}
+        return TemplateResponse(
+            request, "admin/key_created.html", {**context, "key": obj, "text": obj.text, "back": back}
+        )
+
+    @method_decorator(never_cache)
+    def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> Any:
+        """The form of a new key, and the answer with its text: nobody stores them (`Cache-Control: no-store`)."""
+        return super().add_view(request, form_url, extra_context)
 
     @action(description="Revoke", permissions=["revoke"], icon="block")
     def revoke(self, request: HttpRequest, object_id: str) -> HttpResponse:

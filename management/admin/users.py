@@ -11,6 +11,7 @@ from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group, Permission, User
 from django.db.models import Q
+from rest_framework_api_key import admin as _registers_its_table  # noqa: F401
 from rest_framework_api_key.models import APIKey
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 

@@ -26,20 +26,27 @@ class Forbidden(Exception):
 
 
 def caller(request: HttpRequest, anonymous: str) -> str:
-    """The name of the request's key, for audit events; `anonymous` where no keys are required. Raises Unauthorized or
-    Forbidden.
+    """The name of the request's key, for audit events; `anonymous` for a request without a key that opens these APIs, where
+    keys are not required. Raises Unauthorized or Forbidden.
     """
+    key = _key_of(request)
+    if key is not None and SCOPE in key.scopes and key.deployment_id is None:
+        return str(key.name)
     if not settings.API_KEY_REQUIRED:
         return anonymous
-    kind, _, text = request.headers.get("Authorization", "").partition(" ")
-    if kind.lower() != "bearer":
-        raise Unauthorized
-    try:
-        key = ApiKey.objects.get_from_key(text.strip())
-    except ApiKey.DoesNotExist as error:
-        raise Unauthorized from error
-    if key.has_expired:
-        raise Unauthorized
-    if SCOPE not in key.scopes or key.deployment_id is not None:
-        raise Forbidden
-    return str(key.name)
+    raise Unauthorized if key is None else Forbidden
+
+
+def _key_of(request: HttpRequest) -> ApiKey | None:
+    """The first known key that has not expired: the bearer's, else that of `x-api-key`."""
+    kind, _, bearer = request.headers.get("Authorization", "").partition(" ")
+    for text in (bearer.strip() if kind.lower() == "bearer" else "", request.headers.get("X-Api-Key", "")):
+        if not text:
+            continue
+        try:
+            key: ApiKey = ApiKey.objects.get_from_key(text)
+        except ApiKey.DoesNotExist:
+            continue
+        if not key.has_expired:
+            return key
+    return None

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
-from rest_framework_api_key.models import AbstractAPIKey
+from rest_framework_api_key.models import AbstractAPIKey, BaseAPIKeyManager
 
 SCOPES = ("infer", "metrics", "manage")
 
@@ -21,9 +21,22 @@ def default_scopes() -> list[str]:
     return ["infer"]
 
 
-class ApiKey(AbstractAPIKey):
-    """An API key of the planes. Only its hash is stored; the key is shown once."""
+class ApiKeys(BaseAPIKeyManager):
+    """The library's manager, whose keys get their ids from the database."""
 
+    def assign_key(self, obj: Any) -> str:
+        """Give the row a new key's prefix and hash; returns the key. The library would put both into the row's id."""
+        key: str
+        key, obj.prefix, obj.hashed_key = self.key_generator.generate()
+        return key
+
+
+class ApiKey(AbstractAPIKey):
+    """An API key of the planes. Only its hash is stored, in no id and no address; the key is shown once."""
+
+    objects = ApiKeys()
+
+    id = models.BigAutoField(primary_key=True)
     scopes = models.JSONField(default=default_scopes, help_text=f"What the key allows: any of {', '.join(SCOPES)}.")
     deployment = models.ForeignKey(
         "management.Deployment",

@@ -1,4 +1,4 @@
-"""Creates and revokes API keys."""
+"""Creates, changes and revokes API keys."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from django.db import transaction
+from django.db.models import Q
 
 from management.models import ApiKey
 from management.models.access import LEAST_WEIGHT, MOST_PER_DAY, MOST_PER_MINUTE, MOST_WEIGHT, SCOPES
@@ -50,6 +51,38 @@ def create_key(
 
 
 @transaction.atomic
+def change_key(key: ApiKey, actor: str, name: str, expires: datetime | None, limits: KeyLimits) -> None:
+    """Give a key another name, expiry or limits, which act within a second; what it opens stays. Raises RegistryError."""
+    _check(limits)
+    key = ApiKey.objects.select_for_update().get(pk=key.pk)
+    if key.revoked:
+        raise RegistryError(f"{key.name} is revoked")
+    wanted = {"name": name, "expiry_date": expires, **msgspec.structs.asdict(limits)}
+    changed = {field: value for field, value in wanted.items() if value != getattr(key, field)}
+    if not changed:
+        return
+    told = {field: {"from": _plain(getattr(key, field)), "to": _plain(value)} for field, value in changed.items()}
+    target = f"{key.name} ({key.prefix})"
+    for field, value in changed.items():
+        setattr(key, field, value)
+    key.save(update_fields=[*changed])
+    audit.record(actor, "key.change", target, **told)
+
+
+def find_key(words: str) -> ApiKey:
+    """The key with this prefix, or with this name if only one that is not revoked has it. Raises RegistryError."""
+    named = list(ApiKey.objects.filter(Q(prefix=words) | Q(name=words, revoked=False)))
+    by_prefix = [key for key in named if key.prefix == words]
+    if by_prefix:
+        return by_prefix[0]
+    if not named:
+        raise RegistryError(f"no API key has the name or the prefix {words}")
+    if len(named) > 1:
+        raise RegistryError(f"{len(named)} keys have the name {words}; give a prefix: {_prefixes(named)}")
+    return named[0]
+
+
+@transaction.atomic
 def revoke_key(key: ApiKey, actor: str) -> None:
     """Revoke a key; it stops working within a second."""
     if not key.revoked:
@@ -61,6 +94,15 @@ def revoke_key(key: ApiKey, actor: str) -> None:
 def limits_of(key: ApiKey) -> KeyLimits:
     """The limits in a key's row."""
     return KeyLimits(key.weight, key.requests_per_minute, key.tokens_per_minute, key.tokens_per_day)
+
+
+def _prefixes(found: list[ApiKey]) -> str:
+    return ", ".join(sorted(key.prefix for key in found))
+
+
+def _plain(value: object) -> object:
+    """The value as JSON has it."""
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def _check(limits: KeyLimits) -> None:

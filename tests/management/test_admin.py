@@ -17,7 +17,9 @@ from engine.config import OPTIONS
 from management.models import Adapter, AdapterVersion, ApiKey, AuditEvent, Deployment, Model, Worker
 from management.services import adapters, keys
 from management.services.deployments import start_deployment
-from management.services.keys import create_key
+from management.services.errors import RegistryError
+from management.services.keys import change_key, create_key, revoke_key
+from management.snapshot import KeyLimits
 from tests.conftest import ROOT
 
 PAGES = ["deployment", "worker", "model", "adapter", "apikey", "auditevent"]
@@ -217,19 +219,72 @@ def test_a_deleted_deployment_stays_as_a_record(browser, deployment):
     assert Deployment.objects.exists()
 
 
+KEY_FORM = {"name": "ci", "scopes": ["infer"], "expiry_date_0": "", "expiry_date_1": ""}
+
+
 def test_a_key_is_shown_once_and_can_be_revoked(browser):
-    body = {"name": "ci", "scopes": ["infer"], "expiry_date_0": "", "expiry_date_1": ""}
-    page = browser.post(url("apikey", "add"), body, follow=True).content.decode()
+    answer = browser.post(url("apikey", "add"), KEY_FORM)
     key = ApiKey.objects.get()
-    text = re.search(rf"shown only now: ({key.prefix}\.\w+)", page)[1]
+    text = re.search(rf'value="({key.prefix}\.\w+)"', answer.content.decode())[1]
     assert ApiKey.objects.is_valid(text)
-    assert text not in browser.get(url("apikey")).content.decode()
+    assert "no-store" in answer["cache-control"]
+    assert text not in str(browser.cookies)
+    for page in (url("apikey"), url("apikey", "change", key.pk), url("apikey", "history", key.pk)):
+        shown = browser.get(page).content.decode()
+        assert text not in shown
+        assert key.hashed_key not in shown
+    assert url("apikey", "revoke", key.pk) in browser.get(url("apikey", "change", key.pk)).content.decode()
     assert browser.get(url("apikey", "revoke", key.pk)).status_code == 200
     key.refresh_from_db()
     assert not key.revoked
     browser.post(url("apikey", "revoke", key.pk), follow=True)
     key.refresh_from_db()
     assert key.revoked
+
+
+def test_name_and_limits_of_a_key_can_be_changed(browser):
+    key, _ = create_key("ci", ["infer"], "tester")
+    changed = {"name": "robot", "expiry_date_0": "2099-01-01", "expiry_date_1": "00:00", "requests_per_minute": "9",
+               "scopes": ["manage"], "tokens_per_minute": "", "revoked": "on"}  # fmt: skip
+    assert browser.post(url("apikey", "change", key.pk), changed).status_code == 302
+    found = ApiKey.objects.get()
+    assert (found.name, found.requests_per_minute, found.tokens_per_minute) == ("robot", 9, 0)
+    assert (found.expiry_date.year, found.scopes, found.revoked, found.prefix) == (2099, ["infer"], False, key.prefix)
+    event = AuditEvent.objects.get(action="key.change")
+    assert event.details["requests_per_minute"] == {"from": 0, "to": 9}
+    assert "tokens_per_minute" not in event.details
+    refused = browser.post(url("apikey", "change", key.pk), {**changed, "requests_per_minute": "-1"})
+    assert "greater than or equal to 0" in refused.content.decode()
+
+
+def test_a_revoked_key_stays_as_it_is(browser):
+    key, _ = create_key("ci", ["infer"], "tester")
+    revoke_key(key, "tester")
+    assert browser.post(url("apikey", "change", key.pk), KEY_FORM).status_code == 403
+    with pytest.raises(RegistryError, match="ci is revoked"):
+        change_key(key, "tester", "robot", None, KeyLimits())
+
+
+def test_the_form_says_whether_keys_are_required(browser, settings):
+    settings.API_KEY_REQUIRED = False
+    assert "This server asks for no keys" in browser.get(url("apikey", "add")).content.decode()
+    settings.API_KEY_REQUIRED = True
+    assert "This server asks for no keys" not in browser.get(url("apikey", "add")).content.decode()
+
+
+def test_a_key_is_revoked_from_the_command_line_by_its_prefix_or_its_only_name(db, capsys):
+    keys = [create_key(name, ["infer"], "tester")[0] for name in ("ci", "ci", "robot")]
+    with pytest.raises(CommandError, match=f"2 keys have the name ci; give a prefix: .*{keys[0].prefix}"):
+        call_command("revokekey", "ci")
+    with pytest.raises(CommandError, match="no API key has the name or the prefix nobody"):
+        call_command("revokekey", "nobody")
+    assert not ApiKey.objects.filter(revoked=True).exists()
+    call_command("revokekey", keys[0].prefix)
+    call_command("revokekey", "ci")  # the other one is not revoked
+    call_command("revokekey", "robot")
+    call_command("revokekey", keys[2].prefix)
+    assert capsys.readouterr().out.count("was revoked before") == 1
+    assert ApiKey.objects.filter(revoked=True).count() == 3
 
 
 def test_a_key_of_one_deployment_has_no_other_scope(browser, deployment):

@@ -9,7 +9,7 @@ import sys
 import psycopg
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import DEMO, ROOT
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.full
@@ -41,6 +41,22 @@ def printed(command: subprocess.Popen[str]) -> str:
     output, errors = command.communicate(timeout=90)
     assert command.returncode == 0, errors
     return output.strip()
+
+
+def test_keys_of_before_they_had_ids(begin):
+    def manage(*arguments: str) -> str:
+        return printed(begin(*arguments))
+
+    old = manage("createkey", "old")
+    manage("deploy", str(DEMO), "--name", "demo")
+    own = manage("createkey", "own", "--deployment", "demo")
+    manage("migrate", "management", "0016", "--verbosity", "0")
+    manage("migrate", "--verbosity", "0")
+    program = (
+        "from management.models import ApiKey;"
+        f"print([ApiKey.objects.get_from_key(text).pk > 0 for text in ('{old}', '{own}')])"
+    )
+    assert manage("shell", "--no-imports", "-v", "0", "-c", program).splitlines()[-1] == "[True, True]"
 
 
 def test_migrations_keys_and_deployments(begin):

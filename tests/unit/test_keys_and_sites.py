@@ -7,8 +7,9 @@ import time
 import pytest
 
 from inference.errors import BodyTooLarge, MalformedBody
+from inference.http.auth import Credentials
 from inference.http.sites import Sites
-from management.snapshot import ApiKeyEntry, hash_key
+from management.snapshot import ApiKeyEntry, KeyLimits, hash_key
 
 ASK = {"prompt": "The capital", "model": "demo", "max_tokens": 1}
 PATH = "/v1/completions"
@@ -54,6 +55,55 @@ async def test_a_key_opens_what_its_scope_says(guarded, scope, method, path, pla
     for given in ("infer", "metrics", "manage"):
         call = guarded.begin(path, ASK if method == "POST" else None, method=method, plane=plane, **bearer(given))
         assert ((await call.end()).status == 403) == (given != scope)
+
+
+@pytest.mark.parametrize("headers", [
+    {"x_api_key": KEYS["infer"]}, {"authorization": "Bearer dummy", "x_api_key": KEYS["infer"]},
+    {"authorization": f"Bearer {KEYS['infer']}", "x_api_key": "dummy"}, {"authorization": f"bearer {KEYS['infer']}"},
+])  # fmt: skip
+@pytest.mark.parametrize(("plane", "path", "body"), [
+    ("front", PATH, ASK), ("front", "/generate", {"inputs": "a"}), ("mindie", "/infer", {"inputs": "a"}),
+])  # fmt: skip
+async def test_a_key_is_found_in_either_header(guarded, plane, path, body, headers):
+    assert (await guarded.post(path, body, plane=plane, **headers)).status == 200
+
+
+async def test_of_two_known_keys_the_bearers_counts(guarded):
+    answer = await guarded.post(PATH, ASK, **bearer("metrics"), x_api_key=KEYS["infer"])
+    assert answer.status == 403
+
+
+@pytest.fixture
+async def open_to_all(start):
+    """A server that asks for no keys and knows some."""
+    serving = await start()
+    limited = ApiKeyEntry(
+        "k1", "alice", hash_key(KEYS["infer"]), frozenset({"infer"}), None, limits=KeyLimits(requests_per_minute=1)
+    )
+    serving.keys = {"k1": limited, "k2": entry("metrics", KEYS["metrics"]), "k4": entry("expired", KEYS["expired"])}
+    serving.publish()
+    return serving
+
+
+async def test_a_key_counts_where_none_is_required(open_to_all):
+    first = await open_to_all.post(PATH, {**ASK, "cache_salt": "s"}, **bearer("infer"))
+    assert (first.status, first.header("x-ratelimit-remaining-requests")) == (200, "0")
+    assert open_to_all.worker.submits[0].cache_salt == "k1:s"
+    assert (await open_to_all.post(PATH, ASK, **bearer("infer"))).status == 429
+    assert (await open_to_all.post(PATH, ASK)).status == 200
+
+
+@pytest.mark.parametrize("given", ["dummy", "k1.wrong", KEYS["expired"], KEYS["metrics"]])
+async def test_a_key_that_opens_nothing_is_as_none_where_none_is_required(open_to_all, given):
+    asked = {**ASK, "cache_salt": "s"}
+    answers = [await open_to_all.post(PATH, asked, **headers) for headers in ({}, {"authorization": f"Bearer {given}"})]
+    assert [(a.status, a.header("x-ratelimit-remaining-requests")) for a in answers] == [(200, None)] * 2
+    without, presented = open_to_all.worker.submits
+    assert presented.cache_salt == without.cache_salt
+
+
+def test_credentials_are_not_printed():
+    assert "secret" not in repr(Credentials("Bearer k1.secret", "k2.secret"))
 
 
 async def test_the_key_keeps_prompts_of_tenants_apart(guarded):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from inference.dialects.torchserve.errors import TokenRefused
 from inference.errors import Forbidden, Unauthorized
-from inference.http.auth import Authenticator
+from inference.http.auth import Authenticator, Credentials
 
 if TYPE_CHECKING:
     from inference.dialects.torchserve.key_file import KeyFile
@@ -27,12 +27,12 @@ class TokenAuthenticator(Authenticator):
         super().__init__(required=True)
         self.keys, self.own = keys, beside.own
 
-    def check(self, header: str | None, scope: str, snapshot: Snapshot) -> ApiKeyEntry | None:
+    def check(self, presented: Credentials, scope: str, snapshot: Snapshot) -> ApiKeyEntry | None:
         """None for one of TorchServe's keys. Raises TokenRefused."""
-        if scope in KINDS and self.keys.opens(KINDS[scope], header):
+        if scope in KINDS and self.keys.opens(KINDS[scope], presented.authorization):
             return None
         try:
-            return super().check(header, scope, snapshot)
+            return super().check(presented, scope, snapshot)
         except (Unauthorized, Forbidden) as error:
             raise TokenRefused from error
 
@@ -41,5 +41,4 @@ def key_of(
     authenticator: Authenticator, metadata: dict[str, Any], scope: str, snapshot: Snapshot
 ) -> ApiKeyEntry | None:
     """The API key of a gRPC call, None without one; raises a ServingError."""
-    given = metadata.get("authorization")
-    return authenticator.check(None if given is None else str(given), scope, snapshot)
+    return authenticator.check(Credentials.in_metadata(metadata), scope, snapshot)

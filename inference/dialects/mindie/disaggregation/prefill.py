@@ -158,9 +158,10 @@ async def _send(
         message.kvSource = generation.held.text()
         instance.hold(message.reqId, release_of(generation))
     metadata = {"x-request-id": exchange.request_id}
-    key = exchange.header("authorization")
-    if key is not None:
-        metadata["authorization"] = key
+    for name in ("authorization", "x-api-key"):
+        key = exchange.header(name)
+        if key is not None:
+            metadata[name] = key
     try:
         await instance.peers.decode(handover.host, handover.port, message, metadata)
     except PeerError as error:
