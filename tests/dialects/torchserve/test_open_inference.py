@@ -25,13 +25,13 @@ def infer(port):
         return call(request, timeout=60).outputs[0].contents.bytes_contents[0]
 
 
-def test_it_works(tmp_path):
-    server = LiveServer(tmp_path / "var", environment={"DRAGOMAN_TORCHSERVE_OPEN_INFERENCE_PROTOCOL": "true"}).start()
+def test_it_works(server):
     assert infer(server.torchserve_inference_port) == b" The capital of Spain is Madrid."
-    assert server.stop() == 0
 
 
-def test_it_is_switched_off(server):
+def test_it_is_off_unless_a_setting_says_so(tmp_path):
+    server = LiveServer(tmp_path / "var").start()
     with pytest.raises(grpc.RpcError) as caught:
         infer(server.torchserve_inference_port)
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert server.stop() == 0
