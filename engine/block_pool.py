@@ -89,16 +89,14 @@ class BlockPool:
         self.touch(blocks)
         self._release(blocks)
 
-    def allocate(self, request: Request, num_tokens: int) -> bool:
-        """Grow the request's block table to hold `num_tokens`. False, with nothing changed, if too few
-        blocks are free.
-        """
-        needed = -(-num_tokens // self.block_size) - len(request.block_table)
+    def allocate(self, owner: Owner, num_tokens: int) -> bool:
+        """Grow the owner's block table to hold `num_tokens`. False, with nothing changed, if too few blocks are free."""
+        needed = -(-num_tokens // self.block_size) - len(owner.block_table)
         if needed <= 0:
             return True
         if needed > len(self._free):
             return False
-        request.block_table += [self._take() for _ in range(needed)]
+        owner.block_table += [self._take() for _ in range(needed)]
         return True
 
     def cache(self, request: Request, num_tokens: int) -> None:

@@ -13,6 +13,7 @@ from engine.core import EngineCore
 from engine.cpu.kernels.threads import set_num_threads
 from engine.messages import AdapterRef, Submit
 from engine.sampling.params import SamplingParams
+from tests.engine.few_blocks import few_blocks
 
 SHARED, LONGEST, VOCABULARY, BLOCKS = 48, 100, 1500, 28
 Work = list[tuple[list[int], SamplingParams, AdapterRef | None]]
@@ -68,9 +69,7 @@ def compare(model: Path, dtype: str, work: Work) -> tuple[int, int]:
     many = replace(common, max_num_batched_tokens=48, max_num_seqs=32, weight_coding="on" if dtype == CODED else "off")
     alone = compute(EngineCore(one), work, 1)
     crowd = EngineCore(many)
-    pool = crowd.scheduler.pool
-    while pool.num_free > BLOCKS:  # the smallest cache that can be configured is too large for a small model
-        pool._free.popitem()
-    among = compute(crowd, work, 32)
+    with few_blocks(crowd.scheduler.pool, BLOCKS):
+        among = compute(crowd, work, 32)
     set_num_threads(1)
     return sum(alone[number] == among[number] for number in range(len(work))), crowd.scheduler.num_preemptions

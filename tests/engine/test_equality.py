@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from engine.cpu.fused import FusedDecoder
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, Reference, core, prompts
+from tests.engine.few_blocks import few_blocks
 from tests.models.random_models import TINY, make_model
 
 FAMILIES = [name for name in TINY if name != "bloom"]
@@ -67,17 +68,14 @@ def test_demo_model_all_at_once(demo_reference):
 def test_preempted_requests_are_recomputed_exactly(demo_reference):
     # 24 blocks of 16 tokens for six requests that need 28 in the end.
     driver = Driver(core(DEMO, kv_cache_bytes=64 << 20, max_model_len=256, block_size=16, max_num_seqs=6))
-    pool = driver.engine.scheduler.pool
-    spare = pool.num_free - 24
-    held = [pool._free.popitem()[0] for _ in range(spare)]
-    for i, prompt in enumerate(DEMO_PROMPTS):
-        driver.submit(i, prompt, max_tokens=60, ignore_eos=True)
-    while driver.engine.has_work:
-        driver.step()
-    assert driver.engine.scheduler.num_preemptions > 0
-    for i, prompt in enumerate(DEMO_PROMPTS):
-        demo_reference.assert_equal(prompt, driver.tokens(i))
-    pool._free.update(dict.fromkeys(held))
+    with few_blocks(driver.engine.scheduler.pool, 24):
+        for i, prompt in enumerate(DEMO_PROMPTS):
+            driver.submit(i, prompt, max_tokens=60, ignore_eos=True)
+        while driver.engine.has_work:
+            driver.step()
+        assert driver.engine.scheduler.num_preemptions > 0
+        for i, prompt in enumerate(DEMO_PROMPTS):
+            demo_reference.assert_equal(prompt, driver.tokens(i))
     driver.engine.check_integrity()
 
 

@@ -19,6 +19,7 @@ from engine.kv_transfer.wire import Done, End
 from engine.messages import PROTOCOL_VERSION, Hello, Submit, frame
 from engine.sampling.params import SamplingParams
 from tests.engine.engines import CLIENT, prompts
+from tests.engine.few_blocks import forget_cached
 from tests.engine.pairs import Held, idle, offer, piece, transport
 from tests.engine.test_kv_transfer import make
 from tests.engine.test_replay import SAMPLED
@@ -184,17 +185,10 @@ def test_frames_that_are_not_of_the_protocol(pair, impatient, tmp_path):
     for name, data in odd.items():
         between = Between(tmp_path / name, answers(data))
         faulty = msgspec.structs.replace(source, address=between.address)
-        forget(pair[1])
+        forget_cached(pair[1].engine.scheduler.pool)
         ends_as_alone(pair, first, faulty, TransferCode.MALFORMED, salt="frames")
         between.close()
     pair[0].engine.transfers.release([source.transfer_id])
-
-
-def forget(driver: Held) -> None:
-    """Empty the prefix cache."""
-    pool = driver.engine.scheduler.pool
-    pool._hash_of.clear()
-    pool._block_of.clear()
 
 
 @pytest.mark.parametrize(
@@ -214,7 +208,7 @@ def test_foreign_blocks_are_refused_by_code(pair, impatient, tmp_path, field, co
     first, source = held(pair[0], salt="foreign")
     hold = pair[0].engine.transfers.holds.find(source.transfer_id)
     other = msgspec.structs.replace(hold.identity, **{field: "another"})
-    forget(pair[1])
+    forget_cached(pair[1].engine.scheduler.pool)
     if liar == "receiver":
         hold.identity = other
         ends_as_alone(pair, first, source, code, salt="foreign")
@@ -235,7 +229,7 @@ def test_blocks_of_another_salt_or_prompt_are_not_given(pair):
         ([*PROMPT[:-1], 5], "mine", TransferCode.FOREIGN_TOKENS),
     ):
         before = decode.engine.transfers.failures[code]
-        forget(decode)
+        forget_cached(decode.engine.scheduler.pool)
         decode.alone(prompt, generated=first, source=source, salt=salt, **SAMPLED)
         assert decode.engine.transfers.failures[code] == before + 1
     prefill.engine.transfers.release([source.transfer_id])
@@ -244,11 +238,11 @@ def test_blocks_of_another_salt_or_prompt_are_not_given(pair):
 def test_nobody_there(pair, tmp_path):
     first, source = held(pair[0], salt="nobody")
     for place in ("unix:" + str(tmp_path / "none"), "carrier-pigeon:loft"):
-        forget(pair[1])
+        forget_cached(pair[1].engine.scheduler.pool)
         faulty = msgspec.structs.replace(source, address=place)
         ends_as_alone(pair, first, faulty, TransferCode.LOST, salt="nobody")
     faulty = msgspec.structs.replace(source, transfer_id=new_transfer_id())
-    forget(pair[1])
+    forget_cached(pair[1].engine.scheduler.pool)
     ends_as_alone(pair, first, faulty, TransferCode.UNKNOWN, salt="nobody")
     pair[0].engine.transfers.release([source.transfer_id])
 
@@ -264,7 +258,7 @@ def test_a_receiver_that_vanishes_or_talks_nonsense(pair, transport, impatient, 
         receiver.sendall(frame(pull))
         receiver.recv(1000)
         receiver.sendall(says)
-    forget(pair[1])
+    forget_cached(pair[1].engine.scheduler.pool)
     monkeypatch.setattr(wire, "STALL_S", 60.0)
     ends_as_alone(pair, first, source, None, salt="vanish")
     idle(pair[0].engine)

@@ -18,6 +18,7 @@ from engine.kv_transfer.handle import KvSource, TransferCode, new_transfer_id
 from engine.messages import AdapterRef
 from tests.conftest import DEMO
 from tests.engine.engines import prompts
+from tests.engine.few_blocks import few_blocks
 from tests.engine.pairs import Door, Held, idle, joined, transport
 from tests.engine.test_replay import CASES, ON, PHRASE, SAMPLED
 from tests.waiting import wait_until
@@ -161,26 +162,25 @@ def test_preempted_on_either_side(tmp_path, tight, transport):
     decode, d_door = make(tmp_path, "d", **options)
     whole = [prefill.alone(prompt, salt="alone", **SAMPLED)[0] for prompt in asked]
     few = (prefill if tight == "prefill" else decode).engine.scheduler
-    taken = [few.pool._free.popitem()[0] for _ in range(few.pool.num_free - (16 if tight == "prefill" else 11))]
-    for i, prompt in enumerate(asked):
-        if tight == "prefill":  # sequences that grow beside those that are held
-            prefill.ask(prompt, request_id=100 + i, salt="y", **SAMPLED)
-        prefill.ask(prompt, hold=new_transfer_id(), request_id=i, salt="x", **SAMPLED)
-    begun: set[int] = set()
-    while prefill.engine.has_work or decode.engine.has_work or len(begun) < len(asked):
-        prefill.step()
-        prefill.engine.refresh_stats()
-        if tight == "prefill" or not prefill.engine.has_work:  # else all start at one moment
-            for i in range(len(asked)):
-                if i not in begun and prefill.outputs[i] and prefill.finish_reason(i) == FinishReason.MOVED:
-                    begun.add(i)
-                    first, source = prefill.tokens(i), prefill.outputs[i][-1].source
-                    decode.ask(asked[i], generated=first, source=source, request_id=i, salt="x", **SAMPLED)
-        decode.step()
-    assert [prefill.tokens(i) + decode.tokens(i) for i in range(len(asked))] == whole
-    assert few.num_preemptions > 0
-    assert decode.engine.transfers.num_fetched_blocks == sum(-(-len(prompt) // BLOCK) for prompt in asked)
-    few.pool._free.update(dict.fromkeys(taken))
+    with few_blocks(few.pool, 16 if tight == "prefill" else 11):
+        for i, prompt in enumerate(asked):
+            if tight == "prefill":  # sequences that grow beside those that are held
+                prefill.ask(prompt, request_id=100 + i, salt="y", **SAMPLED)
+            prefill.ask(prompt, hold=new_transfer_id(), request_id=i, salt="x", **SAMPLED)
+        begun: set[int] = set()
+        while prefill.engine.has_work or decode.engine.has_work or len(begun) < len(asked):
+            prefill.step()
+            prefill.engine.refresh_stats()
+            if tight == "prefill" or not prefill.engine.has_work:  # else all start at one moment
+                for i in range(len(asked)):
+                    if i not in begun and prefill.outputs[i] and prefill.finish_reason(i) == FinishReason.MOVED:
+                        begun.add(i)
+                        first, source = prefill.tokens(i), prefill.outputs[i][-1].source
+                        decode.ask(asked[i], generated=first, source=source, request_id=i, salt="x", **SAMPLED)
+            decode.step()
+        assert [prefill.tokens(i) + decode.tokens(i) for i in range(len(asked))] == whole
+        assert few.num_preemptions > 0
+        assert decode.engine.transfers.num_fetched_blocks == sum(-(-len(prompt) // BLOCK) for prompt in asked)
     for driver, door in ((prefill, p_door), (decode, d_door)):
         idle(driver.engine)
         driver.engine.close()

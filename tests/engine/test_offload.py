@@ -23,6 +23,7 @@ from engine.offload.block_file import HEADER_BYTES
 from engine.sampling.params import SamplingParams
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
+from tests.engine.few_blocks import few_blocks, forget_cached
 from tests.engine.offloading import CACHED, FIRST, OTHER, SMALL, ask, cached, content, files, stats
 from tests.engine.test_adapters import make_adapter
 from tests.models.random_models import make_model
@@ -155,18 +156,17 @@ def test_a_preempted_sequence_goes_on_with_what_it_computed(start):
     alone = start(max_num_seqs=3, max_model_len=256, folder="alone")
     expected = [ask(alone, i, prompt, max_tokens=100) for i, prompt in enumerate(asked)]
     pool = driver.engine.scheduler.pool
-    held = [pool._take() for _ in range(pool.num_free - 20)]
-    for i, prompt in enumerate(asked):
-        driver.submit(i, prompt, max_tokens=100, ignore_eos=True)
-    while not driver.engine.scheduler.num_preemptions:
-        driver.step()
-    driver.engine.offload._disk.flush()
-    pool._release([pool._take() for _ in range(pool.num_free)])  # the others need all that it gave back
-    while driver.engine.has_work:
-        driver.step()
-    assert stats(driver).disk.hits > 0
-    assert [driver.tokens(i) for i in range(3)] == expected
-    pool._release(held)
+    with few_blocks(pool, 20):
+        for i, prompt in enumerate(asked):
+            driver.submit(i, prompt, max_tokens=100, ignore_eos=True)
+        while not driver.engine.scheduler.num_preemptions:
+            driver.step()
+        driver.engine.offload._disk.flush()
+        forget_cached(pool)  # the others need all that it gave back
+        while driver.engine.has_work:
+            driver.step()
+        assert stats(driver).disk.hits > 0
+        assert [driver.tokens(i) for i in range(3)] == expected
     driver.engine.check_integrity()
 
 
@@ -290,25 +290,23 @@ def test_random_work_gives_the_tokens_that_it_gives_without(seed, start, arm):
     asked = [(rng.choice(prefixes)[: rng.randrange(20, 150)], [rng.randrange(3, 1700)] * 3) for _ in range(30)]
     plain = Driver(core(DEMO, max_model_len=256, max_num_seqs=4))
     driver = start(max_num_seqs=4)
-    pool = driver.engine.scheduler.pool
-    held = [pool._take() for _ in range(pool.num_free - 24)]
-    for number, (prefix, end) in enumerate(asked):
-        for each in (plain, driver):
-            assert each.submit(number, prefix + end, max_tokens=12, ignore_eos=True) is None
-        for _ in range(rng.randrange(12)):
+    with few_blocks(driver.engine.scheduler.pool, 24):
+        for number, (prefix, end) in enumerate(asked):
+            for each in (plain, driver):
+                assert each.submit(number, prefix + end, max_tokens=12, ignore_eos=True) is None
+            for _ in range(rng.randrange(12)):
+                driver.step()
+            if number % 7 == 3:
+                driver.engine.abort(1, [number])
+            if number == 15:
+                arm("offload.read:errno:EIO:5-9")
+            found = files(Path(driver.engine.config.kv_offload_dir).parent)
+            if found and number % 5 == 0:
+                with suppress(FileNotFoundError):  # one that was damaged before, and is removed now
+                    damage(rng.choice(found))
+        plain.run()
+        while driver.engine.has_work:
             driver.step()
-        if number % 7 == 3:
-            driver.engine.abort(1, [number])
-        if number == 15:
-            arm("offload.read:errno:EIO:5-9")
-        found = files(Path(driver.engine.config.kv_offload_dir).parent)
-        if found and number % 5 == 0:
-            with suppress(FileNotFoundError):  # one that was damaged before, and is removed now
-                damage(rng.choice(found))
-    plain.run()
-    while driver.engine.has_work:
-        driver.step()
-    pool._release(held)
     driver.engine.check_integrity()
     for number in range(len(asked)):
         told = driver.tokens(number)

@@ -15,6 +15,7 @@ from engine.cpu.backend import CpuBackend
 from engine.gpu.sampling import DeviceSampler, DeviceTokens
 from engine.sampling.params import Grammar
 from tests.engine.engines import Driver, Reference, core, prompts
+from tests.engine.few_blocks import few_blocks
 from tests.models.random_models import make_model
 
 VOCABULARY = 400
@@ -79,15 +80,14 @@ def run(engine: EngineCore, count: int, blocks: int = 0) -> tuple[Driver, float]
     """The same requests whatever the engine; the share of steps that were launched ahead of the last one's tokens."""
     driver, joins, ahead, steps, left = Driver(engine), random.Random(1), 0, 0, requests(count)
     pool = engine.scheduler.pool
-    held = [pool._free.popitem()[0] for _ in range(pool.num_free - blocks)] if blocks else []
-    while left or engine.has_work:
-        while left and len(engine.requests) < 12 and joins.random() < 0.8:
-            prompt, params = left.pop(0)
-            assert driver.submit(count - 1 - len(left), prompt, **params) is None
-        driver.step()
-        steps += 1
-        ahead += engine._running is not None
-    pool._free.update(dict.fromkeys(held))
+    with few_blocks(pool, blocks or pool.num_free):
+        while left or engine.has_work:
+            while left and len(engine.requests) < 12 and joins.random() < 0.8:
+                prompt, params = left.pop(0)
+                assert driver.submit(count - 1 - len(left), prompt, **params) is None
+            driver.step()
+            steps += 1
+            ahead += engine._running is not None
     engine.check_integrity()
     return driver, ahead / steps
 

@@ -8,6 +8,7 @@ import torch
 from engine.speculation.prompt_lookup import PAUSE_TOKENS, PromptLookup, allowance
 from tests.conftest import DEMO
 from tests.engine.engines import Driver, core, prompts
+from tests.engine.few_blocks import few_blocks
 from tests.models.random_models import make_model
 
 PHRASE = prompts(1700, (12,), seed=5)[0]
@@ -61,13 +62,11 @@ def test_small_batches_joined_left_and_preempted(models_dir):
     texts = []
     for tokens in (0, 6):
         driver = Driver(core(model, speculative_tokens=tokens, max_num_seqs=2, max_model_len=128, block_size=4))
-        pool = driver.engine.scheduler.pool
-        held = [pool._free.popitem()[0] for _ in range(pool.num_free - 30)]
-        for i, prompt in enumerate(asked):
-            driver.submit(i, prompt, max_tokens=40, temperature=0.7 * (i % 2), seed=i, ignore_eos=True)
-        while driver.engine.has_work:
-            driver.step()
-        pool._free.update(dict.fromkeys(held))
+        with few_blocks(driver.engine.scheduler.pool, 30):
+            for i, prompt in enumerate(asked):
+                driver.submit(i, prompt, max_tokens=40, temperature=0.7 * (i % 2), seed=i, ignore_eos=True)
+            while driver.engine.has_work:
+                driver.step()
         driver.engine.check_integrity()
         texts.append([driver.tokens(i) for i in range(6)])
     assert texts[0] == texts[1]
