@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from engine.embedding.pooling import Pooling, read_pooling
 from engine.models.files import ModelError, check_weights, locate, max_model_len, read_config, tokenizer_file
+from engine.models.formats import EMBEDDERS_HEADS, check_embedders_head, check_format
 from engine.models.loader import DTYPES, from_pretrained
 from engine.process.progress import progress
 from engine.quantization.base import method
@@ -78,7 +79,9 @@ def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
         raise ModelError("embedding models compute on the CPU, with their weights as they are")
     directory = locate(config.model)
     hf_config = read_config(directory)
+    check_embedders_head(getattr(hf_config, "architectures", None))
     check_weights(directory)
+    check_format(directory)
     dtype = torch.float32 if config.dtype == "auto" else DTYPES[config.dtype]
     text_config = hf_config.get_text_config()
     # A model is an encoder unless transformers lists it as a causal LM; families that are decoders only with
@@ -86,7 +89,7 @@ def load_embedding_model(config: EngineConfig) -> EmbeddingModel:
     causal = text_config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not hasattr(text_config, "is_decoder")
     pooling = read_pooling(directory, causal)
     progress.begin("reading the weights")
-    model = from_pretrained(AutoModel, directory, dtype, unused="pooler.")
+    model = from_pretrained(AutoModel, directory, dtype, heads=EMBEDDERS_HEADS)
     own = min([max_model_len(hf_config, 0), *_position_tables(model)])
     own = min(own, pooling.max_tokens or own)
     if config.max_model_len > own:

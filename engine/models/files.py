@@ -40,6 +40,10 @@ def locate(source: str) -> Path:
     """The model's directory: `source` itself, or the hub snapshot of that id."""
     if Path(source).is_dir():
         return Path(source).resolve()
+    if Path(source).is_file():
+        raise ModelError(
+            f"{source} is a file; a model is a directory with config.json and safetensors{_of_gguf(source)}"
+        )
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise ModelError(f"the directory {source} does not exist")
     try:
@@ -48,6 +52,12 @@ def locate(source: str) -> Path:
         raise ModelError(
             f"{source} is neither a directory nor a model that can be fetched from the hub ({type(error).__name__})"
         ) from error
+
+
+def _of_gguf(name: str) -> str:
+    if not name.endswith(".gguf"):
+        return ""
+    return "; this release does not read GGUF: serve the checkpoint that it was made from, in safetensors"
 
 
 def _config(directory: Path) -> dict[str, Any]:
@@ -78,7 +88,10 @@ def makes_embeddings(directory: Path) -> bool:
         or any(name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in names)
     ):
         return False
-    return all(str(name).endswith(("Model", "ForMaskedLM", "ForPreTraining")) for name in names)
+    return all(
+        str(name).endswith(("Model", "ForMaskedLM", "ForPreTraining")) and not str(name).endswith("RewardModel")
+        for name in names
+    )
 
 
 def check_causal(directory: Path) -> None:
@@ -120,6 +133,8 @@ def check_weights(directory: Path) -> None:
     """
     shards = weight_files(directory)
     if not shards:
+        if any(directory.glob("*.gguf")):
+            raise ModelError(f"its weights are in a GGUF file{_of_gguf('.gguf')}")
         pickled = sorted(p.name for p in directory.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
         if pickled:
             raise ModelError(f"{pickled[0]} is pickled and never loaded; convert the weights to safetensors")
@@ -180,6 +195,22 @@ def tokenizer_file(directory: Path, cache_dir: str) -> Path:
             unfinished.unlink(missing_ok=True)
             raise
     return target
+
+
+def end_of_text(directory: Path, tokenizer: Path) -> int | None:
+    """The id of the token that tokenizer_config.json, or the older special_tokens_map.json, names as the end of a text. None: neither
+    does, or the vocabulary of the tokenizer's file has no such token.
+    """
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if not (directory / name).is_file():
+            continue
+        token = read_json(directory / name).get("eos_token")
+        if isinstance(token, dict):  # an added token with its properties
+            token = token.get("content")
+        if isinstance(token, str):
+            found: int | None = FastTokenizer.from_file(str(tokenizer)).token_to_id(token)
+            return found
+    return None
 
 
 def sampling_defaults(directory: Path) -> dict[str, float]:

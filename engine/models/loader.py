@@ -6,6 +6,7 @@ Every refusal is a `ModelError` that names what is wrong; nothing here touches a
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,14 @@ from engine.models.files import (
     ModelError,
     check_causal,
     check_weights,
+    end_of_text,
     locate,
     max_model_len,
     read_config,
     sampling_defaults,
     tokenizer_file,
 )
+from engine.models.formats import check_format, check_head, check_unexpected
 from engine.models.probe import Proof, tolerance_of
 from engine.models.record import ProbeError
 from engine.process.progress import progress
@@ -65,7 +68,9 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
     directory = locate(config.model)
     check_causal(directory)
     hf_config = read_config(directory)
+    check_head(getattr(hf_config, "architectures", None))
     check_weights(directory)
+    check_format(directory)
     dtype = backend.default_dtype() if config.dtype == "auto" else DTYPES[config.dtype]
     progress.begin("reading the weights")
     model = from_pretrained(AutoModelForCausalLM, directory, dtype, **backend.pretrained_options())
@@ -85,29 +90,35 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
         forward, lora_layers = _forward(backend, model, proof, dtype, tolerance)
     except ProbeError as error:
         raise ModelError(f"{type(model).__name__} cannot be served: {error}") from error
+    tokens = tokenizer_file(directory, config.cache_dir)
     return LoadedModel(
         forward=forward,
         architecture=type(model).__name__,
         directory=directory,
-        tokenizer_file=tokenizer_file(directory, config.cache_dir),
+        tokenizer_file=tokens,
         dtype=dtype,
         specs=proof.specs,
         lora_layers=lora_layers,
         max_model_len=limit,
         vocab_size=vocab_size,
-        eos_token_ids=_eos_token_ids(model, text_config.eos_token_id, vocab_size),
+        eos_token_ids=_eos_token_ids(model, text_config.eos_token_id, end_of_text(directory, tokens), vocab_size),
         sampling_defaults=sampling_defaults(directory),
         rounding=backend.rounding(forward),
     )
 
 
-def _eos_token_ids(model: PreTrainedModel, configured: int | list[int] | None, vocab_size: int) -> list[int]:
-    """The tokens that end a text: those of generation_config.json, or else those `configured` in config.json. An id outside of the
-    vocabulary, such as the -1 or the default of its family that some models have, is never sampled.
+def _eos_token_ids(
+    model: PreTrainedModel, configured: int | list[int] | None, tokenizers: int | None, vocab_size: int
+) -> list[int]:
+    """The tokens that end a text: those of generation_config.json, those `configured` in config.json and the tokenizer's own, for a
+    fine-tune often changes only one of the three. An id outside of the vocabulary, such as the -1 or the default of its family that
+    some models have, is never sampled.
     """
     generation = model.generation_config or GenerationConfig()
-    eos = generation.eos_token_id if generation.eos_token_id is not None else configured
-    named = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    named: list[int] = []
+    for ends in (generation.eos_token_id, configured, tokenizers):
+        named += [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    named = list(dict.fromkeys(named))
     known = [token for token in named if 0 <= token < vocab_size]
     if known != named:
         logger.warning("of the end-of-sequence tokens %s, the vocabulary of %d has only %s", named, vocab_size, known)
@@ -163,10 +174,10 @@ def _proven(
 
 
 def from_pretrained(
-    auto: Any, directory: Path, dtype: torch.dtype, unused: str | None = None, **options: Any
+    auto: Any, directory: Path, dtype: torch.dtype, heads: tuple[str, ...] = (), **options: Any
 ) -> PreTrainedModel:
-    """Load the model with transformers' class `auto`. Raises ModelError if a weight is missing, except those whose
-    names begin with `unused`.
+    """Load the model with transformers' class `auto`. Raises ModelError if a weight is missing or belongs nowhere, except those whose
+    names begin with one of `heads`.
     """
     try:
         model, report = auto.from_pretrained(
@@ -190,12 +201,14 @@ def from_pretrained(
         ImportError,
     ) as error:
         raise ModelError(f"transformers cannot load the model: {error}") from error
-    missing = sorted(key for key in report["missing_keys"] if unused is None or not key.startswith(unused))
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(heads))
     if missing:
         raise ModelError(f"{len(missing)} weights are missing, the first is {missing[0]}")
     if report["mismatched_keys"]:
         raise ModelError(
             f"weights have other shapes than config.json says, e.g. {sorted(report['mismatched_keys'])[0]}"
         )
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    check_unexpected(report["unexpected_keys"], layers if isinstance(layers, int) else sys.maxsize, heads)
     loaded: PreTrainedModel = model.eval()
     return loaded

@@ -6,14 +6,12 @@ import json
 import shutil
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
 
+from engine.failures import FinishReason
 from engine.models.files import ModelError, read_config, tokenizer_file
 from engine.models.identity import model_digest
-from engine.models.loader import from_pretrained
 from tests.engine.engines import Driver, core
 from tests.live import DEMO
 from tests.models.random_models import make_model
@@ -59,14 +57,6 @@ def quantized(folder, config):
     return folder
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
-def test_a_quantization_whose_package_is_missing_is_refused(tmp_path, method):
-    """It ends as a refusal that names the package, not as a crash of the worker."""
-    model = quantized(tmp_path / "model", {"quant_method": method, "bits": 4, "group_size": 128})
-    with pytest.raises(ModelError, match=r"quantiz.*pip install"):
-        from_pretrained(AutoModelForCausalLM, model, torch.float32)
-
-
 def test_a_quantization_that_is_no_object_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"config\.json cannot be used"):
         read_config(quantized(tmp_path / "model", "awq"))
@@ -96,12 +86,32 @@ def test_an_end_of_sequence_token_outside_of_the_vocabulary_is_never_sampled(tmp
     for name in ("config.json", "generation_config.json"):
         content = json.loads((model / name).read_text())
         (model / name).write_text(json.dumps({**content, "eos_token_id": named}))
+    (model / "tokenizer_config.json").write_text("{}")
     driver = Driver(core(model))
     assert driver.engine.info.eos_token_ids == known
     assert "end-of-sequence" in caplog.text
     driver.submit(1, [5, 6, 7], max_tokens=3, min_tokens=3, logit_bias=dict.fromkeys(range(399), -100.0))
     driver.run()
     assert driver.tokens(1) == [399] * 3  # the last one, for which -1 would stand
+
+
+@pytest.mark.parametrize("spelled", ["text", "object"])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_a_text_ends_at_the_tokenizers_own_end_too(models_dir, tmp_path, file, spelled):
+    """Fine-tunes often change only the tokenizer."""
+    model = shutil.copytree(make_model(models_dir, "llama"), tmp_path / "model")
+    end = Tokenizer.from_file(str(model / "tokenizer.json")).id_to_token(17)
+    (model / "tokenizer_config.json").write_text("{}")
+    (model / file).write_text(json.dumps({"eos_token": end if spelled == "text" else {"content": end}}))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [3]}))
+    content = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**content, "eos_token_id": 0}))
+    driver = Driver(core(model))
+    assert driver.engine.info.eos_token_ids == [3, 0, 17]
+    for number, token in enumerate((3, 0, 17)):
+        driver.submit(number, [5, 6, 7], max_tokens=5, logit_bias={token: 100.0})
+        driver.run()
+        assert driver.finish_reason(number) == FinishReason.STOP
 
 
 def test_models_that_differ_in_one_token_are_two(models_dir, tmp_path):
