@@ -19,6 +19,7 @@ from inference.chat import reasoning
 from inference.chat.call_styles import TAGS, Style, style_of
 from inference.chat.guarded_template import GuardedTemplate
 from inference.chat.template_environment import environment
+from inference.chat.template_files import DEFAULT, TOOL_USE, template_texts
 from inference.errors import InvalidRequest, TemplateError
 from inference.generation.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from inference.http.offload import in_thread, release_memory
@@ -68,6 +69,8 @@ class ModelTokenizer:
     """Whether outputs may begin with reasoning: the template or the vocabulary contains the tags."""
     control: ControlTokens | None = None
     """Escapes special tokens in client text; None if clients may write them."""
+    tool_template: jinja2.Template | None = None
+    """The template of conversations with tools, if the model has one of its own for them."""
     _texts: dict[int, str] = field(default_factory=dict)
 
     @classmethod
@@ -88,23 +91,29 @@ class ModelTokenizer:
         config = json.loads(path.read_text()) if path.is_file() else {}
         if not isinstance(config, dict):
             raise ValueError("tokenizer_config.json is not an object")
-        text = chat_template or _template_text(directory, config)
+        # One of a client of the control plane is for all conversations; those of the model came with its weights.
+        texts = {} if chat_template else template_texts(directory, config)
+        text = chat_template or texts.get(DEFAULT)
+        tool_text = texts.get(TOOL_USE)
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         special_texts = {name: t for name in names if (t := _content(config.get(name))) is not None}
         special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
-        template: jinja2.Template | GuardedTemplate | None
-        try:
-            if chat_template:  # of a client of the control plane, while that of the model came with its weights
-                template = GuardedTemplate(chat_template)
-            else:
-                template = None if text is None else environment().from_string(text)
-        except jinja2.TemplateSyntaxError as error:  # such a model can still complete text
-            logger.warning("chat template unusable", reason=str(error))
-            template = None
-        may_reason = reasoning.END in (text or "") or fast.token_to_id(reasoning.END) is not None
+        template = GuardedTemplate(chat_template) if chat_template else _compiled(text)
+        tool_template = _compiled(tool_text)
+        may_reason = any(reasoning.END in written for written in (text, tool_text) if written) or fast.token_to_id(reasoning.END) is not None
         shown = {"tokenizer_class": "PreTrainedTokenizerFast", **config, "chat_template": text}
         control = None if parse_special_tokens else ControlTokens(Path(info.tokenizer_file), fast)
-        return cls(fast, special_ids, template, special_texts, shown, style_of(text or ""), may_reason, control)
+        return cls(
+            fast,
+            special_ids,
+            template,
+            special_texts,
+            shown,
+            style_of(tool_text or text or ""),
+            may_reason,
+            control,
+            tool_template,
+        )
 
     @property
     def _encoder(self) -> FastTokenizer:
@@ -272,7 +281,10 @@ class ModelTokenizer:
 
         With `control`, special tokens in the messages are escaped by stand-ins.
         """
-        if self.template is None:
+        template = self.template
+        if self.tool_template is not None and prompt.template_arguments.get("tools"):
+            template = self.tool_template
+        if template is None:
             raise TemplateError(
                 "This model has no usable chat template; use a completion route or add one to the model."
             )
@@ -291,7 +303,7 @@ class ModelTokenizer:
         # As in transformers, a client's arguments replace special tokens.
         asked = {"messages": messages, "add_generation_prompt": prompt.add_generation_prompt}
         try:
-            text = self.template.render({**self.special_texts, **arguments, **asked})
+            text = template.render({**self.special_texts, **arguments, **asked})
         except (
             jinja2.TemplateError,
             TypeError,
@@ -351,16 +363,15 @@ def _boundary(text: str, near: int) -> int:
     return near
 
 
-def _template_text(directory: Path, config: dict[str, Any]) -> str | None:
-    """chat_template.jinja, else tokenizer_config.json's `chat_template` (a text, or the one named "default")."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text()
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
-        template = named[0].get("template") if named else None
-    return template if isinstance(template, str) else None
+def _compiled(text: str | None) -> jinja2.Template | None:
+    """A template of the model; None without one, or if it cannot be used: such a model can still complete text."""
+    if text is None:
+        return None
+    try:
+        return environment().from_string(text)
+    except jinja2.TemplateSyntaxError as error:
+        logger.warning("chat template unusable", reason=str(error))
+        return None
 
 
 def _content(token: Any) -> str | None:
