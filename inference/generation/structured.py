@@ -20,23 +20,63 @@ MAPPINGS = ("properties", "patternProperties", "$defs", "definitions", "dependen
 """Those that have schemas by names."""
 CONJUNCTIONS, ALTERNATIVES = ("allOf", "if", "then", "else", "not"), ("anyOf", "oneOf")
 """Those whose schemas a value must fit beside its own schema; of the latter, one of them."""
-WHITESPACE = r"[ \t\n\r]{0,20}"
-"""White space allowed between the parts of a JSON value; bounded, because small models can emit blank lines forever."""
+INDENTATION = 4
+"""The most blanks of indentation for a level."""
+UNKNOWN_LEVELS = 8
+"""Levels of a value whose schema does not say how deep it is."""
 
 
-def json_schema(schema: Any, field: str, whitespace: str = WHITESPACE) -> GrammarRequest:
-    """A JSON schema, as an object or as text; `whitespace` is the white space allowed between the parts of a value."""
+def json_schema(schema: Any, field: str, whitespace: str | None = None) -> GrammarRequest:
+    """A JSON schema, as an object or as text. `whitespace` is a regular expression of the white space between the parts of a value;
+    None allows one blank, or one line break with the indentation that the schema's levels can need: models under a grammar
+    would otherwise fill their tokens with it.
+    """
     schema = parsed(schema, field)
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{field}: a JSON schema must be an object.", field)
-    return _limited("json_schema", _encoded(_spaced(schema, whitespace), field), field)
+    return _limited("json_schema", _encoded(_spaced(schema, field, whitespace), field), field)
 
 
-def _spaced(schema: dict[str, Any], whitespace: str = WHITESPACE) -> dict[str, Any]:
+def _spaced(schema: dict[str, Any], field: str, whitespace: str | None = None) -> dict[str, Any]:
+    if whitespace is None:
+        levels = _levels(schema, field)
+        whitespace = rf"( |\n(\t{{0,{levels}}}| {{0,{INDENTATION * levels}}}))?"
     return {"x-guidance": {"whitespace_pattern": whitespace}, **schema}
 
 
-def json_object(field: str, whitespace: str = WHITESPACE) -> GrammarRequest:
+def _levels(schema: Any, field: str, depth: int = 0) -> int:
+    """How many objects and lists can enclose a part of the value. Raises InvalidRequest if the schema is nested too deeply."""
+    if depth > MAX_DEPTH:
+        raise InvalidRequest(f"{field}: a schema may be nested {MAX_DEPTH} levels deep.", field)
+    if not isinstance(schema, dict):
+        return 0 if schema is False else UNKNOWN_LEVELS
+    if "const" in schema or "enum" in schema:
+        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
+        return UNKNOWN_LEVELS if any(isinstance(value, dict | list) for value in values) else 0
+    if "$ref" in schema:  # which may lead back to where it stands
+        return UNKNOWN_LEVELS
+    kinds = schema.get("type")
+    if isinstance(kinds, str) and kinds not in ("object", "array"):
+        return 0
+    inner: list[Any] = []
+    for key in MAPPINGS[:2]:
+        found = schema.get(key)
+        inner += found.values() if isinstance(found, dict) else []
+    if schema.get("additionalProperties") not in (None, False) or (kinds == "object" and not inner):
+        inner.append(schema.get("additionalProperties", True))
+    items = [schema[key] for key in ("items", "prefixItems") if key in schema]
+    inner += [each for found in items for each in (found if isinstance(found, list) else [found])]
+    if kinds == "array" and not items:
+        inner.append(True)
+    same = [schema[key] for key in (*CONJUNCTIONS, *ALTERNATIVES) if key in schema]
+    beside = [each for found in same for each in (found if isinstance(found, list) else [found])]
+    if not inner and not beside:
+        return UNKNOWN_LEVELS
+    below = 1 + max((_levels(each, field, depth + 1) for each in inner), default=-1)
+    return min(UNKNOWN_LEVELS, max([below, *(_levels(each, field, depth + 1) for each in beside)]))
+
+
+def json_object(field: str, whitespace: str | None = None) -> GrammarRequest:
     """Any JSON object."""
     return json_schema({"type": "object"}, field, whitespace)
 
@@ -156,7 +196,7 @@ def _tag(structure: Any, triggers: list[str], field: str) -> dict[str, Any]:
     trigger = min((t for t in triggers if begin.startswith(t)), key=len, default=None)
     if trigger is None:
         raise InvalidRequest(f"{field}: the structure {begin[:60]!r} begins with none of the triggers.", field)
-    return {"trigger": trigger, "begin": begin, "schema": _spaced(structure["schema"]), "end": end}
+    return {"trigger": trigger, "begin": begin, "schema": _spaced(structure["schema"], field), "end": end}
 
 
 def _encoded(value: Any, field: str) -> str:

@@ -22,7 +22,7 @@ def structured_outputs(given: dict[str, Any], field: str = "structured_outputs")
     for name, kind in OPTIONS.items():
         if given.get(name) is not None and not isinstance(given[name], kind):
             raise InvalidRequest(f"{field}: {name} must be a {kind.__name__}.", field)
-    whitespace = given.get("whitespace_pattern") or structured.WHITESPACE
+    whitespace = given.get("whitespace_pattern") or None
     if given.get("disable_any_whitespace"):
         whitespace = ""
     value = given[kinds[0]]
@@ -31,7 +31,7 @@ def structured_outputs(given: dict[str, Any], field: str = "structured_outputs")
     return of_kind(kinds[0], value, field, whitespace)
 
 
-def of_kind(kind: str, value: Any, field: str, whitespace: str = structured.WHITESPACE) -> GrammarRequest:
+def of_kind(kind: str, value: Any, field: str, whitespace: str | None = None) -> GrammarRequest:
     """The grammar of one of KINDS."""
     if kind == "json":
         return structured.json_schema(value, field, whitespace)
