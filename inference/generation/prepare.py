@@ -24,6 +24,8 @@ from inference.http.validation import in_range
 from inference.workers.tokenizer import Beginning
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.sampling.params import Grammar, SamplingParams
     from inference.generation.caller import Caller
     from inference.generation.generation import Observer
@@ -136,6 +138,7 @@ def _params(request: GenerationRequest, target: Target, prompt: list[int]) -> Sa
         grammar=grammar,
         defaults=info.sampling_defaults if request.use_model_defaults else {},
     )
+    _check_some_allowed(params, info.eos_token_ids)
     if request.beams:
         check_width(request.n, params, info.eos_token_ids)
     elif params.greedy and request.n > 1:
@@ -180,6 +183,26 @@ def _checked(overrides: SamplingOverrides, vocab_size: int) -> SamplingOverrides
         if not in_range(given or (), vocab_size):
             raise InvalidRequest(f"{name}: token ids must be between 0 and {vocab_size - 1}.", name)
     return overrides
+
+
+def _check_some_allowed(params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
+    """Raise InvalidRequest if `bad_words` and `min_tokens` can leave none of `allowed_token_ids`: no token could be chosen then. A word
+    bans its last token where the output ends with those before it, so all that ban at one place end the longest of these.
+    """
+    allowed = set(params.allowed_token_ids or ())
+    if not allowed:
+        return
+    words = [word for word in params.bad_words or [] if allowed.issuperset(word)]
+    early = {*eos_token_ids, *params.stop_token_ids} if params.min_tokens else set[int]()
+
+    def banned(before: list[int]) -> set[int]:
+        ends = [word for word in words if len(word) <= len(before) + 1]
+        return {word[-1] for word in ends if before[len(before) + 1 - len(word) :] == word[:-1]}
+
+    for before in [[], *(word[:-1] for word in words)]:
+        said = all(token not in banned(before[:position]) for position, token in enumerate(before))
+        if said and allowed <= banned(before) | early:
+            raise InvalidRequest("allowed_token_ids: bad_words or min_tokens leave none of them.", "allowed_token_ids")
 
 
 def _longest_prompt(request: GenerationRequest, target: Target) -> int:

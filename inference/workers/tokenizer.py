@@ -100,7 +100,10 @@ class ModelTokenizer:
         special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
         template = GuardedTemplate(chat_template) if chat_template else _compiled(text)
         tool_template = _compiled(tool_text)
-        may_reason = any(reasoning.END in written for written in (text, tool_text) if written) or fast.token_to_id(reasoning.END) is not None
+        may_reason = (
+            any(reasoning.END in written for written in (text, tool_text) if written)
+            or fast.token_to_id(reasoning.END) is not None
+        )
         shown = {"tokenizer_class": "PreTrainedTokenizerFast", **config, "chat_template": text}
         control = None if parse_special_tokens else ControlTokens(Path(info.tokenizer_file), fast)
         return cls(

@@ -225,6 +225,40 @@ async def test_allowed_tokens_are_in_the_vocabulary(serving, ids):
 
 
 @pytest.mark.parametrize(
+    ("allowed", "bad", "fields", "status"),
+    [
+        (["Spain"], ["Spain"], {}, 400),
+        (["Spain"], ["Spain Spain"], {}, 400),
+        (["Spain", "Italy"], ["Spain"], {}, 200),
+        (["Spain", "Italy"], ["Spain", "Spain Italy"], {}, 200),
+        (["Spain", "Italy"], ["Spain", "Italy Italy"], {}, 400),
+        (["Spain", "Italy"], ["Spain Spain", "Italy Italy"], {}, 200),
+        (["Spain", "Italy"], ["Spain Italy Spain", "Spain Italy Italy"], {}, 400),
+        (["Spain", "Italy"], ["Spain Spain", "Italy Spain Italy"], {}, 400),
+        (["Spain", "Italy"], ["Spain", "France Italy"], {}, 200),
+        (["Spain", "eos"], ["Spain"], {"min_tokens": 1}, 400),
+        (["Spain", "eos"], ["Spain"], {}, 200),
+        (["Spain"], [], {"min_tokens": 1, "stop_token_ids": ["Spain"]}, 400),
+        (["Spain"], [], {"stop_token_ids": ["Spain"]}, 200),
+    ],
+)
+async def test_some_of_the_allowed_tokens_stay_allowed(serving, allowed, bad, fields, status):
+    """What is banned at one place depends on the tokens before it."""
+    token = {"eos": 2, **{name: ids(f" {name}")[0] for name in ("Spain", "Italy", "France")}}
+    fields = fields | {name: [token[text] for text in fields[name]] for name in fields if name == "stop_token_ids"}
+    body = {
+        **PROMPT,
+        "allowed_token_ids": [token[text] for text in allowed],
+        "bad_words": bad,
+        "max_tokens": 4,
+        **fields,
+    }
+    answer = await serving.post(TEXT, body)
+    assert answer.status == status, answer.text
+    assert status == 200 or answer.json()["error"]["param"] == "allowed_token_ids"
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [("max_tokens", 256.0), ("max_tokens", "256"), ("temperature", "0.5"), ("stream", "true"), ("n", 1.5)],
 )
