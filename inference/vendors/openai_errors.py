@@ -34,7 +34,7 @@ TABLE: list[tuple[type[ServingError], int, str]] = [
 STATUSES = frozenset(status for _, status, _ in TABLE) | {401}
 
 
-def body(error: ServingError) -> tuple[int, dict[str, object]]:
+def body(error: ServingError) -> tuple[int, dict[str, dict[str, object]]]:
     """Status and envelope."""
     status, kind = next((status, kind) for cls, status, kind in TABLE if isinstance(error, cls))
     param = "model" if isinstance(error, errors.ModelNotFound) else getattr(error, "field", None)
@@ -45,7 +45,11 @@ def render(error: ServingError) -> Response:
     """The error as a complete response."""
     if isinstance(error, errors.Unauthorized):  # vLLM sends a bare string here
         return json_response({"error": "Unauthorized"}, 401)
-    status, envelope = body(error)
+    return complete(error, *body(error))
+
+
+def complete(error: ServingError, status: int, envelope: dict[str, dict[str, object]]) -> Response:
+    """A response with this status and envelope, and the headers that the error has."""
     headers = retry_headers(error)
     if isinstance(error, errors.MethodNotAllowed):
         headers.append((b"allow", ", ".join(error.allowed).encode()))

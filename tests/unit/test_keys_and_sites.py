@@ -274,3 +274,19 @@ async def test_a_key_of_the_settings_opens_inference_and_metrics(guarded):
     assert (await guarded.get("/metrics", authorization="Bearer mine")).status == 200
     refused = await guarded.post("/v1/unload_lora_adapter", {"lora_name": "a"}, authorization="Bearer mine")
     assert refused.status == 403
+
+
+async def test_codes_of_responses_say_what_an_agent_can_do(guarded):
+    """Codex stops at a quota, waits for a rate, and asks for another key."""
+    path, body = "/v1/responses", {"input": "a", "model": "demo", "max_output_tokens": 1}
+    refused = await guarded.post(path, body)
+    assert (refused.status, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    for limits, code in (
+        (KeyLimits(requests_per_minute=1), "rate_limit_exceeded"),
+        (KeyLimits(tokens_per_day=1), "insufficient_quota"),
+    ):
+        limited = ApiKeyEntry("k1", "alice", hash_key(KEYS["infer"]), frozenset({"infer"}), None, limits=limits)
+        guarded.keys = {"k1": limited}
+        guarded.publish()
+        answers = [await guarded.post(path, body, **bearer("infer")) for _ in range(3)]
+        assert (answers[-1].status, answers[-1].json()["error"]["code"]) == (429, code)

@@ -12,13 +12,14 @@ from inference.dialects.openai.schema import BatchChatCompletionRequest, ChatCom
 from inference.errors import MalformedBody
 from inference.http.routing import Route, RouteSet
 from inference.planes.declaration import Dialect
+from inference.vendors import responses_errors
 from inference.vendors.openai_errors import STATUSES
 from inference.vendors.openai_errors import render as render_error
 from inference.vendors.sagemaker import ADAPTER
 
 if TYPE_CHECKING:
     from inference.http.exchange import Exchange
-    from inference.http.routing import Handler
+    from inference.http.routing import Handler, Render
     from inference.services import Services
 
 
@@ -30,8 +31,8 @@ async def _json_only(handler: Handler, exchange: Exchange, services: Services) -
     await handler(exchange, services)
 
 
-def _post(path: str, handler: Handler, summary: str, body: type) -> Route:
-    return Route("POST", path, partial(_json_only, handler), render_error, summary, body=body, needs_permit=True)
+def _post(path: str, handler: Handler, summary: str, body: type, render: Render = render_error) -> Route:
+    return Route("POST", path, partial(_json_only, handler), render, summary, body=body, needs_permit=True)
 
 
 def _invoke(key: str, handler: Handler, body: type) -> Route:
@@ -82,19 +83,25 @@ ROUTES = (
         CompletionRequest,
     ),
     _post("/v1/embeddings", embeddings.create, "Create embeddings of texts", EmbeddingsRequest),
-    _post("/v1/responses", responses.create, "Create a response, as a list of output items", ResponsesRequest),
+    _post(
+        "/v1/responses",
+        responses.create,
+        "Create a response, as a list of output items",
+        ResponsesRequest,
+        responses_errors.render,
+    ),
     Route(
         "GET",
         "/v1/responses/{id}",
         responses.retrieve,
-        render_error,
+        responses_errors.render,
         "Retrieve a stored response (always not found: responses are not stored)",
     ),
     Route(
         "POST",
         "/v1/responses/{id}/cancel",
         responses.retrieve,
-        render_error,
+        responses_errors.render,
         "Cancel a stored response (always not found: responses are not stored)",
     ),
     _post("/pooling", embeddings.pool, "Create embeddings of texts, as vLLM's pooling models do", PoolingRequest),

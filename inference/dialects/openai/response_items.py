@@ -102,7 +102,8 @@ class OutputItems:
 
     def _new_call(self, call_id: str | None, name: str) -> dict[str, Any]:
         if name in self._names.custom:
-            return {"type": "custom_tool_call", "id": f"ctc_{call_id}", "call_id": call_id, "name": name, "input": ""}
+            return {"type": "custom_tool_call", "id": f"ctc_{call_id}", "call_id": call_id, **self._names.named(name),
+                    "input": ""}  # fmt: skip
         return {"type": "function_call", "id": f"fc_{call_id}", "call_id": call_id, **self._names.named(name),
                 "arguments": "", "status": "in_progress"}  # fmt: skip
 

@@ -18,9 +18,9 @@ from inference.errors import InvalidRequest, NotServed, ResponseNotFound, Templa
 from inference.generation.answer import Job, Reply, StreamFormat, answer, preparing
 from inference.http.exchange import json_response
 from inference.http.validation import check_range, convert
-from inference.vendors.openai_errors import body as error_body
 from inference.vendors.openai_errors import render_event
 from inference.vendors.openai_logprobs import Context, LogprobTexts
+from inference.vendors.responses_errors import failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -109,8 +109,7 @@ class ResponseReply(Reply):
 
     def error_chunk(self, error: ServingError) -> bytes:
         """An error as an event of this response, which has begun before it."""
-        details = error_body(error)[1]["error"]
-        failed = {**self._response("failed", []), "error": details}
+        failed = {**self._response("failed", []), "error": failure(error)}
         return b"".join(self._beginning()) + self._event("failed", response=failed)
 
     def _beginning(self) -> Iterator[bytes]:

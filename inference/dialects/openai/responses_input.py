@@ -65,10 +65,13 @@ def _add_message(messages: Messages, role: Any, text: str) -> None:
 def _add_reasoning(messages: Messages, item: dict[str, Any], field: str) -> None:
     if item.get("encrypted_content"):
         raise NotServed(f"{field}.encrypted_content is not supported by this server.", f"{field}.encrypted_content")
-    parts = item.get("content") or item.get("summary") or [{"text": ""}]
-    text = parts[0].get("text") if isinstance(parts, list) and isinstance(parts[0], dict) else None
-    if not isinstance(text, str):
+    parts = item.get("content") or item.get("summary") or []
+    texts = (
+        [part.get("text") if isinstance(part, dict) else None for part in parts] if isinstance(parts, list) else [None]
+    )
+    if not all(isinstance(text, str) for text in texts):
         raise InvalidRequest(f"{field}.content must be a list of parts with a text.", f"{field}.content")
+    text = "".join(map(str, texts))
     begun = messages[-1] if messages else {}
     if begun.get("role") == "assistant" and "reasoning" not in begun:
         begun["reasoning"] = text

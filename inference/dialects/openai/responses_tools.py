@@ -1,11 +1,12 @@
 """The tools of /v1/responses: functions, functions in namespaces, and custom tools, which take a text.
 
 The model sees functions only. One in a namespace is called `NAMESPACE__NAME`, and a custom tool is a function with one text,
-`input`.
+`input`. Tools that a vendor's servers run are accepted and not offered to the model, as vLLM does: agents list them unasked.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +20,11 @@ Tools = list[dict[str, Any]]
 Choice = str | dict[str, Any] | None
 SEPARATOR = "__"
 INPUT = "input"
+NOT_OFFERED = re.compile(
+    r"web_search(_preview)?(_\d{4}_\d\d_\d\d)?|file_search|code_interpreter|image_generation|mcp|computer(_use)?(_preview)?"
+    r"|programmatic_tool_calling|tool_search|local_shell|shell|apply_patch"
+)
+"""The types of tools that OpenAI's servers run, and those whose calls are items of their own that models here do not write."""
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 TEXT_PARAMETERS = {
     "type": "object",
@@ -33,13 +39,14 @@ class ToolNames:
 
     def __init__(self, tools: Tools | None) -> None:
         """`tools` were checked by `functions_of`."""
-        self.custom = frozenset(tool["name"] for tool in tools or [] if tool["type"] == "custom")
-        self._spaced = {
-            flat_name(tool["name"], inner["name"]): (tool["name"], inner["name"])
-            for tool in tools or []
-            if tool["type"] == "namespace"
-            for inner in tool["tools"]
+        spaced = [
+            (tool["name"], inner) for tool in tools or [] if tool["type"] == "namespace" for inner in tool["tools"]
+        ]
+        self.custom = frozenset(tool["name"] for tool in tools or [] if tool["type"] == "custom") | {
+            flat_name(namespace, inner["name"]) for namespace, inner in spaced if inner["type"] == "custom"
         }
+        """The names that the model sees of tools that take a text."""
+        self._spaced = {flat_name(namespace, inner["name"]): (namespace, inner["name"]) for namespace, inner in spaced}
 
     def named(self, name: str) -> dict[str, str]:
         """The keys of a call that name its function."""
@@ -47,6 +54,11 @@ class ToolNames:
             return {"name": name}
         namespace, inner = self._spaced[name]
         return {"name": inner, "namespace": namespace}
+
+
+def is_hosted(tool: dict[str, Any]) -> bool:
+    """Whether this is, or names, a tool that is not offered to the model."""
+    return NOT_OFFERED.fullmatch(str(tool.get("type"))) is not None
 
 
 def flat_name(namespace: str | None, name: str) -> str:
@@ -62,8 +74,16 @@ def functions_of(tools: Tools | None) -> Tools | None:
 
 def choice_of(choice: Choice, tools: Tools | None) -> Choice:
     """`tool_choice` in the form of a chat request; a name in one namespace alone needs no prefix."""
-    if not tools and choice in (None, "auto", "none"):
-        return None
+    offered = [tool for tool in tools or [] if not is_hosted(tool)]
+    if not offered:
+        if choice in (None, "auto", "none"):
+            return None
+        if choice == "required" and tools:
+            raise InvalidRequest(
+                "tool_choice: none of the tools runs here, so that no call can be required.", "tool_choice"
+            )
+    if isinstance(choice, dict) and is_hosted(choice):
+        raise NotServed(f"tool_choice: no tool of type {choice['type']!r} runs here.", "tool_choice")
     if not isinstance(choice, dict) or not isinstance(choice.get("name"), str):
         return choice
     if choice.get("type") not in ("function", "custom"):
@@ -112,23 +132,37 @@ def _functions(field: str, tool: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if kind == "function":
         yield _function(tool)
     elif kind == "custom":
-        form = tool.get("format")
-        if isinstance(form, dict) and form.get("type", "text") != "text":
-            raise NotServed(f"{field}.format: only the type 'text' is supported by this server.", "tools")
-        yield _function({**_named(field, tool), "parameters": TEXT_PARAMETERS})
+        told = {**_named(field, tool), "description": _described(field, tool)}
+        yield _function({**told, "parameters": TEXT_PARAMETERS})
     elif kind == "namespace":
         _named(field, tool)
         inner = tool.get("tools")
         if not isinstance(inner, list) or not all(isinstance(function, dict) for function in inner):
             raise InvalidRequest(f"{field}.tools must be a list of functions.", "tools")
         for index, function in enumerate(inner):
-            if function.get("type") != "function":
-                raise NotServed(f"{field}.tools[{index}]: only tools of type 'function' are supported.", "tools")
-            yield _function(
-                {**_named(f"{field}.tools[{index}]", function), "name": flat_name(tool["name"], function["name"])}
-            )
-    else:
+            place = f"{field}.tools[{index}]"
+            if function.get("type") not in ("function", "custom"):
+                raise NotServed(f"{place}: only tools of the types 'function' and 'custom' are supported.", "tools")
+            named = {**_named(place, function), "name": flat_name(tool["name"], function["name"])}
+            yield from _functions(place, named)
+    elif not is_hosted(tool):
         raise NotServed(f"{field}: tools of type {str(kind)[:40]!r} are not supported by this server.", "tools")
+
+
+def _described(field: str, tool: dict[str, Any]) -> str | None:
+    """The description of a custom tool. A grammar of its text is told to the model and not enforced, for the text is sent as a JSON
+    string, in which it is written otherwise.
+    """
+    description, form = tool.get("description"), tool.get("format")
+    if not isinstance(form, dict) or form.get("type", "text") == "text":
+        return description
+    syntax, definition = form.get("syntax"), form.get("definition")
+    if form.get("type") != "grammar" or not isinstance(definition, str) or syntax not in ("lark", "regex"):
+        raise InvalidRequest(
+            f"{field}.format must have the type 'text', or 'grammar' with a syntax, 'lark' or 'regex', and a definition.",
+            "tools",
+        )
+    return f"{description or ''}\n\nThe input must follow this grammar ({syntax}):\n{definition}".lstrip()
 
 
 def _named(field: str, tool: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 QUESTION = "What is the capital of Spain?"
@@ -153,12 +154,15 @@ def test_structured_text(server):
         ({"previous_response_id": "x"}, 404, None),
         ({"previous_input_messages": [{}]}, 400, "previous_input_messages"),
         ({"background": True}, 400, "background"),
-        ({"tools": [{"type": "web_search"}]}, 400, "tools"),
+        ({"tools": [{"type": "web_serch"}]}, 400, "tools"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, 400, "tool_choice"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, 400, "tool_choice"),
+        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, 400, "input[0]"),
         ({"tools": [{"type": "function"}]}, 400, "tools"),
         ({"tools": [{"type": "custom"}]}, 400, "tools"),
         ({"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar"}}]}, 400, "tools"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": 5}]}, 400, "tools"),
-        ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "custom", "name": "b"}]}]}, 400, "tools"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "mcp", "name": "b"}]}]}, 400, "tools"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "a"}}, 400, "tool_choice"),
         ({"tool_choice": {"type": "mcp", "name": "a"}}, 400, "tool_choice"),
@@ -174,6 +178,49 @@ def test_structured_text(server):
 def test_refused(server, fields, status, param):
     answer = server.post("/v1/responses", {"input": "a", **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+
+
+@pytest.mark.parametrize("kind", [
+    "web_search", "web_search_preview", "web_search_2025_08_26", "web_search_preview_2025_03_11", "file_search",
+    "code_interpreter", "image_generation", "mcp", "computer_use_preview", "local_shell", "shell", "apply_patch", "tool_search",
+])  # fmt: skip
+def test_tools_that_do_not_run_here_are_named_and_not_offered(server, kind):
+    """Agents list them unasked."""
+    plain = server.post("/v1/responses", {"input": "a", "temperature": 0, "max_output_tokens": 1}).json()
+    hosted = [{"type": kind, "server_label": "x"}]
+    answer = server.post("/v1/responses", {"input": "a", "temperature": 0, "max_output_tokens": 1, "tools": hosted})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["tools"] == hosted
+    assert answer.json()["usage"]["input_tokens"] == plain["usage"]["input_tokens"]
+    beside = [*hosted, {"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    required = {"input": "a", "max_output_tokens": 1, "tools": beside, "tool_choice": "required"}
+    assert server.post("/v1/responses", required).status_code == 200
+
+
+@pytest.mark.parametrize(("form", "told"), [
+    ({"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}, "(lark):\nstart: /a+/"),
+    ({"type": "grammar", "syntax": "regex", "definition": "a+"}, "(regex):\na+"),
+])  # fmt: skip
+def test_the_grammar_of_a_custom_tool_is_told_to_the_model(server, form, told):
+    tool = {"type": "custom", "name": "patch", "description": "Patches.", "format": form}
+    body = {"input": "a", "tools": [tool], "max_output_tokens": 1, "enable_response_messages": True}
+    answer = server.post("/v1/responses", body)
+    assert answer.status_code == 200, answer.text
+    assert msgspec.json.encode(told).decode()[1:-1] in answer.json()["input_messages"][0]["message"]
+
+
+CODES = [
+    ({"input": "one two three four " * 3000}, {}, 400, "context_length_exceeded", "input"),
+    ({"input": "a", "model": "none"}, {}, 404, "model_not_found", "model"),
+    ({"input": "a", "temperature": 9}, {}, 400, None, "temperature"),
+]
+
+
+@pytest.mark.parametrize(("body", "headers", "status", "code", "param"), CODES)
+def test_the_code_of_an_error_is_a_text_or_null(server, body, headers, status, code, param):
+    answer = server.post("/v1/responses", body, headers=headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
 
 
 def test_nothing_is_kept(server):
