@@ -32,7 +32,22 @@ def source(kind: str, text: str) -> Any:
             for tag in json.loads(text)
         ]
         return LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
+    if kind == "either":
+        return _either([source(*member) for member in json.loads(text)])
     return LLMatcher.grammar_from_lark(gbnf_to_lark(_plain(text)) if GBNF_RULE.search(text) else text)
+
+
+def _either(members: list[str]) -> str:
+    """A grammar whose text has one of these, which are in llguidance's forms: Lark, or a JSON list of grammars whose first is the whole."""
+    grammars: list[dict[str, Any]] = [
+        {"name": "either", "lark_grammar": "start: " + " | ".join(f"@g{i}" for i in range(len(members)))}
+    ]
+    for number, member in enumerate(members):
+        first, *others = (
+            json.loads(member)["grammars"] if member.lstrip().startswith("{") else [{"lark_grammar": member}]
+        )
+        grammars += [{**first, "name": f"g{number}"}, *others]
+    return json.dumps({"grammars": grammars})
 
 
 def _plain(text: str) -> str:

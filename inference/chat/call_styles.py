@@ -80,6 +80,7 @@ MACHINES: dict[Style, Machine] = {"hermes": _hermes, "llama3": _llama3, "mistral
 
 def listed(parser: ToolCallParser) -> Wait:
     """Parse a grammar-enforced list of calls."""
+    parser.only_calls = True
     yield from parser.text_until("[")
     yield from parser.calls_in_list("[")
     while True:

@@ -79,6 +79,8 @@ class ToolCallParser:
     def __init__(self, machine: Machine, names: Collection[str] | None = None, whole: bool = False) -> None:
         """`names` are the known functions; None: any. `whole`: the answer is not streamed."""
         self.calls = 0
+        self.only_calls = False
+        """Whether a grammar allows nothing but calls: text is the beginning of one that was cut, and not shown."""
         self.not_a_call = ""
         """The text of the last object that was not a call."""
         self._names, self._whole = names, whole
@@ -111,6 +113,8 @@ class ToolCallParser:
         if self._held is not None and isinstance(part, CallPart):
             self._held.append(part)
         elif isinstance(part, str):
+            if self.only_calls:
+                return
             if isinstance(last, list):
                 last.append(part)
             elif part:

@@ -83,23 +83,31 @@ def tool_grammar(tools: Tools, choice: Choice, parallel: bool = True) -> Grammar
     name = named_tool(choice)
     if name is not None:
         chosen = next(function for function in functions if function["name"] == name)
-        return structured.json_schema(_parameters(chosen), "tools")
+        return structured.json_schema(parameters(chosen), "tools")
     if choice != "required":
         return None
+    return structured.json_schema(list_of_calls(functions, parallel), "tools")
+
+
+def list_of_calls(functions: list[dict[str, Any]], parallel: bool = True) -> dict[str, Any]:
+    """The schema of a list of calls of these functions; of one without `parallel`."""
+    call = any_call(functions, "arguments")
+    listed = {"type": "array", "minItems": 1, "items": {"anyOf": call["anyOf"]}, "$defs": call["$defs"]}
+    return listed if parallel else {**listed, "maxItems": 1}
+
+
+def any_call(functions: list[dict[str, Any]], arguments: str) -> dict[str, Any]:
+    """The schema of a call of any of these functions, {"name", `arguments`}."""
     definitions: dict[str, Any] = {}
     options = []
     for number, function in enumerate(functions):
         place = f"#/$defs/{number}"
-        definitions[str(number)] = _moved(_parameters(function), place)
-        call = {"name": {"const": function["name"]}, "arguments": {"$ref": place}}
+        definitions[str(number)] = _moved(parameters(function), place)
+        call = {"name": {"const": function["name"]}, arguments: {"$ref": place}}
         options.append(
             {"type": "object", "properties": call, "required": list(call), "additionalProperties": False}
         )  # fmt: skip
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": options}}
-    if not parallel:
-        schema["maxItems"] = 1
-    schema["$defs"] = definitions
-    return structured.json_schema(schema, "tools")
+    return {"anyOf": options, "$defs": definitions}
 
 
 def _moved(schema: Any, place: str) -> Any:
@@ -121,7 +129,7 @@ def _moved(schema: Any, place: str) -> Any:
     return moved | own
 
 
-def _parameters(function: dict[str, Any]) -> dict[str, Any]:
+def parameters(function: dict[str, Any]) -> dict[str, Any]:
     """The schema of a function's arguments: an empty object without parameters; no additional properties unless the
     schema allows them.
     """

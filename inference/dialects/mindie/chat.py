@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from inference.chat.call_grammar import with_calls
 from inference.chat.tools import may_call, tool_grammar
 from inference.dialects.mindie.answer import counted
 from inference.dialects.mindie.chat_messages import messages_of, tools_of
@@ -79,7 +80,7 @@ def _parse(body: Fields, state: MindieState, request_id: str) -> InferenceReques
         sequences=common.sequences,
         beams=common.beams,
         logprobs=top_logprobs,
-        grammar=forced or common.grammar,
+        grammar=with_calls(forced or common.grammar, tools, choice, True, target.tokenizer),
         end=DONE,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from inference.chat.call_grammar import with_calls
 from inference.chat.conversation import parse_messages, template_arguments
 from inference.chat.tools import check_tools, may_call, tool_grammar
 from inference.dialects.openai import schema, tgi_clients
@@ -63,6 +64,9 @@ def _request(
     body: ChatCompletionRequest, target: Target, grammar: GrammarRequest | None, session: str | None
 ) -> GenerationRequest:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    if body.response_format is not None:  # unlike vLLM's structured_outputs, which are the whole answer
+        parallel = body.parallel_tool_calls is not False
+        grammar = with_calls(grammar, body.tools, body.tool_choice, parallel, target.tokenizer)
     return schema.generation_request(
         body,
         parse_prompt(body),

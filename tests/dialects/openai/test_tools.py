@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import DEMO
 from tests.live import LiveServer, events
+from tests.unit.scripts import ids
 
 PATH = "/v1/chat/completions"
 WEATHER = {
@@ -68,6 +69,36 @@ def test_a_call_that_the_model_chooses(server):
     assert call["id"].startswith("chatcmpl-tool-")
     assert call["function"]["name"] == "get_weather"
     assert json.loads(call["function"]["arguments"]) == {"town": "Paris", "days": 2}
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {
+    "type": "object", "properties": {"answer": {"enum": ["sunny", "rainy"]}}, "required": ["answer"],
+    "additionalProperties": False}}}  # fmt: skip
+
+
+@pytest.mark.live
+def test_a_response_format_leaves_calls_possible(server):
+    """Agents with an output type would never call their tools otherwise."""
+    body = {**ASK, "tools": [WEATHER], "response_format": FORMAT, "parallel_tool_calls": False}
+    calling = {**body, "logit_bias": {str(ids("<")[0]): 100}}
+    choice = both(server, calling)
+    (call,) = choice["message"]["tool_calls"][:1]
+    assert (choice["message"]["content"], call["function"]["name"]) == (None, "get_weather")
+    assert json.loads(call["function"]["arguments"])["town"] in ("Paris", "Rome")
+    answering = {**body, "logit_bias": {str(ids("<")[0]): -100}}
+    choice = both(server, answering)
+    assert json.loads(choice["message"]["content"])["answer"] in ("sunny", "rainy")
+    choice = both(server, {**calling, "tool_choice": "none"})
+    assert json.loads(choice["message"]["content"])["answer"] in ("sunny", "rainy")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("tools", [[WEATHER], [WEATHER, CLOCK]])
+def test_a_required_call_that_is_cut_shows_no_part_of_it_as_content(server, tools):
+    body = {**ASK, "tools": tools, "tool_choice": "required"}
+    for length in range(1, 61):
+        message = both(server, {**body, "max_tokens": length})["message"]
+        assert not message["content"], length
 
 
 @pytest.mark.live

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.kv_transfer.handle import parse_source
+from inference.chat.call_grammar import with_calls
 from inference.chat.tools import tool_grammar
 from inference.dialects.mindie.chat_messages import tools_of
 from inference.dialects.mindie.disaggregation.departure import FLOATS, shortest
@@ -76,7 +77,8 @@ def unpack(given: pb.DecodeParameters, state: MindieState) -> Arrived:
         raise MindieError(424, ENQUEUE + "Invalid Input Ids")
     if given.maxNewToken and len(generated) >= given.maxNewToken:
         raise invalid(INVALID + "maxNewToken")
-    grammar = tool_grammar(form.tools, form.choice)
+    form_grammar = response_format(Fields({"response_format": form.response_format}))
+    grammar = tool_grammar(form.tools, form.choice) or form_grammar
     request = InferenceRequest(
         target=target,
         prompt=TokenPrompt(list(given.tokens[:length]), chat=form.kind in CHATS),
@@ -84,7 +86,7 @@ def unpack(given: pb.DecodeParameters, state: MindieState) -> Arrived:
         max_tokens=given.maxNewToken if given.maxNewToken > 0 else None,
         form=form,
         make_reply=REPLIES[form.kind],
-        grammar=grammar or response_format(Fields({"response_format": form.response_format})),
+        grammar=with_calls(grammar, form.tools, form.choice, True, target.tokenizer),
         names={given.id} if given.id else set(),
         timeout_s=given.inferParams.timeout or None,
         priority=given.inferParams.priority or None,
