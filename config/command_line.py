@@ -6,7 +6,9 @@ import os
 import sys
 import warnings
 from importlib import import_module
+from pathlib import Path
 
+from config.help import help_text
 from config.installation import version
 
 WITHOUT_DJANGO = {
@@ -30,12 +32,25 @@ def main(arguments: list[str]) -> None:
     if arguments[1:] in (["--version"], ["version"]):  # Django would print its own version
         print(version())
         return
+    if arguments[1:] in ([], ["help"], ["--help"], ["-h"]):
+        print(help_text(Path(arguments[0]).name))
+        return
     if arguments[1:] and arguments[1] in WITHOUT_DJANGO:
         command = import_module(WITHOUT_DJANGO[arguments[1]])
         sys.exit(command.main(arguments[0], arguments[2:]))
+    if arguments[1:2] in (["serve"], ["web"], ["reconcile"]) and not {"-h", "--help"} & set(arguments):
+        _warn_of_unknown_settings()
     if arguments[1:2] == ["serve"]:
         _take_settings(arguments[2:])
     _execute(arguments)
+
+
+def _warn_of_unknown_settings() -> None:
+    """Say on standard error which variables look like settings and are none."""
+    from config.unknown_settings import unknown_settings
+
+    for name, meant in unknown_settings(os.environ).items():
+        print(f"warning: {name}: unknown setting{f'; did you mean {meant}?' if meant else ''}", file=sys.stderr)
 
 
 def _execute(arguments: list[str]) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from config.doctor.finding import Finding, error, ok, warning
 from config.options import Options
-from config.refusals import PREFIX, settings_refused
+from config.refusals import settings_refused
 from config.telemetry import TelemetryError, exports
+from config.unknown_settings import unknown_settings
 from inference.dialects import declared_dialects
 from inference.planes.declaration import SetupError
 
@@ -39,16 +39,11 @@ def refusals(problem: ValidationError) -> list[Finding]:
 
 def check_names(environment: Mapping[str, str]) -> list[Finding]:
     """Variables that look like settings and are none."""
-    known = {f"{PREFIX}{name.upper()}" for name in Options.model_fields}
-    for dialect in declared_dialects():
-        if dialect.settings is not None:
-            known |= {f"{PREFIX}{name.upper()}" for name in dialect.settings.model_fields}
-    findings = []
-    for name in sorted(set(environment) - known):
-        if name.startswith(PREFIX):
-            close = get_close_matches(name, known, 1)
-            findings.append(warning(CHECK, f"{name} is no setting", f"did you mean {close[0]}?" if close else ""))
-    return findings
+    found = unknown_settings(environment)
+    return [
+        warning(CHECK, f"{name} is no setting", f"did you mean {meant}?" if meant else "")
+        for name, meant in found.items()
+    ]
 
 
 def check_dialects(options: Options) -> tuple[list[Setup], list[Finding]]:

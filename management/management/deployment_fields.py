@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config import OPTIONS
 from management.autoscale.config import Strategy
 from management.models import Deployment
-from management.services.errors import RegistryError
+from management.services.errors import RegistryError, did_you_mean
 
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
@@ -64,7 +64,7 @@ def option(text: str) -> tuple[str, Any]:
     """An engine option, converted to its type. Raises RegistryError."""
     name, value = pair(text, "option")
     if name not in OPTIONS:
-        raise RegistryError(f"option: {name} is no engine option")
+        raise RegistryError(f"option: {name} is no engine option{did_you_mean(name, OPTIONS)}")
     kind = OPTIONS[name].type
     try:
         if kind is bool:

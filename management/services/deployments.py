@@ -18,7 +18,7 @@ from management.model_files import longest_sequence
 from management.models import Deployment
 from management.models.deployment import MAX_WORKERS
 from management.services import audit
-from management.services.errors import RegistryConflict, RegistryError, refused
+from management.services.errors import RegistryConflict, RegistryError, did_you_mean, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -333,7 +333,7 @@ def check_engine_options(options: dict[str, Any]) -> dict[str, Any]:
 def _option_error(name: str, value: Any) -> str:
     """What is wrong with one engine option by itself; "" if nothing is."""
     if name not in OPTIONS:
-        return "is no engine option"
+        return f"is no engine option{did_you_mean(name, OPTIONS)}"
     option = OPTIONS[name]
     try:
         msgspec.convert(value, option.type)

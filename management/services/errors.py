@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from django.core.exceptions import ValidationError
 
@@ -40,6 +41,12 @@ class VersionExists(RegistryConflict):
     def __init__(self, name: str, label: str) -> None:
         super().__init__(f"{name} has a version {label} already", fields={"label": ["exists"]})
         self.name, self.label = name, label
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the known one that is most like it; "" if none is."""
+    close = get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def refused(error: ValidationError) -> RegistryError:

@@ -11,6 +11,8 @@ from django.core.management import get_commands
 from opentelemetry.sdk.metrics import MeterProvider
 from pydantic import BaseModel
 
+from config.command_line import WITHOUT_DJANGO
+from config.help import GROUPS, help_text
 from config.options import Options
 from config.serve_flags import FLAGS, REFUSED
 from engine.adapters.failures import AdapterCode
@@ -144,6 +146,16 @@ def test_every_command_is_documented():
     assert {"serve", "web", "reconcile", "deploy", "status", "flight", "createkey"} <= ours
     for name in ours:
         assert re.search(rf"(?:manage\.py|dragoman) {name}\b", pages), name
+
+
+def test_help_lists_every_command_of_ours_in_lines_of_80_columns():
+    ours = {name for name, app in get_commands().items() if app.startswith(("config", "management"))} | {
+        *WITHOUT_DJANGO
+    }
+    listed = {name for group in GROUPS.values() for name in group}
+    assert ours <= listed
+    assert listed - ours == {"migrate", "createsuperuser"}
+    assert all(len(line) <= 80 for line in help_text("dragoman").splitlines())
 
 
 def test_every_flag_of_serve_is_on_the_page_of_vllm():

@@ -81,6 +81,17 @@ def test_a_setting_out_of_range(arguments, tmp_path):
     assert not (tmp_path / "var").exists()
 
 
+@pytest.mark.parametrize("command", ["serve", "web", "reconcile"])
+def test_a_misspelt_setting_is_told(command, tmp_path):
+    done = run([command], tmp_path / "var", MAX_MODEL_LENGTH="100", COLOUR_OF_LOGS="red", FRONT_HOST="no.such.host.invalid",
+               MODEL="/nowhere", DATABASE_URL="mysql://x")  # fmt: skip
+    told = (
+        "warning: DRAGOMAN_MAX_MODEL_LENGTH: unknown setting; did you mean DRAGOMAN_MAX_MODEL_LEN?",
+        "warning: DRAGOMAN_COLOUR_OF_LOGS: unknown setting",
+    )
+    assert refused(done, *told)
+
+
 @pytest.mark.parametrize(("arguments", "status"), [(["serve"], 2), (["createkey", "x"], 2), (["doctor"], 2)])
 def test_a_list_that_is_no_json(arguments, status, tmp_path):
     done = run(arguments, tmp_path / "var", API_KEYS="sk-correct-horse")

@@ -19,6 +19,8 @@ from management.overview import overview, shortcomings
 INTERVAL_S = 1.0
 UNREADABLE = 2
 """The exit status if the registry cannot be read."""
+BROKEN = ("deployment", "model", "worker", "doing", "rule", "seen", "host, process and name")
+"""Columns whose texts may take several lines."""
 COLOURS = {
     "active": "green", "ready": "green", "provisioning": "cyan", "starting": "cyan", "loading": "cyan",
     "failed": "red", "none leads": "red", "draining": "yellow", "deleting": "yellow",
@@ -69,18 +71,21 @@ class Command(BaseCommand):
 
 def render(found: dict[str, Any]) -> Group:
     """The overview as tables."""
-    deployments = Table("deployment", "model", "state", "workers", "running", "waiting", "held", "USD/h", "", box=None)
-    workers = Table("worker", "epoch", "role", "state", "requests", "process", "doing", box=None)
-    decisions = Table("at", "deployment", "rule", "workers", "seen", box=None)
-    processes = Table("what", "host, process and name", box=None)
+    deployments = _table("deployment", "model", "state", "workers", "running", "waiting", "held", "USD/h")
+    workers = _table("worker", "epoch", "role", "state", "requests", "process", "doing")
+    decisions = _table("at", "deployment", "rule", "workers", "seen")
+    processes = _table("what", "host, process and name")
+    notes: list[Text] = []
     for row in found["deployments"]:
         limits = f"{row['min_workers']}…{row['max_workers']}" + (", sleeps" if row["scale_to_zero"] else "")
         ready = sum(worker["state"] == "ready" for worker in row["workers"])
         note = row["reason"] or (f"blocked by {row['scale_blocked']}" if row["scale_blocked"] else "")
         deployments.add_row(
             row["name"], row["model"], _coloured(row["state"]), f"{ready}/{row['workers_wanted']} ({limits})",
-            str(row["running"]), str(row["waiting"]), str(row["held"]), f"{row['price_per_hour']:g}", note,
+            str(row["running"]), str(row["waiting"]), str(row["held"]), f"{row['price_per_hour']:g}",
         )  # fmt: skip
+        if note:
+            notes.append(Text(f" {row['name']}: {note}"))
         for worker in row["workers"]:
             workers.add_row(
                 worker["worker"], str(worker["epoch"]), worker["role"], _coloured(worker["state"]), str(worker["running"]),
@@ -94,11 +99,20 @@ def render(found: dict[str, Any]) -> Group:
     processes.add_row("reconcile", found["leader"] or _coloured("none leads"))
     for name in found["web_processes"]:
         processes.add_row("web", name)
-    parts: list[Any] = [deployments]
+    parts: list[Any] = [deployments, *notes]
     for title, table in (("Workers", workers), ("Processes", processes), ("Last scaling decisions", decisions)):
         if table.row_count:
             parts += [Text(), Text(title, style="bold"), table]
     return Group(*parts)
+
+
+def _table(*titles: str) -> Table:
+    """A table for 80 columns: long names are broken, and what is short stays whole."""
+    table = Table(box=None)
+    for title in titles:
+        long = title in BROKEN
+        table.add_column(title, no_wrap=not long, overflow="fold" if long else "ellipsis")
+    return table
 
 
 def _coloured(state: str) -> Text:

@@ -43,7 +43,8 @@ def test_deploy_registers_creates_and_starts(capsys):
     [
         (["--option", "max_num_seqs=lots"], "max_num_seqs must be of the type int"),
         (["--option", "max_num_seqs"], "NAME=VALUE is expected"),
-        (["--option", "colour=red"], "colour is no engine option"),
+        (["--option", "colour=red"], "colour is no engine option$"),
+        (["--option", "max_seqs=4"], "max_seqs is no engine option; did you mean max_num_seqs\\?"),
         (["--min-workers", "3", "--max-workers", "2"], "max_workers: must be at least min_workers"),
         (["--scale-to-zero", "--min-workers", "1"], "scale_to_zero: conflicts with min_workers"),
         (["--upper-threshold", "1", "--lower-threshold", "1"], "lower_threshold: must be below upper_threshold"),
@@ -127,6 +128,18 @@ def test_status_shows_workers_and_what_they_do(capsys, deployment):
     (row,) = json.loads(output(capsys, "status", "--json"))["deployments"]
     assert row["workers"][0]["role"] == "prefill"
     assert "prefill" in output(capsys, "status", "--once")
+
+
+def test_status_fits_eighty_columns(capsys, deployment):
+    long = "qwen2.5-coder-14b-instruct-of-the-documentation-team"
+    Deployment.objects.update(name=long, state="failed", observed_generation=1, reason="there is no config.json " * 9)
+    Worker.objects.create(deployment=deployment, version=deployment.version, index=0, epoch=123, state="loading",
+                          reason="compiling attend", address="x", process_id=1234567)  # fmt: skip
+    lines = output(capsys, "status", "--once").splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = (line.split() for line in lines if "failed" in line)
+    assert row[-5:] == ["0", "0", "0", "0", "0"] or row[-4:] == ["0", "0", "0", "0"]
+    assert "there is no config.json" in " ".join(" ".join(lines).split())
 
 
 def test_flight_signals_no_process_that_is_no_worker(deployment):
