@@ -38,7 +38,7 @@ from inference.telemetry import trace_context
 from inference.telemetry.base import EmbeddingRun
 from inference.workers.routing.demand import Demand
 from inference.workers.target import Superseded
-from inference.workers.tokenizer import CHARACTERS_PER_TOKEN, Beginning
+from inference.workers.tokenizer import CHARACTERS_PER_TOKEN, length_in_words
 
 if TYPE_CHECKING:
     from engine.messages import EmbeddingInfo, RequestOutput, Tenant
@@ -254,9 +254,9 @@ def _checked(ids: list[int], target: Target, index: int) -> list[int]:
     if len(ids) > info.max_model_len:
         raise PromptTooLong(
             f"This model's maximum context length is {info.max_model_len} tokens. However, input[{index}] has "
-            f"{'at least ' if isinstance(ids, Beginning) else ''}{len(ids)} tokens. Please reduce its length, or set `truncate_prompt_tokens`.",
+            f"{length_in_words(ids)} tokens. Please reduce its length, or set `truncate_prompt_tokens`.",
             "input",
-            len(ids),
+            length_in_words(ids),
             info.max_model_len,
         )
     if not in_range(ids, info.vocab_size):

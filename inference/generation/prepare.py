@@ -21,7 +21,7 @@ from inference.generation.generation import SEED_MASK, Generation
 from inference.generation.parts import Continued, FirstToken
 from inference.generation.requests import ChatPrompt, TokenPrompt, sampling_params
 from inference.http.validation import in_range
-from inference.workers.tokenizer import Beginning
+from inference.workers.tokenizer import length_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,12 +152,11 @@ def _check_prompt(request: GenerationRequest, target: Target, prompt: list[int])
         raise InvalidRequest("The prompt is empty: it must hold at least one token.", request.prompt_field)
     limit = _longest_prompt(request, target)
     if len(prompt) > limit:  # before the checks that look at every id
-        least = "at least " if isinstance(prompt, Beginning) else ""
         raise PromptTooLong(
             f"This model's maximum context length is {info.max_model_len} tokens. However, your prompt contains "
-            f"{least}{len(prompt)} tokens, which leaves no room for output.",
+            f"{length_in_words(prompt)} tokens, which leaves no room for output.",
             request.prompt_field,
-            len(prompt),
+            length_in_words(prompt),
             limit,
         )
     if not in_range(prompt, info.vocab_size):

@@ -51,7 +51,18 @@ CONTEXT_TOKENS = 3
 
 
 class Beginning(list[int]):
-    """The first ids of a prompt over the limit; the rest was not tokenised."""
+    """The first ids of a prompt over the limit, which has at least `least` ids, or just so many if it is `known` to the end."""
+
+    def __init__(self, ids: list[int], least: int, known: bool) -> None:
+        super().__init__(ids)
+        self.least, self.known = least, known
+
+
+def length_in_words(prompt: list[int]) -> str:
+    """The number of a prompt's ids for an error: "9003", or "at least 9003" if not all of it was tokenised."""
+    if not isinstance(prompt, Beginning):
+        return str(len(prompt))
+    return str(prompt.least) if prompt.known else f"at least {prompt.least}"
 
 
 @dataclass(slots=True)
@@ -155,22 +166,24 @@ class ModelTokenizer:
         if keep_last is not None or keep_first is not None:
             ids = await self._end_of(text, special, keep_last, keep_first)
         elif limit is not None and len(text) > max(CHARACTERS_PER_TOKEN * limit, INLINE_CHARACTERS):
-            if (beginning := await self._beginning(text, limit)) is not None:
+            if len(text) > PART_CHARACTERS and (beginning := await self._beginning(text, limit)) is not None:
                 return beginning
             ids = await self._ids(text, special)
+            if len(ids) > limit:
+                return Beginning(ids[: limit + 1], len(ids), known=True)
         else:
             ids = await self._ids(text, special)
         return self.cut(ids, keep_last, special)
 
     async def _beginning(self, text: str, limit: int) -> Beginning | None:
-        """Tokenise in pieces until the limit is exceeded; None if the text may fit."""
-        ids, at, parts = Beginning(), 0, 0
+        """Tokenise in parts until the limit is exceeded; None if the text may fit."""
+        ids, at, parts = list[int](), 0, 0
         while at < len(text):
             end = _boundary(text, at + PART_CHARACTERS)
             ids += await self._ids(text[at:end], add_special_tokens=False)
             at, parts = end, parts + 1
             if len(ids) > limit + EDGE_TOKENS * parts:
-                return Beginning(ids[: limit + 1])
+                return Beginning(ids[: limit + 1], len(ids) - EDGE_TOKENS * parts, known=False)
         return None
 
     async def _end_of(self, text: str, special: bool, keep_last: int | None, keep_first: int | None) -> list[int]:

@@ -16,7 +16,7 @@ from inference.dialects.openai.schema import ChatCompletionRequest
 from inference.errors import InvalidRequest, TemplateError
 from inference.generation.requests import ChatPrompt, TextPrompt, TokenPrompt
 from inference.generation.text import IncrementalDecoder, StopStrings
-from inference.workers.tokenizer import Beginning, ModelTokenizer
+from inference.workers.tokenizer import PART_CHARACTERS, Beginning, ModelTokenizer, length_in_words
 from tests.unit.scripts import ids, model_info, says
 
 TOKENIZER = ModelTokenizer.load(model_info())
@@ -208,6 +208,26 @@ async def test_far_too_long_texts_are_tokenised_as_far_as_is_needed():
     beginning = await TOKENIZER.encode(TextPrompt(text), limit=100)
     assert isinstance(beginning, Beginning)
     assert beginning == ids(text[:4000])[:101]
+    assert length_in_words(beginning) == f"at least {beginning.least}"
+    assert 101 <= beginning.least <= len(ids(text[:PART_CHARACTERS]))
+
+
+async def test_the_length_of_a_text_that_is_too_long_is_the_true_one():
+    text = "hello world. " * 3000
+    beginning = await TOKENIZER.encode(TextPrompt(text), limit=100)
+    assert len(beginning) == 101
+    assert length_in_words(beginning) == str(len(ids(text)))
+
+
+@pytest.mark.parametrize(("path", "body", "plane"), [
+    ("/generate", {"inputs": "hello world. " * 3000}, "front"),
+    ("/v1/completions", {"model": "demo", "prompt": "hello world. " * 3000}, "front"),
+    ("/infer", {"inputs": "hello world. " * 3000}, "mindie"),
+])  # fmt: skip
+async def test_refusals_state_the_true_length(serving, path, body, plane):
+    answer = await serving.post(path, body, plane=plane)
+    assert answer.status in (400, 422, 424)
+    assert str(len(ids("hello world. " * 3000))) in answer.text
 
 
 async def test_lone_surrogates_are_refused():

@@ -130,7 +130,7 @@ async def _prepare(exchange: Exchange, services: Services, request: GenerateRequ
     total = target.info.max_model_len
     validate(request, services.limits, total, streaming)
     ids = await target.tokenizer.encode(TextPrompt(request.inputs), p.truncate, limit=total)
-    validate_length(len(ids), p, total)
+    validate_length(ids, p, total)
     grammar = grammar_of(p.grammar)
     with_tokens = streaming or p.details or p.decoder_input_details or bool(p.best_of)
     internal = generation_request(request, TokenPrompt(ids), grammar, with_tokens)

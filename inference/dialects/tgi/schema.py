@@ -13,6 +13,7 @@ from inference.errors import InvalidRequest
 from inference.generation.requests import ChatPrompt, GenerationRequest, GrammarRequest, SamplingOverrides, TokenPrompt
 from inference.http.validation import convert
 from inference.vendors import tgi_grammar
+from inference.workers.tokenizer import length_in_words
 
 if TYPE_CHECKING:
     from inference.services import Limits
@@ -134,18 +135,19 @@ def validate(request: GenerateRequest, limits: Limits, max_total_tokens: int, st
         raise invalid(text, "truncate")
 
 
-def validate_length(input_length: int, p: GenerateParameters, max_total_tokens: int) -> None:
+def validate_length(prompt: list[int], p: GenerateParameters, max_total_tokens: int) -> None:
     """The router's two length checks, total before input."""
+    input_length, told = len(prompt), length_in_words(prompt)
     wanted = max(0, max_total_tokens - input_length) if p.max_new_tokens is None else p.max_new_tokens
     new = min(wanted, CHUNK)
     if input_length + new > max_total_tokens:
         text = (
             f"`inputs` tokens + `max_new_tokens` must be <= {max_total_tokens}. "
-            f"Given: {input_length} `inputs` tokens and {new} `max_new_tokens`"
+            f"Given: {told} `inputs` tokens and {new} `max_new_tokens`"
         )
         raise invalid(text, "max_new_tokens")
     if input_length > max_total_tokens - 1:
-        text = f"`inputs` must have less than {max_total_tokens - 1} tokens. Given: {input_length}"
+        text = f"`inputs` must have less than {max_total_tokens - 1} tokens. Given: {told}"
         raise invalid(text, "inputs")
 
 

@@ -118,7 +118,7 @@ async def _prepare(exchange: Exchange, services: Services, number: int, instance
     if "messages" in instance:
         prompt = chat_prompt(await exchange.work(parse_messages, instance["messages"]))
     ids = await target.tokenizer.encode(prompt, limit=total)
-    validate_length(len(ids), request.parameters, total)
+    validate_length(ids, request.parameters, total)
     grammar = grammar_of(request.parameters.grammar)
     internal = generation_request(request, TokenPrompt(ids), grammar, with_tokens=False)
     return await services.generator.prepare(replace(internal, number=number, token_texts=False), exchange, "tgi")
