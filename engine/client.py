@@ -75,14 +75,15 @@ class ReportObserver(Protocol):
 
 
 class _Collector:
-    """Buffers one request's outputs for its reader, and merges them if the reader lags.
+    """Buffers one request's outputs for its reader, and merges them if the reader lags, unless it wants `steps` apart.
 
     Beyond MAX_MERGED tokens the outputs stay encoded, which takes about a tenth of the memory of decoded
     log-probabilities: 0.1 kB per token, and 13 bytes for each of its alternatives.
     """
 
-    def __init__(self, message: Submit | Embed) -> None:
+    def __init__(self, message: Submit | Embed, steps: bool = False) -> None:
         self.message = message
+        self._most_merged = 0 if steps else MAX_MERGED
         self.reached = len(message.generated) if isinstance(message, Submit) else 0
         """Output tokens that the worker has sent, and those that another had generated before."""
         self._pending: RequestOutput | None = None
@@ -102,7 +103,7 @@ class _Collector:
         self.reached += len(output.token_ids)
         if self._pending is None:
             self._pending = output
-        elif self._packed or len(self._pending.token_ids) >= MAX_MERGED:
+        elif self._packed or len(self._pending.token_ids) >= self._most_merged:
             self._packed.append(_encoder.encode(output))
         else:
             self._pending = _merge(self._pending, output)
@@ -120,7 +121,7 @@ class _Collector:
         if self._pending is None:
             raise EngineDead(self.failure)
         output, self._pending = self._pending, None
-        while self._packed and (self._pending is None or len(self._pending.token_ids) < MAX_MERGED):
+        while self._packed and (self._pending is None or len(self._pending.token_ids) < self._most_merged):
             later = _decoder.decode(self._packed.popleft())
             self._pending = later if self._pending is None else _merge(self._pending, later)
         if self.failure is None and self._pending is None:
@@ -246,16 +247,17 @@ class EngineClient:
         hold: str = "",
         source: KvSource | None = None,
         age_s: float = 0.0,
+        steps: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request until it ends. Closing the iterator early aborts the request in the engine.
         `generated`: the tokens that the sequence got from another worker; the outputs are those after them. `hold`,
-        `source` and `age_s`: as in `Submit`.
+        `source` and `age_s`: as in `Submit`. `steps`: what a reader that lags did not take comes step by step, not merged.
         """
         if request_id is None:
             request_id = self.next_request_id()
         tokens = list(generated or ())
         scope = (priority, cache_salt, timeout_s, adapter, tokens, tenant, band)
-        return self._outputs(Submit(request_id, prompt_token_ids, params, *scope, hold, source, age_s))
+        return self._outputs(Submit(request_id, prompt_token_ids, params, *scope, hold, source, age_s), steps)
 
     def fetch(self, message: Fetch) -> None:
         """Let the worker fetch blocks ahead of the request that will need them. Without that it forgets them."""
@@ -291,12 +293,12 @@ class EngineClient:
         finally:
             del self._calls[call_id]
 
-    async def _outputs(self, message: Submit | Embed) -> AsyncGenerator[RequestOutput, None]:
+    async def _outputs(self, message: Submit | Embed, steps: bool = False) -> AsyncGenerator[RequestOutput, None]:
         if self._casualties.refuses(message):
             failure = Failure(FailureCode.POISONOUS)
             yield RequestOutput(message.request_id, finish_reason=FinishReason.ERROR, error=failure)
             return
-        collector = _Collector(message)
+        collector = _Collector(message, steps)
         self._send(message)
         self._collectors[message.request_id] = collector
         finished = False

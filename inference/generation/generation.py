@@ -334,6 +334,7 @@ class Generation:
             hold=hold,
             source=source,
             age_s=time.monotonic() - self.timings.arrived,
+            steps=self.request.steps,
         )
         try:
             async with aclosing(AssignedOutputs(assignment, outputs)) as assigned:

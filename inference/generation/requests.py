@@ -116,6 +116,8 @@ class GenerationRequest:
     include_stop: bool = False
     skip_special_tokens: bool = True
     token_texts: bool = False
+    steps: bool = False
+    """Each step is a delta of its own, also for a reader that lags; else what it did not take is one."""
     truncate_left: int | None = None
     truncate_right: int | None = None
     cache_salt: str = ""

@@ -65,3 +65,12 @@ def test_a_failure_comes_behind_what_came_before_it():
         return tokens
 
     assert asyncio.run(read()) == list(range(TOKENS))
+
+
+def test_a_reader_that_wants_steps_gets_each_by_itself():
+    collector = _Collector(Submit(1, [1], SamplingParams(max_tokens=9)), steps=True)
+    steps = [[0], [1, 2, 3], [4], [], [5, 6]]
+    for tokens in steps[:-1]:
+        collector.put(RequestOutput(1, tokens))
+    collector.put(RequestOutput(1, steps[-1], finish_reason="length"))
+    assert [output.token_ids for output in all_of(collector)] == steps

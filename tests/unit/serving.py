@@ -118,8 +118,12 @@ class Call:
         self._gone.set()
 
     def read_no_more(self) -> None:
-        """The plane's next chunk waits until `hang_up`."""
+        """The plane's next chunk waits until `hang_up` or `read_on`."""
         self._reading.clear()
+
+    def read_on(self) -> None:
+        """Read what came meanwhile, and all that comes."""
+        self._reading.set()
 
     async def _receive(self) -> dict[str, Any]:
         if self._unread:

@@ -322,7 +322,7 @@ async def test_a_reader_that_lags_gets_everything(start):
     await gate.reached.wait()
     serving.workers[0].hand_over()
     await settle()
-    call._reading.set()
+    call.read_on()
     assert text_of(await call.end())[0] == " of Spain" * 300
     assert serving.workers[1].submits[0].generated == long[:400]
 

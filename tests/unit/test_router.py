@@ -286,7 +286,7 @@ async def test_a_reader_that_lags_gets_everything(serving):
     call.read_no_more()
     await eventually(lambda: serving.worker.stats.generation_tokens == 1800)
     assert len(call.answer.chunks) < 100
-    call._reading.set()
+    call.read_on()
     answer = await call.end()
     assert "".join(e["choices"][0]["text"] for e in answer.events[:-1]) == " of Spain" * 900
 

@@ -131,7 +131,7 @@ async def test_a_slow_reader_is_no_stall(start):
     await call.chunks(1)
     call.read_no_more()
     await asyncio.sleep(0.5)
-    call._reading.set()
+    call.read_on()
     assert (await call.end()).events[-1] == "[DONE]"
     assert "error" not in call.answer.text
 

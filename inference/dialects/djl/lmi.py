@@ -169,6 +169,7 @@ def generation_request(parsed: Parsed, number: int, model: str, target: Target) 
     }
     stops = _stops(p)
     request = GenerationRequest(
+        steps=True,
         model=model,
         prompt=TextPrompt(parsed.texts[number]),
         sampling=SamplingOverrides(**given),

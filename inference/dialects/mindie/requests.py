@@ -113,6 +113,7 @@ def generation_request(request: InferenceRequest, state: MindieState) -> Generat
     wanted = capacity.max_iter_times if request.max_tokens is None else request.max_tokens
     adapter = request.target.adapter
     internal = GenerationRequest(
+        steps=True,
         model=request.target.entry.name if adapter is None else f"{request.target.entry.name}:{adapter.name}",
         prompt=request.prompt,
         sampling=sampling.overrides(request.sequences, request.target.info.vocab_size, logprobs),

@@ -157,6 +157,7 @@ def generation_request(
     """The GenerationRequest. TGI reports log-probabilities of the distribution that was sampled from."""
     p = request.parameters
     return GenerationRequest(
+        steps=True,
         model=p.adapter_id,
         prompt=prompt,
         sampling=SamplingOverrides(

@@ -87,6 +87,7 @@ async def predict(state: State, given: Input, model: str, version: str, caller: 
     with within(served.entry.public_id):  # its name may be that of another, default version
         target = state.services.router.resolve(served.model)
         request = GenerationRequest(
+            steps=True,
             model=served.model,
             prompt=prompt,
             sampling=sampling_overrides(body, target.tokenizer),
