@@ -54,6 +54,15 @@ still gets a sixteenth of a core, and one at 19 hardly anything.
 PATIENT_CPU_S = 5.0
 """Seconds of CPU time after which a compilation gets LONG_COMPILE_NICE."""
 IN_VAIN = "it is too large, or nested too deeply"
+NO_TEXT = "it allows no text"
+REASONS = {
+    "NoExtension": NO_TEXT,
+    "NoExtensionBias": NO_TEXT,
+    "ParserTooComplex": IN_VAIN,
+    "LexerTooComplex": IN_VAIN,
+    "InternalError": IN_VAIN,
+}
+"""What llguidance's reasons to stop mean to a client."""
 TOO_SLOW = "it takes too long to follow"
 ROWS = 16
 _PR_SET_PDEATHSIG = 1
@@ -187,8 +196,11 @@ def _error(matcher: LLMatcher) -> str | None:
 
 
 def _first_part(text: str) -> str:
-    """The error as shown to a client: at most 500 characters, and without a panic's backtrace."""
-    return IN_VAIN if not text or "panic" in text or "<backtrace>" in text else text[:500]
+    """The error as shown to a client: at most 500 characters, without llguidance's state and without a panic's backtrace."""
+    if "panic" in text or "<backtrace>" in text:
+        return IN_VAIN
+    told = text.partition("<state>")[0].strip()
+    return REASONS.get(told, told[:500]) or IN_VAIN
 
 
 class _Masks:

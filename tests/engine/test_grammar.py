@@ -86,6 +86,8 @@ def test_the_end_token_is_marked_only_where_it_was_chosen(tokenizer):
         Grammar("grammar", "root ::= ("),
         Grammar("json_schema", "[" * 100000),
         Grammar("choice", "5"),
+        Grammar("json_schema", '{"$ref": "#"}'),
+        Grammar("grammar", "start: start start"),
     ],
 )
 def test_a_bad_grammar_fails_its_request_alone(bad):
@@ -95,7 +97,9 @@ def test_a_bad_grammar_fails_its_request_alone(bad):
     driver.submit(1, second, max_tokens=5, ignore_eos=True)
     driver.run()
     assert driver.finish_reason(0) == "error"
-    assert driver.outputs[0][-1].error.code is FailureCode.GRAMMAR
+    failure = driver.outputs[0][-1].error
+    assert failure.code is FailureCode.GRAMMAR
+    assert not any(inner in words(failure) for inner in ("<state>", "Parser", "NoExtension", "lexer"))
     assert len(driver.tokens(1)) == 5
 
 
