@@ -55,6 +55,8 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.waiting: list[Request] = []  # both lists are in the policy's order
         self.running: list[Request] = []
+        self._short_of_blocks = False
+        """Whether a waiting request did not start in the last step because too few blocks were free."""
         self.num_preemptions = self.prefix_queries = self.prefix_hits = 0
 
     def add(self, request: Request) -> Failure | None:
@@ -124,6 +126,7 @@ class Scheduler:
 
     def schedule(self, awaited: bool = False) -> ScheduledBatch:
         """The next step's batch; empty when nothing can run. `awaited`: somebody outside waits for the step's end."""
+        self._make_room()
         limit, logits = self._prefill_limit(awaited), PromptLogits(self._max_prompt_rows)
         batch = ScheduledBatch(bounded=limit.bounded)
         budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens, limit, logits)
@@ -132,6 +135,23 @@ class Scheduler:
         for request, count in zip(batch.requests, batch.num_new_tokens, strict=True):
             batch.ends.append(request.num_computed_tokens + count - len(batch.drafts.get(request, ())))
         return batch
+
+    def _make_room(self) -> None:
+        """Preempt the running requests that yield to waiting ones, before the step has any of them."""
+        most = len(self.running) if self._short_of_blocks else self.config.max_num_seqs
+        if not self.waiting or not self.running or len(self.running) < most:
+            return
+        for gate in self._gates:
+            gate.begin(self.running)
+        waiting = filter(_is_here, self.waiting)
+        for request in self._policy.yields([*waiting], [*self.running], most, self._passes):
+            self._preempt(request)
+
+    def _passes(self, request: Request) -> bool:
+        """Whether all gates let the request start."""
+        for gate in self._gates:
+            gate.consider(request)
+        return all(gate.may_start(request) for gate in self._gates)
 
     def _prefill_limit(self, awaited: bool) -> PrefillLimit:
         """The time of this step's prompts: what `max_step_ms` leaves beside the sequences that decode, if anybody waits."""
@@ -282,6 +302,7 @@ class Scheduler:
         A request whose next uncached block is being computed by a running request waits for that block, so that
         requests with one prefix share its prefill. A request that a gate stops does not block later ones.
         """
+        self._short_of_blocks = False
         if not self.waiting:
             return
         pending = Counter(digest for request in self.running for digest in self._pending_hashes(request))
@@ -291,11 +312,9 @@ class Scheduler:
         for request in self._policy.startable([*self.waiting], self.running):
             if budget <= 0 or limit.exhausted or len(self.running) >= self.config.max_num_seqs:
                 break
-            if (request.incoming is not None and not request.incoming.settled) or logits.keeps_out(request):
+            if not _is_here(request) or logits.keeps_out(request):
                 continue
-            for gate in self._gates:
-                gate.consider(request)
-            request.stopped_by_gate = not all(gate.may_start(request) for gate in self._gates)
+            request.stopped_by_gate = not self._passes(request)
             if request.stopped_by_gate:
                 continue
             reusable = self.pool.reusable(request)
@@ -305,6 +324,7 @@ class Scheduler:
             blocks = -(-len(request.token_ids) // size) - len(hit)
             reserve = len(self.running)  # one block each, so that admission is not followed by preemption at once
             if blocks + reserve > self.pool.num_free_after(hit):
+                self._short_of_blocks = True
                 break
             self.waiting.remove(request)
             self._start(request, hit)
@@ -370,3 +390,8 @@ class Scheduler:
         if self._is_full(request, length):
             return FinishReason.LENGTH
         return FinishReason.MOVED if request.hold is not None else None
+
+
+def _is_here(request: Request) -> bool:
+    """Whether no blocks of another worker are still on their way to the waiting request."""
+    return request.incoming is None or request.incoming.settled

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from engine import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from engine.request import Request
 
@@ -27,6 +27,18 @@ class Policy(Protocol):
 
     def served(self, requests: Sequence[Request], num_tokens: Sequence[int]) -> None:
         """A step is launched with so many tokens of each of these requests; their progress does not include them yet."""
+        ...
+
+    def yields(
+        self,
+        waiting: Sequence[Request],
+        running: Sequence[Request],
+        max_running: int,
+        able: Callable[[Request], bool],
+    ) -> list[Request]:
+        """The running requests to preempt before a step, so that waiting ones start in their places; `max_running` may run at once.
+        `able`: whether nothing but a place keeps a waiting request from starting.
+        """
         ...
 
     def victim(self, running: Sequence[Request]) -> Request:

@@ -10,15 +10,16 @@ Y. Sheng et al., Fairness in Serving Large Language Models (OSDI 2024).
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from heapq import heapify, heapreplace
 from heapq import heappop as pop
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from engine.request import RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from engine.policies.base import Policy
     from engine.request import Request
@@ -131,6 +132,38 @@ class Fair:
         if len(self._flows) > MAX_MEMBERS:
             self._flows = {key: self._flows[key] for key in self._serving}
 
+    def yields(
+        self,
+        waiting: Sequence[Request],
+        running: Sequence[Request],
+        max_running: int,
+        able: Callable[[Request], bool],
+    ) -> list[Request]:
+        """The youngest of the tenant with the most sequences for its weight, for one with so few that it has no more afterwards than the
+        other: while tenants wait, none holds more than its share of the places.
+        """
+        held = Counter(request.tenant.holder for request in running)
+        if len(running) < max_running or (len(held) == 1 and all(request.tenant.holder in held for request in waiting)):
+            return []
+        yielding: list[Request] = []
+        places = {holder: sorted(each, key=_age) for holder, each in groupby(sorted(running, key=_holder), _holder)}
+        for request in self.startable(waiting, running):
+            own, weight = request.tenant.holder, request.tenant.weight
+            if not able(request):
+                continue
+            others = [each[-1] for holder, each in places.items() if each and holder != own]
+            found = [other for other in others if other.band <= request.band]
+            victim = max(found, key=lambda r: (held[r.tenant.holder] / r.tenant.weight, _age(r)), default=None)
+            if victim is None:
+                break
+            heavy = victim.tenant.holder
+            if (held[heavy] - 1) / victim.tenant.weight < (held[own] + 1) / weight:
+                break
+            held[heavy] -= 1
+            held[own] += 1
+            yielding.append(places[heavy].pop())
+        return yielding
+
     def victim(self, running: Sequence[Request]) -> Request:
         lowest = min(request.band for request in running)
         candidates = [request for request in running if request.band == lowest]
@@ -188,6 +221,15 @@ class Fair:
                 heapreplace(queue, member)
             else:
                 pop(queue)
+
+
+def _holder(request: Request) -> tuple[str, str]:
+    return request.tenant.holder
+
+
+def _age(request: Request) -> tuple[int, int, float]:
+    """Sorts requests so that the last is the first to yield: of the lowest band, the least urgent, the youngest."""
+    return -request.band, request.priority, request.arrival
 
 
 def _outstanding(request: Request) -> float:

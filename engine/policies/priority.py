@@ -6,7 +6,7 @@ from bisect import insort
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from engine.policies.base import Policy
     from engine.request import Request
@@ -23,6 +23,15 @@ class Priority:
 
     def served(self, requests: Sequence[Request], num_tokens: Sequence[int]) -> None:
         pass  # what a request has got so far does not matter
+
+    def yields(
+        self,
+        waiting: Sequence[Request],
+        running: Sequence[Request],
+        max_running: int,
+        able: Callable[[Request], bool],
+    ) -> list[Request]:
+        return []  # who runs keeps its place until it ends
 
     def victim(self, running: Sequence[Request]) -> Request:
         return running[-1]

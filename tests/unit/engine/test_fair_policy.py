@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
+from engine.gates.base import Gate
 from engine.messages import Tenant
 from engine.policies.fair import MAX_MEMBERS, Fair, Times
 from engine.request import Request
@@ -20,16 +22,16 @@ HEAVY, LIGHT = Tenant("heavy"), Tenant("light")
 class Queue:
     """A scheduler whose requests end after two tokens."""
 
-    def __init__(self, **options) -> None:
+    def __init__(self, blocks: int = 2000, gates: Sequence[Gate] = (), **options) -> None:
         config = EngineConfig(**{"model": "none", "block_size": 4, "max_num_seqs": 1, "target_ttft_ms": 0, **options})
-        self.scheduler = Scheduler(config, BlockPool(2000, 4, False), 4000, [], Fair())
+        self.scheduler = Scheduler(config, BlockPool(blocks, 4, False), 4000, [], Fair(), gates)
         self.served: list[Tenant] = []
         self.number = 0
 
-    def add(self, tenant: Tenant, count: int = 1, length: int = 8, **fields) -> None:
+    def add(self, tenant: Tenant, count: int = 1, length: int = 8, max_tokens: int = 2, **fields) -> None:
         for _ in range(count):
             self.number += 1
-            params = SamplingParams(max_tokens=2, ignore_eos=True)
+            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
             prompt = [self.number] * length
             made = Request((1, self.number), prompt, params, arrival=float(self.number), tenant=tenant, **fields)
             assert self.scheduler.add(made) is None
@@ -40,6 +42,11 @@ class Queue:
         self.served += [r.tenant for r in batch.requests if r not in before]
         self.scheduler.launched(batch)
         self.scheduler.update(batch, {r: [9] for r in batch.requests})
+
+    @property
+    def running(self) -> dict[str, int]:
+        """How many sequences of each tenant run."""
+        return dict(Counter(request.tenant.key for request in self.scheduler.running))
 
     def serve(self, count: int) -> list[Tenant]:
         """The tenants of the next `count` requests that begin."""
@@ -187,3 +194,120 @@ def test_memory_is_bounded_whatever_names_come():
         times.charge(f"n{number}", 1.0)
         times.advance([f"n{number}"])
     assert len(times._times) <= MAX_MEMBERS
+
+
+LONG = {"max_tokens": 400}
+
+
+class TestPlaces:
+    """While tenants wait, none holds more sequences than its share."""
+
+    @pytest.mark.parametrize("heavies", [1, 4, 7])
+    def test_a_light_tenant_starts_at_once_beside_those_that_hold_every_place(self, heavies):
+        queue = Queue(max_num_seqs=8)
+        for number in range(heavies):
+            queue.add(Tenant(f"heavy{number}"), 16, **LONG)
+        for _ in range(3):
+            queue.step()
+        assert sum(queue.running.values()) == 8
+        queue.add(LIGHT)
+        queue.step()
+        assert queue.running["light"] == 1
+        assert sum(queue.running.values()) == 8
+        assert queue.scheduler.num_preemptions == 1
+
+    def test_the_youngest_of_the_heaviest_yields(self):
+        queue = Queue(max_num_seqs=8)
+        queue.add(HEAVY, 5, **LONG)
+        queue.add(Tenant("middle"), 3, **LONG)
+        queue.step()
+        before = [*queue.scheduler.running]
+        queue.add(LIGHT)
+        queue.step()
+        (gone,) = {*before} - {*queue.scheduler.running}
+        assert (gone.tenant, gone.arrival) == (HEAVY, 5.0)
+
+    @pytest.mark.parametrize(("weight", "share"), [(1.0, 4), (3.0, 6), (0.25, 1)])
+    def test_shares_are_by_weight(self, weight, share):
+        queue = Queue(max_num_seqs=8)
+        queue.add(HEAVY, 30, **LONG)
+        queue.step()
+        queue.add(Tenant("light", weight=weight), 30, **LONG)
+        for _ in range(5):
+            queue.step()
+        assert queue.running == {"heavy": 8 - share, "light": share}
+        assert queue.scheduler.num_preemptions == share  # nobody is preempted in turn
+
+    def test_more_tenants_than_places_wait_for_their_turn(self):
+        queue = Queue(max_num_seqs=4)
+        for number in range(9):
+            queue.add(Tenant(f"t{number}"), **LONG)
+        for _ in range(20):
+            queue.step()
+        assert queue.scheduler.num_preemptions == 0
+
+    @pytest.mark.parametrize(("flow", "preemptions"), [("", 0), ("b", 1)])
+    def test_without_keys_a_flow_is_a_tenant(self, flow, preemptions):
+        queue = Queue(max_num_seqs=4)
+        queue.add(Tenant("", "a" if flow else ""), 9, **LONG)
+        queue.step()
+        queue.add(Tenant("", flow))
+        queue.step()
+        assert queue.scheduler.num_preemptions == preemptions
+
+    def test_flows_of_one_key_share_its_places(self):
+        queue = Queue(max_num_seqs=4)
+        queue.add(Tenant("key", "a"), 9, **LONG)
+        queue.step()
+        queue.add(Tenant("key", "b"), 9, **LONG)
+        queue.step()
+        assert queue.scheduler.num_preemptions == 0
+
+    @pytest.mark.parametrize(("band", "preemptions"), [(-1, 0), (0, 1), (1, 1)])
+    def test_a_lower_band_takes_no_place_of_a_higher_one(self, band, preemptions):
+        queue = Queue(max_num_seqs=4)
+        queue.add(HEAVY, 9, **LONG)
+        queue.step()
+        queue.add(LIGHT, band=band)
+        queue.step()
+        assert queue.scheduler.num_preemptions == preemptions
+
+    def test_blocks_are_made_free_as_well(self):
+        queue = Queue(blocks=61, max_num_seqs=32)
+        queue.add(HEAVY, 30, length=16, max_tokens=200)
+        queue.step()
+        assert 1 < sum(queue.running.values()) < 32
+        queue.add(LIGHT, length=16)
+        steps = 0
+        while "light" not in queue.running:  # first it is found that too few blocks are free, then one after another yields
+            queue.step()
+            steps += 1
+        assert steps <= 6
+        assert queue.running["heavy"] > 1
+
+    def test_a_request_that_something_else_keeps_waiting_takes_no_place(self):
+        class Shut(Gate):
+            def may_start(self, request):
+                return request.tenant != LIGHT
+
+        queue = Queue(max_num_seqs=4, gates=[Shut()])
+        queue.add(HEAVY, 9, **LONG)
+        queue.step()
+        queue.add(LIGHT)
+        queue.add(Tenant("other"))
+        queue.step()
+        assert queue.running == {"heavy": 3, "other": 1}
+
+    def test_all_come_to_their_end(self):
+        queue = Queue(max_num_seqs=8)
+        ended = []
+        queue.add(HEAVY, 40, max_tokens=50)
+        for number in range(400):
+            if number % 5 == 0:
+                queue.add(LIGHT, max_tokens=4)
+            before = {*queue.scheduler.running}
+            queue.step()
+            ended += [r for r in before if r not in queue.scheduler.running and r not in queue.scheduler.waiting]
+        assert Counter(r.tenant for r in ended) == {HEAVY: 40, LIGHT: 80}
+        assert all(r.num_output_tokens == r.params.max_tokens for r in ended)
+        queue.scheduler.pool.check_integrity()
