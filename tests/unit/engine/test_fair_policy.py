@@ -279,7 +279,9 @@ class TestPlaces:
         assert 1 < sum(queue.running.values()) < 32
         queue.add(LIGHT, length=16)
         steps = 0
-        while "light" not in queue.running:  # first it is found that too few blocks are free, then one after another yields
+        while (
+            "light" not in queue.running
+        ):  # first it is found that too few blocks are free, then one after another yields
             queue.step()
             steps += 1
         assert steps <= 6
