@@ -246,6 +246,7 @@ class EngineCore:
         """The counters, with the gauges updated."""
         self.adapters.poll(busy=bool(self.scheduler.running))
         self.transfers.poll(self.stats)
+        self.grammars.end_idle()
         scheduler, stats = self.scheduler, self.stats
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
         stats.blocks_used = scheduler.pool.num_usable - scheduler.pool.num_free

@@ -35,6 +35,8 @@ class GrammarProcess:
     def __init__(self, digest: bytes, grammar: Grammar) -> None:
         self.digest = digest
         self.users = 0
+        self.idle_since = 0.0
+        """When its last request ended, in monotonic seconds."""
         self.compiled = False
         self.failure: Failure | None = None
         self.late = False
@@ -194,5 +196,6 @@ class Matcher:
     def close(self) -> None:
         """Release the row and the process; called when the request ends."""
         self._process.users -= 1
+        self._process.idle_since = time.monotonic()
         if self._row != FIRST:
             self._process.free(self._row)

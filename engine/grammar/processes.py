@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from engine.failures import Failure, FailureCode
 from engine.grammar import wire
 from engine.grammar.matcher import GrammarProcess, Matcher, grammar_failure
 from engine.messages import MALFORMED, frame
@@ -26,7 +27,6 @@ from engine.messages import MALFORMED, frame
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from engine.failures import Failure
     from engine.sampling.params import Grammar
 
 logger = logging.getLogger("engine")
@@ -44,8 +44,12 @@ KNOWN_BAD, KNOWN_BAD_S = 1024, 300.0
 STRIKES = 2
 """Process deaths after which a grammar is refused without another attempt; a single one may have had other causes."""
 RESTART_S = 5.0
+IDLE_S = 60.0
+"""Seconds after its last request after which a process ends; until then its grammar needs no compilation."""
 ENDED = grammar_failure("it needs more time, memory or depth than a grammar may take")
 UNAVAILABLE = grammar_failure("no grammars can be compiled at the moment")
+NOT_NOW = Failure(FailureCode.OVERLOADED, {"wait_ms": 1000})
+"""A new grammar finds no process, no memory or no file descriptor: another worker may have them, or this one later."""
 NO_REASONING = grammar_failure("the model has no tokens for thoughts")
 
 
@@ -160,6 +164,13 @@ class GrammarProcesses:
             self._sleep(left)
             self._receive()
 
+    def end_idle(self) -> None:
+        """Stop the processes that nobody has used for IDLE_S."""
+        now = time.monotonic()
+        for process in [*self._live.values()]:
+            if process.compiled and not process.users and now - process.idle_since > IDLE_S:
+                self._drop(process)
+
     @property
     def users(self) -> int:
         """The number of requests with a grammar."""
@@ -253,11 +264,20 @@ class GrammarProcesses:
             try:
                 begun = self.start() and self._fork(process)
             except OSError as error:
+                idle = self._idle()
+                if idle is not None:  # what it holds may be what is missing
+                    self._drop(idle)
+                    self._queue.insert(0, process)
+                    continue
                 logger.error("no grammar process can be started: %s", error)
                 begun = False
             if not begun:
-                process.failure = UNAVAILABLE
+                process.failure = NOT_NOW
                 self._known.pop(process.digest, None)
+
+    def _idle(self) -> GrammarProcess | None:
+        """The process without users whose grammar was asked for longest ago; None if all are in use."""
+        return next((p for p in self._known.values() if p.socket is not None and not p.users), None)
 
     def _fork(self, process: GrammarProcess) -> bool:
         """Ask the template to fork the process; raises OSError if its files cannot be opened."""
@@ -284,7 +304,7 @@ class GrammarProcesses:
             return False
         if len(self._live) < MAX_PROCESSES:
             return True
-        idle = next((p for p in self._known.values() if p.socket is not None and not p.users), None)
+        idle = self._idle()
         if idle is not None:
             self._drop(idle)
             return True

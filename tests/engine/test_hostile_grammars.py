@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import msgspec
@@ -356,3 +357,51 @@ def test_a_grammar_that_was_given_up_before_its_turn_can_be_asked_for_again(driv
     driver.submit(0, FIRST, max_tokens=5, ignore_eos=True, grammar=QUICK)
     driver.run()
     assert len(driver.tokens(0)) == 5
+
+
+def without_descriptors(monkeypatch, times: int) -> None:
+    """So often the system has no descriptor left for a mask table."""
+    made, left = os.memfd_create, [times]
+
+    def memfd_create(name):
+        if left[0] > 0:
+            left[0] -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return made(name)
+
+    monkeypatch.setattr(os, "memfd_create", memfd_create)
+
+
+def test_idle_processes_make_room_where_descriptors_are_missing(driver, monkeypatch):
+    for number in range(3):
+        driver.submit(number, FIRST, max_tokens=5, grammar=Grammar("choice", f'["{number}"]'))
+        driver.run()
+    assert len(pids_of(driver)) == 3
+    without_descriptors(monkeypatch, 2)
+    driver.submit(3, FIRST, max_tokens=5, grammar=Grammar("choice", '["3"]'))
+    driver.run()
+    assert driver.finish_reason(3) == "stop"
+    wait_until(lambda: len(pids_of(driver)) == 2)
+
+
+def test_a_new_grammar_without_any_descriptor_may_come_again(driver, alone, monkeypatch):
+    without_descriptors(monkeypatch, sys.maxsize)
+    driver.submit(0, FIRST, max_tokens=5, grammar=Grammar("choice", '["a"]'))
+    driver.submit(1, SECOND, max_tokens=20, ignore_eos=True)
+    driver.run()
+    failure = driver.outputs[0][-1].error
+    assert (failure.code, failure.facts) == (FailureCode.OVERLOADED, {"wait_ms": 1000})
+    assert driver.tokens(1) == alone
+
+
+def test_processes_end_a_while_after_their_last_request(driver, monkeypatch):
+    driver.submit(0, FIRST, max_tokens=5, grammar=Grammar("choice", '["a"]'))
+    driver.run()
+    driver.engine.refresh_stats()
+    assert len(pids_of(driver)) == 1
+    monkeypatch.setattr(processes, "IDLE_S", -1.0)
+    driver.engine.refresh_stats()
+    wait_until(lambda: not pids_of(driver))
+    driver.submit(1, FIRST, max_tokens=5, grammar=Grammar("choice", '["a"]'))
+    driver.run()
+    assert driver.finish_reason(1) == "stop"
