@@ -85,7 +85,7 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class RouteSet:
     """The routes of one dialect on one plane. `render` also renders errors for unknown paths that begin with
-    `prefixes`.
+    `prefixes`. Paths with these prefixes are found below each of `mounts` too.
     """
 
     routes: tuple[Route, ...]
@@ -97,6 +97,12 @@ class RouteSet:
     """The vendor's tag in the documentation; "": the dialect's name."""
     error: Any = None
     """The schema of its errors, for the documentation."""
+    mounts: tuple[str, ...] = ()
+
+    def mounted(self, path: str) -> str | None:
+        """The path of this set that is meant by one below a mount; None if it is below none."""
+        found = (path.removeprefix(mount) for mount in self.mounts if path.startswith(mount + "/"))
+        return next((own for own in found if own.startswith(self.prefixes)), None)
 
 
 class RouteTable:
@@ -114,7 +120,8 @@ class RouteTable:
         """The routes of the path, and the path parameters; raises RouteNotFound or MethodNotAllowed. HEAD is routed
         as GET.
         """
-        methods, parameters = self._exact.get(path), {}
+        path, parameters = self._own(path), dict[str, str]()
+        methods = self._exact.get(path)
         if methods is None:
             for pattern, candidates in self._patterns:
                 match = pattern.fullmatch(path)
@@ -142,7 +149,7 @@ class RouteTable:
         """The length of the longest matching route's literal text, -1 without a match; planes on one port are chosen
         by it.
         """
-        method = "GET" if method == "HEAD" else method
+        method, path = "GET" if method == "HEAD" else method, self._own(path)
         if path in self._exact:
             return len(path) + 1 if method in self._exact[path] else 0
         fitting = [
@@ -154,11 +161,17 @@ class RouteTable:
 
     def renderer(self, path: str) -> Render:
         """The error renderer for this path, also for unknown paths."""
+        path = self._own(path)
         methods = self._exact.get(path)
         if methods:
             return next(iter(methods.values()))[0].render
         owner = next((each for each in self.route_sets if path.startswith(each.prefixes)), self.route_sets[0])
         return owner.render
+
+    def _own(self, path: str) -> str:
+        """The path without the mount below which it is."""
+        found = (routes.mounted(path) for routes in self.route_sets if routes.mounts)
+        return next((own for own in found if own is not None), path)
 
     def _methods_of(self, route: Route) -> dict[str, list[Route]]:
         if "{" not in route.path:

@@ -36,6 +36,11 @@ def convert(value: dict[str, Any], schema: type[T], strict: bool = True) -> T:
         raise InvalidRequest(f"{field}: {reason}" if field else reason, field) from error
 
 
+def lenient(value: dict[str, Any], schema: type[T]) -> T:
+    """`convert` as pydantic does it in vLLM: texts stand for the numbers and booleans that they write, and 10.0 for 10."""
+    return convert(value, schema, strict=False)
+
+
 def check_range(field: str, value: float | None, low: float, high: float) -> None:
     """Raise InvalidRequest outside [`low`, `high`]; None is an absent value."""
     if value is not None and not low <= value <= high:

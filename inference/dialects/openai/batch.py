@@ -15,7 +15,7 @@ from inference.dialects.openai.usage import usage
 from inference.errors import InvalidRequest, NotServed, TemplateError
 from inference.generation.answer import Job, WholeReply, answer
 from inference.http.exchange import json_response
-from inference.http.validation import check_count, convert
+from inference.http.validation import check_count, lenient
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +33,7 @@ FIELDS = [name for name in ChatFields.__struct_fields__ if name != "messages"]
 async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/chat/completions/batch."""
     with services.admission.permit(exchange.permit_holder):
-        body = await exchange.work(convert, await exchange.json(), BatchChatCompletionRequest)
+        body = await exchange.work(lenient, await exchange.json(), BatchChatCompletionRequest)
         name_request(exchange, body.request_id)
         bodies = await exchange.work(conversations, body, services.limits.max_prompts)
         requests: list[GenerationRequest] = []

@@ -23,7 +23,7 @@ from inference.generation.requests import ChatPrompt
 from inference.http.exchange import json_response
 from inference.http.offload import encoded
 from inference.http.sse import event
-from inference.http.validation import check_range, convert
+from inference.http.validation import check_range, lenient
 from inference.vendors.openai_logprobs import Context, LogprobTexts
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/chat/completions."""
     with services.admission.permit(exchange.permit_holder):
-        body = await exchange.work(convert, await exchange.json(), ChatCompletionRequest)
+        body = await exchange.work(lenient, await exchange.json(), ChatCompletionRequest)
         name_request(exchange, body.request_id)
         request = await parse(body, exchange, services)
 

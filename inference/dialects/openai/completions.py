@@ -23,7 +23,7 @@ from inference.generation.requests import Prompt, TextPrompt
 from inference.http.exchange import json_response
 from inference.http.offload import encoded
 from inference.http.sse import event
-from inference.http.validation import check_range, convert
+from inference.http.validation import check_range, lenient
 from inference.vendors.openai_logprobs import Context, LogprobTexts
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ DEFAULT_MAX_TOKENS = 16
 async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/completions."""
     with services.admission.permit(exchange.permit_holder):
-        body = await exchange.work(convert, await exchange.json(), CompletionRequest)
+        body = await exchange.work(lenient, await exchange.json(), CompletionRequest)
         name_request(exchange, body.request_id)
         requests = await parse(body, exchange, services)
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from inference.services import Services
 
 
+KSERVE = "/openai"
+"""Below which KServe's runtimes serve OpenAI's routes."""
+
+
 async def _json_only(handler: Handler, exchange: Exchange, services: Services) -> None:
     """Refuse bodies with a Content-Type other than JSON, as vLLM does; a missing one is accepted."""
     kind = (exchange.header("content-type") or "application/json").partition(";")[0].strip().lower()
@@ -110,4 +114,6 @@ ROUTES = (
     _invoke("input", embeddings.create, EmbeddingsRequest),
 )
 
-DIALECT = Dialect("openai", "OpenAI", front=RouteSet(ROUTES, render_error, STATUSES, prefixes=("/v1/",)))
+DIALECT = Dialect(
+    "openai", "OpenAI", front=RouteSet(ROUTES, render_error, STATUSES, prefixes=("/v1/",), mounts=(KSERVE,))
+)

@@ -17,7 +17,7 @@ from inference.generation.embeddings import EmbeddingRequest
 from inference.generation.requests import ChatPrompt, Prompt
 from inference.http.exchange import json_response
 from inference.http.offload import in_thread_if
-from inference.http.validation import check_count, check_range, convert
+from inference.http.validation import check_count, check_range, lenient
 
 if TYPE_CHECKING:
     from inference.http.exchange import Exchange
@@ -64,14 +64,14 @@ class PoolingRequest(EmbeddingsRequest):
 async def create(exchange: Exchange, services: Services) -> None:
     """Handle POST /v1/embeddings."""
     with services.admission.permit(exchange.permit_holder):
-        body = await exchange.work(convert, await exchange.json(), EmbeddingsRequest)
+        body = await exchange.work(lenient, await exchange.json(), EmbeddingsRequest)
         await _answer(exchange, services, body, "embd", "embedding", "embedding")
 
 
 async def pool(exchange: Exchange, services: Services) -> None:
     """Handle POST /pooling."""
     with services.admission.permit(exchange.permit_holder):
-        body = await exchange.work(convert, await exchange.json(), PoolingRequest)
+        body = await exchange.work(lenient, await exchange.json(), PoolingRequest)
         if body.task not in (None, "embed"):
             raise NotServed(f"Unsupported task: {body.task[:40]!r}; this server has 'embed' alone.", "task")
         await _answer(exchange, services, body, "pool", "pooling", "data")

@@ -13,7 +13,7 @@ from inference.dialects.openai.schema import ChatCompletionRequest, CompletionRe
 from inference.errors import NotServed
 from inference.http.exchange import json_response
 from inference.http.offload import in_thread_if
-from inference.http.validation import convert
+from inference.http.validation import lenient
 
 if TYPE_CHECKING:
     from engine.sampling.params import SamplingParams
@@ -34,7 +34,7 @@ SHOWN = (
 async def render_chat(exchange: Exchange, services: Services) -> None:
     """POST /v1/chat/completions/render."""
     with services.admission.permit(exchange.permit_holder):
-        body = await exchange.work(convert, await exchange.json(), ChatCompletionRequest)
+        body = await exchange.work(lenient, await exchange.json(), ChatCompletionRequest)
         _check(body)
         request = await chat.parse(body, exchange, services)
         value = await _rendered("chatcmpl", body, request, services)
@@ -44,7 +44,7 @@ async def render_chat(exchange: Exchange, services: Services) -> None:
 async def render_completion(exchange: Exchange, services: Services) -> None:
     """POST /v1/completions/render: one object for each prompt."""
     with services.admission.permit(exchange.permit_holder):
-        body = await exchange.work(convert, await exchange.json(), CompletionRequest)
+        body = await exchange.work(lenient, await exchange.json(), CompletionRequest)
         _check(body)
         requests = await completions.parse(body, exchange, services)
         values = [await _rendered("cmpl", body, request, services) for request in requests]

@@ -17,7 +17,7 @@ from inference.dialects.openai.streams import HEADERS, KEEP_ALIVE
 from inference.errors import InvalidRequest, NotServed, ResponseNotFound, TemplateError
 from inference.generation.answer import Job, Reply, StreamFormat, answer, preparing
 from inference.http.exchange import json_response
-from inference.http.validation import check_range, convert
+from inference.http.validation import check_range, lenient
 from inference.vendors.openai_errors import render_event
 from inference.vendors.openai_logprobs import Context, LogprobTexts
 from inference.vendors.responses_errors import failure
@@ -38,7 +38,7 @@ STREAM = StreamFormat(HEADERS, render_event, keep_alive=KEEP_ALIVE)
 async def create(exchange: Exchange, services: Services) -> None:
     """POST /v1/responses."""
     with services.admission.permit(exchange.permit_holder):
-        body = await exchange.work(convert, await exchange.json(), ResponsesRequest)
+        body = await exchange.work(lenient, await exchange.json(), ResponsesRequest)
         name_request(exchange, body.request_id)
         check_range("top_logprobs", body.top_logprobs, 0, services.limits.max_logprobs)
         chat_body = await exchange.work(as_chat, body)

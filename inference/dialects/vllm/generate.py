@@ -12,7 +12,7 @@ from inference.errors import InvalidRequest, NotServed
 from inference.generation.answer import Job, Reply, StreamFormat, answer, preparing
 from inference.generation.requests import GenerationRequest, TextPrompt
 from inference.http.exchange import json_response
-from inference.http.validation import check_range, convert
+from inference.http.validation import check_range, lenient
 from inference.vendors import openai_errors
 from inference.vendors.vllm_sampling import SamplingFields, check_sampling, sampling_overrides
 
@@ -57,7 +57,7 @@ async def generate(exchange: Exchange, services: Services) -> None:
         if unknown is not None:
             text = f"SamplingParams got an unexpected keyword argument {unknown[:100]!r}"
             raise InvalidRequest(text, unknown[:100])
-        body = await exchange.work(convert, value, DemoRequest)
+        body = await exchange.work(lenient, value, DemoRequest)
         _check(body, services)
         target = services.router.resolve(body.model)
         request = GenerationRequest(

@@ -11,7 +11,7 @@ from inference.errors import InvalidRequest, NotServed
 from inference.generation.requests import ChatPrompt, Prompt, TextPrompt
 from inference.http.exchange import json_response
 from inference.http.offload import in_thread, in_thread_if
-from inference.http.validation import convert, in_range
+from inference.http.validation import in_range, lenient
 
 if TYPE_CHECKING:
     from inference.http.exchange import Exchange
@@ -46,7 +46,7 @@ class DetokenizeRequest(msgspec.Struct):
 async def tokenize(exchange: Exchange, services: Services) -> None:
     """POST /tokenize: token ids, and their texts if requested."""
     with services.admission.permit(exchange.permit_holder):
-        body = await exchange.work(convert, await exchange.json(), TokenizeRequest)
+        body = await exchange.work(lenient, await exchange.json(), TokenizeRequest)
         prompt = await exchange.work(_prompt, body)
         target = services.router.resolve(body.model)
         ids = await target.tokenizer.encode(prompt)
@@ -60,7 +60,7 @@ async def tokenize(exchange: Exchange, services: Services) -> None:
 async def detokenize(exchange: Exchange, services: Services) -> None:
     """POST /detokenize: the text of token ids, including special tokens."""
     with services.admission.permit(exchange.permit_holder):
-        body = await exchange.work(convert, await exchange.json(), DetokenizeRequest)
+        body = await exchange.work(lenient, await exchange.json(), DetokenizeRequest)
         target = services.router.resolve(body.model)
         vocab_size = target.info.vocab_size
         if not await exchange.work(in_range, body.tokens, vocab_size):

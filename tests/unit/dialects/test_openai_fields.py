@@ -7,7 +7,7 @@ import pytest
 
 from engine.failures import Failure, FailureCode
 from engine.messages import TokenLogprob
-from inference.http.validation import convert
+from inference.http.validation import lenient
 from inference.services import Shown
 from inference.vendors.openai_logprobs import Context, LogprobTexts
 from management.snapshot import AdapterEntry
@@ -207,11 +207,11 @@ async def test_allowed_tokens_are_put_in_order_once_for_all_prompts(serving, mon
             return super().__iter__()
 
     def parsed(value, schema):
-        body = convert(value, schema)
+        body = lenient(value, schema)
         body.allowed_token_ids = Ids(body.allowed_token_ids)
         return body
 
-    monkeypatch.setattr("inference.dialects.openai.completions.convert", parsed)
+    monkeypatch.setattr("inference.dialects.openai.completions.lenient", parsed)
     answer = await serving.post(TEXT, {**PROMPT, "prompt": ["a", "b", "c"], "allowed_token_ids": [9, 5, 9, 7]})
     assert answer.status == 200, answer.text
     assert [submit.params.allowed_token_ids for submit in serving.worker.submits] == [[5, 7, 9]] * 3
@@ -260,12 +260,29 @@ async def test_some_of_the_allowed_tokens_stay_allowed(serving, allowed, bad, fi
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_tokens", 256.0), ("max_tokens", "256"), ("temperature", "0.5"), ("stream", "true"), ("n", 1.5)],
-)
+    [("max_tokens", 4.5), ("max_tokens", "four"), ("max_tokens", True), ("temperature", "nan"), ("temperature", ""),
+     ("stream", "maybe"), ("n", 1.5), ("user", 5)],
+)  # fmt: skip
 async def test_values_of_another_type_are_refused(serving, name, value):
-    """As by OpenAI's API; vLLM's takes some."""
     answer = await serving.post(TEXT, {**PROMPT, name: value})
     assert (answer.status, answer.json()["error"]["param"]) == (400, name)
+
+
+@pytest.mark.parametrize(("name", "value", "field", "meant"), [
+    ("max_tokens", 4.0, "max_tokens", 4), ("max_tokens", "4", "max_tokens", 4), ("temperature", "0.5", "temperature", 0.5),
+    ("seed", "7", "seed", 7), ("top_k", 5.0, "top_k", 5), ("logit_bias", {"5": "2"}, "logit_bias", {5: 2.0}),
+])  # fmt: skip
+@pytest.mark.parametrize(("path", "body"), [(TEXT, PROMPT), (CHAT, HELLO)])
+async def test_texts_stand_for_the_numbers_that_they_write(serving, path, body, name, value, field, meant):
+    """As pydantic takes them in vLLM."""
+    answer = await serving.post(path, {**body, name: value})
+    assert answer.status == 200, answer.text
+    assert getattr(serving.worker.submits[0].params, field) == meant
+
+
+async def test_texts_stand_for_booleans(serving):
+    assert (await serving.post(CHAT, {**HELLO, "stream": "true"})).chunks[-1] == b"data: [DONE]\n\n"
+    assert (await serving.post(CHAT, {**HELLO, "stream": "false"})).json()["object"] == "chat.completion"
 
 
 async def test_fields_that_need_others(serving):

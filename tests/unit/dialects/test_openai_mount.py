@@ -1,0 +1,35 @@
+"""OpenAI's routes below /openai, where clients of KServe look for them."""
+
+from __future__ import annotations
+
+import pytest
+
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/openai/v1/chat/completions"])
+async def test_the_same_answer(serving, path):
+    answer = await serving.post(path, CHAT)
+    assert answer.status == 200
+    assert answer.json()["object"] == "chat.completion"
+
+
+async def test_every_route_below_v1(serving):
+    assert (await serving.get("/openai/v1/models")).json() == (await serving.get("/v1/models")).json()
+    assert (await serving.get("/openai/v1/models/demo")).json()["id"] == "demo"
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("GET", "/openai/v1/chat/completions", 405), ("GET", "/openai/v1/nothing", 404), ("POST", "/openai/generate", 404),
+    ("GET", "/openai/health", 404), ("GET", "/openaiv1/models", 404), ("GET", "/openai/openai/v1/models", 404),
+])  # fmt: skip
+async def test_nothing_else(serving, method, path, status):
+    answer = await serving.begin(path, method=method).end()
+    assert answer.status == status
+    if "/openai/v1" in path and path.count("openai") == 1:
+        assert answer.json()["error"]["code"] == status
+
+
+async def test_keys_are_asked_for_below_it_too(start):
+    serving = await start(api_key_required=True)
+    assert (await serving.post("/openai/v1/chat/completions", CHAT)).status == 401
