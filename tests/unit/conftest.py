@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from inference.http.refusals import Sample
 from tests.unit.serving import Serving, fake_workers
 
 Start = Callable[..., Awaitable[Serving]]
+
+
+@pytest.fixture(autouse=True)
+def every_refusal_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the tests before were refused."""
+    monkeypatch.setattr("inference.http.refusals._sample", Sample())
 
 
 @pytest.fixture

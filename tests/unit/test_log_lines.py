@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.failures import Failure, FailureCode, FinishReason
+from inference.http.refusals import LINES, SPAN_S, Sample
 from tests.unit.scripts import EMBEDDING, Gate, Script, ids, says
 from tests.waiting import eventually
 
@@ -154,3 +155,14 @@ async def test_an_embedding_that_failed_has_the_failures_code(start, lines):
     await serving.post("/v1/embeddings", {"model": "demo", "input": "secret"})
     line = only(lines, "request refused")
     assert (line["error"], line["failure"], line["status"]) == ("GenerationFailed", "step_failed", 500)
+
+
+def test_of_many_refusals_of_one_kind_the_first_are_logged_and_the_rest_counted(lines):
+    sample = Sample()
+    guesses = [sample.takes("Unauthorized", 100.0 + number / 100) for number in range(865)]
+    assert guesses == [True] * LINES + [False] * (865 - LINES)
+    assert sample.takes("InvalidRequest", 105.0)
+    assert sample.takes("Unauthorized", 100.0 + SPAN_S)
+    told = only(lines, "requests refused, not logged one by one")
+    assert (told["error"], told["count"], told["seconds"]) == ("Unauthorized", 865 - LINES, SPAN_S)
+    assert sample.takes("Unauthorized", 101.0 + SPAN_S)
