@@ -40,6 +40,9 @@ THROUGHPUT_OPTIONS = {"max_num_seqs": 128, "max_num_batched_tokens": 4096}
 step, so that the prefills of that many fit beside their decodes. Single requests wait longer for a step.
 """
 MAX_EXTRA_CHARACTERS = 65_536
+EMBEDDINGS_STRATEGY = (
+    f"autoscaling_config.autoscaling_strategy: {Strategy.TTFT} has no meaning for embeddings, {Strategy.RPS} is used"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,15 @@ def normalise(body: Mapping[str, Any]) -> Wanted:
     errors, parsed = _parse(renamed.body)
     given = parsed.autoscaling_config.model_fields_set
     scaling = parsed.autoscaling_config
-    if "autoscaling_strategy" not in given and parsed.inf_type != "llm":
+    # The vendor's program sends its own default, which is an LLM's, whatever is created.
+    warnings = []
+    if (
+        parsed.inf_type == "embedding"
+        and scaling.autoscaling_strategy == Strategy.TTFT
+        and "autoscaling_strategy" in given
+    ):
+        warnings.append(EMBEDDINGS_STRATEGY)
+    if warnings or ("autoscaling_strategy" not in given and parsed.inf_type != "llm"):
         scaling.autoscaling_strategy = Strategy.RPS
     if scaling.autoscaling_strategy in LATENCIES:
         for side in ("upper", "lower"):  # thresholds win over their earlier names
@@ -99,7 +110,7 @@ def normalise(body: Mapping[str, Any]) -> Wanted:
     return Wanted(
         model=parsed.model,
         columns=_columns(parsed),
-        vendor_fields=_vendor_fields(parsed, arguments, extra, _warnings(renamed, parsed, arguments)),
+        vendor_fields=_vendor_fields(parsed, arguments, extra, warnings + _warnings(renamed, parsed, arguments)),
         engine_options=options,
         loras=tuple(Lora(each.name, each.hf_repo, _given_token(each.hf_token) or token) for each in parsed.llm_loras),
         hub_token=token,

@@ -110,6 +110,7 @@ def test_defaults_are_the_vendors():
         ({**MINIMAL, "max_price_per_hour": 0}, "max_price_per_hour", None),
         ({**MINIMAL, "cloud_providers": ["AWS"]}, "cloud_providers", [{"name": "AWS", "regions": []}]),
         ({**MINIMAL, "inf_type": "embedding"}, "strategy", "rps_per_worker"),
+        ({**scaling(autoscaling_strategy="ttft_latency_sec"), "inf_type": "embedding"}, "strategy", "rps_per_worker"),
         ({**MINIMAL, "autoscaling_config": None, "initial_worker_config": None}, "max_workers", 100),
         ({"name": "outer", "config": {"model": "m"}}, "title", "outer"),
         ({"name": "outer", "config": {"model": "m", "name": "inner"}}, "title", "inner"),
@@ -137,7 +138,7 @@ def test_aliases_and_defaults(body, column, value):
         (scaling(autoscaling_strategy="cpu"), "autoscaling_config.autoscaling_strategy", "rps_per_worker"),
         ({**workers(min_workers=1), "autoscaling_config": {"scale_to_zero": True}}, "autoscaling_config.scale_to_zero",
          "min_workers must be 0"),
-        ({**scaling(autoscaling_strategy="ttft_latency_sec"), "inf_type": "embedding"},
+        ({**scaling(autoscaling_strategy="e2e_latency_sec"), "inf_type": "embedding"},
          "autoscaling_config.autoscaling_strategy", "rps_per_worker for embedding"),
         ({**scaling(autoscaling_strategy="e2e_latency_sec"), "engine": "nim"},
          "autoscaling_config.autoscaling_strategy", "ttft_latency_sec, rps_per_worker for llm and nim"),
@@ -218,6 +219,13 @@ def test_arguments_of_vllm_become_engine_options():
     assert wanted.vendor_fields["warnings"] == [
         f"vllm_extra_args: {flag} has no effect" for flag in ("--api-key", "--enforce-eager", "--x")
     ]
+
+
+def test_the_programs_default_strategy_is_told_to_mean_nothing_for_embeddings():
+    kept = normalise({**scaling(autoscaling_strategy="ttft_latency_sec"), "inf_type": "embedding"}).vendor_fields
+    assert any("has no meaning for embeddings" in warning for warning in kept["warnings"])
+    kept = normalise({**MINIMAL, "inf_type": "embedding"}).vendor_fields
+    assert not any("has no meaning" in warning for warning in kept["warnings"])
 
 
 def test_unknown_fields_are_kept_without_secrets():
