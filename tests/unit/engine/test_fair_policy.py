@@ -313,3 +313,118 @@ class TestPlaces:
         assert Counter(r.tenant for r in ended) == {HEAVY: 40, LIGHT: 80}
         assert all(r.num_output_tokens == r.params.max_tokens for r in ended)
         queue.scheduler.pool.check_integrity()
+
+
+def asked(number: int, tenant: Tenant, prompt: int = 8, rest: int = 1, computed: int = 0, **fields) -> Request:
+    """A request that has `computed` tokens of its prompt done and at most `rest` tokens to say."""
+    params = SamplingParams(max_tokens=rest)
+    made = Request((1, number), [1] * prompt, params, arrival=float(number), tenant=tenant, **fields)
+    made.num_computed_tokens = computed
+    return made
+
+
+def order(fair: Fair, waiting: Sequence[Request], running: Sequence[Request] = ()) -> list[int]:
+    return [request.key[1] for request in fair.startable(waiting, running)]
+
+
+class TestTurns:
+    """Whose turn it is, by what each was served, holds and is about to get, divided by its weight."""
+
+    @pytest.mark.parametrize(("weight", "first"), [(1.0, 2), (3.9, 2), (4.1, 1), (8.0, 1)])
+    def test_what_runs_counts_by_its_tenants_weight(self, weight, first):
+        a, b = Tenant("a", weight=weight), Tenant("b")
+        running = [asked(10, a, prompt=8, rest=98), asked(11, b, prompt=20, rest=20)]  # 400 and 100 are outstanding
+        assert order(Fair(), [asked(1, a), asked(2, b)], running)[0] == first
+
+    def test_all_that_a_tenant_runs_counts_together(self):
+        a, b = Tenant("a"), Tenant("b")
+        running = [asked(10, a, rest=20), asked(11, a, rest=20), asked(12, b, rest=30)]
+        assert order(Fair(), [asked(1, a), asked(2, b)], running) == [2, 1]
+
+    @pytest.mark.parametrize(("weight", "turns"), [(1.0, "abababab"), (2.0, "ababaaba"), (0.5, "abbabbab")])
+    def test_turns_within_one_step_are_by_weight(self, weight, turns):
+        a, b = Tenant("a", weight=weight), Tenant("b")
+        waiting = [asked(i, tenant) for i, tenant in enumerate([a, b] * 12)]
+        names = [waiting[number].tenant.key for number in order(Fair(), waiting)]
+        assert "".join(names[:8]) == turns
+
+    def test_a_turn_costs_what_the_request_is_expected_to(self):
+        a, b = Tenant("a"), Tenant("b")
+        long, short = (
+            [asked(i, a, prompt=100, rest=25) for i in range(3)],
+            [asked(i, b, prompt=10, rest=10) for i in range(3, 12)],
+        )
+        assert order(Fair(), [*long, *short]) == [0, 3, 4, 5, 6, 1, 7, 8, 9, 10, 2, 11]  # 200 and 50
+
+    @pytest.mark.parametrize(("fields", "cost"), [
+        ({"prompt": 30, "rest": 1}, 34), ({"prompt": 30, "rest": 1, "computed": 20}, 14), ({"prompt": 30, "rest": 9, "computed": 30}, 36),
+        ({"prompt": 8, "rest": 4000}, 8 + 4 * 256),
+    ])  # fmt: skip
+    def test_the_expected_cost(self, fields, cost):
+        """A token of the prompt counts one, a generated one four, up to 256 of them."""
+        a, b = Tenant("a"), Tenant("b")
+        for other, first in ((cost - 5, 2), (cost + 1, 1)):
+            running = [asked(10, a, **fields), asked(11, b, prompt=other - 4, rest=1)]
+            assert order(Fair(), [asked(1, a), asked(2, b)], running)[0] == first
+
+    def test_one_whose_tokens_are_all_said_counts_one_more(self):
+        a, b = Tenant("a"), Tenant("b")
+        done = asked(10, a, prompt=8, rest=2)
+        done.token_ids += [5, 5]
+        done.num_computed_tokens = 10
+        assert order(Fair(), [asked(1, a), asked(2, b)], [done, asked(11, b, prompt=1, rest=1)])[0] == 1  # 4 and 5
+
+    def test_flows_of_a_tenant_take_turns(self):
+        x, y = Tenant("a", "x"), Tenant("a", "y")
+        running = [asked(10, x, rest=50), asked(11, y, rest=20)]
+        waiting = [
+            asked(1, x),
+            asked(2, x),
+            asked(3, y, rest=10),
+            asked(4, y, rest=10),
+            asked(5, y, rest=10),
+            asked(6, y, rest=10),
+        ]
+        assert order(Fair(), waiting, running) == [3, 4, 5, 1, 2, 6]  # y has 88, 136, 184 and 232; x has 208 and 220
+
+    def test_bands_come_before_tenants_and_priority_before_arrival(self):
+        requests: list[Request] = []
+        for number, (band, priority) in enumerate([(0, 0), (1, 5), (0, -1), (1, 0), (-1, -9)]):
+            Fair().insert(asked(number, HEAVY, band=band, priority=priority), requests)
+        assert [request.key[1] for request in requests] == [3, 1, 2, 0, 4]
+        assert order(Fair(), requests) == [3, 1, 2, 0, 4]
+
+
+class TestTimes:
+    def test_who_comes_late_begins_at_the_time_of_those_that_are_served(self):
+        times = Times()
+        assert times.of("a") == 0.0
+        times.charge("a", 10.0)
+        times.charge("b", 4.0)
+        times.advance({"a", "b"})
+        assert (times.of("new"), times.of("a")) == (4.0, 10.0)
+        times.enter("new")
+        times.charge("new", 1.0)
+        assert times.of("new") == 5.0
+        times.enter("a")
+        assert times.of("a") == 10.0  # a debt stays
+
+    @pytest.mark.parametrize("count", [MAX_MEMBERS, MAX_MEMBERS + 1])
+    def test_of_too_many_members_the_most_indebted_are_remembered(self, count):
+        times = Times()
+        for number in range(count):
+            times.charge(f"m{number}", float(number))
+        times.advance({"m0"})
+        forgotten = [number for number in range(count) if times.of(f"m{number}") != number]
+        half = MAX_MEMBERS // 2
+        assert forgotten == ([] if count == MAX_MEMBERS else [*range(1, count - half)])
+
+
+def test_the_victim_is_of_whoever_holds_most_for_its_weight():
+    heavy, light = Tenant("a", weight=4.0), Tenant("b")
+    running = [asked(1, heavy, prompt=30), asked(2, heavy, prompt=30), asked(3, light, prompt=14)]
+    assert Fair().victim(running).key[1] == 2 + (60 / 4 < 14)
+    running[2] = asked(3, light, prompt=16)
+    assert Fair().victim(running).key[1] == 3
+    running += [asked(4, light, prompt=1, priority=-1), asked(5, heavy, prompt=1, band=-1)]
+    assert Fair().victim(running).key[1] == 5
