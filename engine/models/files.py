@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -17,6 +18,8 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoConfig, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+logger = logging.getLogger(__name__)
 
 Json = TypeVar("Json", dict[str, Any], list[Any])
 
@@ -199,12 +202,16 @@ def tokenizer_file(directory: Path, cache_dir: str) -> Path:
 
 def end_of_text(directory: Path, tokenizer: Path) -> int | None:
     """The id of the token that tokenizer_config.json, or the older special_tokens_map.json, names as the end of a text. None: neither
-    does, or the vocabulary of the tokenizer's file has no such token.
+    does, whatever they contain instead, or the vocabulary of the tokenizer's file has no such token.
     """
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if not (directory / name).is_file():
             continue
-        token = read_json(directory / name).get("eos_token")
+        try:
+            token = read_json(directory / name).get("eos_token")
+        except ModelError as error:  # texts can be completed without
+            logger.warning("no end of text is read: %s", error)
+            continue
         if isinstance(token, dict):  # an added token with its properties
             token = token.get("content")
         if isinstance(token, str):

@@ -18,7 +18,7 @@ TENSOR = {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "
 FRONT = [
     ("/v1/completions", TEXT, 503, lambda b: b["error"]["type"] == "Service Unavailable"),
     ("/v1/chat/completions", CHAT, 503, lambda b: b["error"]["code"] == 503),
-    ("/v1/responses", {"input": "a"}, 503, lambda b: b["error"]["code"] == 503),
+    ("/v1/responses", {"input": "a"}, 503, lambda b: b["error"]["type"] == "Service Unavailable"),
     ("/v1/embeddings", {"input": "a"}, 503, lambda b: b["error"]["code"] == 503),
     ("/tokenize", TEXT, 503, lambda b: b["error"]["code"] == 503),
     ("/generate", {"prompt": "a"}, 503, lambda b: b["error"]["code"] == 503),
