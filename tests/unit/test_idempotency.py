@@ -199,3 +199,24 @@ async def test_without_memory_the_header_means_nothing(start):
     for _ in range(2):
         assert (await serving.post(PATH, ASK, **KEY)).header("idempotent-replayed") is None
     assert len(serving.worker.submits) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "status"), [("k" * 255, 200), ("k" * 256, 400), ("", 400), ("a\x7f", 400), ("a b", 200)]
+)
+async def test_which_keys_are_taken(serving, key, status):
+    answer = await serving.post(PATH, ASK, idempotency_key=key)
+    assert answer.status == status
+    assert status == 200 or "1 to 255 printable ASCII characters" in answer.text
+
+
+def test_parts_of_a_fingerprint_are_kept_apart():
+    assert (
+        len(
+            {
+                fingerprint_of(*parts)
+                for parts in [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"1:a",), (b"a",)]
+            }
+        )
+        == 6
+    )

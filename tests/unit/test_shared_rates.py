@@ -205,3 +205,26 @@ async def test_why_it_is_away(own, url):
     assert PASSWORD not in str(away.value)
     assert "wrong@" not in str(away.value)
     await ledger.close()
+
+
+async def test_more_entries_than_one_exchange_has_room_for(own, three, monkeypatch):
+    monkeypatch.setattr("inference.admission.redis_ledger.AT_ONCE", 2)
+    a, b, _ = three
+    keys = [entry(f"k{number}", requests_per_minute=10) for number in range(5)]
+    for count, key in enumerate(keys):
+        for _ in range(count):
+            a.meter.admit(key)
+        b.meter.check(key)
+    await exchange(a, b)
+    assert [b.admitted(key) for key in keys] == [10, 9, 8, 7, 6]
+
+
+async def test_a_process_takes_the_ledger_for_reachable_until_it_is_not(own, three):
+    process = three[0]
+    assert process.rates.reachable
+    own.stop()
+    await process.rates.exchange()
+    assert not process.rates.reachable
+    own.start()
+    await process.rates.exchange()
+    assert process.rates.reachable

@@ -7,7 +7,10 @@ import pytest
 from management.autoscale.config import Fault, InvalidScaling, ScalingConfig, Strategy
 from management.autoscale.cost import cost, current_price
 from management.autoscale.decision import DeploymentState, Drain, Kill, Prepare, Promote, Rule, Start
+from management.autoscale.fleet import Fleet
+from management.autoscale.limits import Cap, cap_of
 from management.autoscale.memory import Limit, Memory, ServedRate
+from management.autoscale.observation import Observation
 from tests.unit.autoscale.helpers import DRAINING, SPARE, STARTING, acted, rules, see, worker
 from tests.unit.autoscale.simulation import Simulation
 
@@ -156,3 +159,24 @@ def test_a_start_waits_for_room_or_money(limit: Limit) -> None:
         assert outcome.state is DeploymentState.PROVISIONING
         outcome = see(CAPPED, at, memory=outcome.memory, **blocked)
     assert see(CAPPED, 40, memory=outcome.memory, unit_price=1.0).actions == (Start(2),)
+
+
+@pytest.mark.parametrize(
+    ("prices", "unit_price", "cap"),
+    [
+        ((), 1.0, 3),
+        ((1.0,), 1.0, 3),
+        ((1.5, 1.0), 1.0, 3),
+        ((1.5, 2.0), 1.0, 2),
+        ((1.5, 2.0), 0.0, None),
+        ((1.5, 2.0), None, 2),
+        ((1.5, 2.1), 1.0, 1),
+        ((1.5, 2.0, 1.0), 1.0, 2),
+        ((), 0.0, None),
+    ],
+)
+def test_how_many_workers_a_price_allows(prices: tuple[float, ...], unit_price: float | None, cap: int | None) -> None:
+    ready = tuple(worker(str(number), price_per_hour=price) for number, price in enumerate(prices))
+    observation = Observation(now=0.0, workers=ready, unit_price=unit_price)
+    found = cap_of(CAPPED, observation, Fleet((), ready, (), ()))
+    assert found == (Cap(CAPPED.max_workers, Limit.MAX_WORKERS) if cap is None else Cap(cap, Limit.MAX_PRICE))
