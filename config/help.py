@@ -1,4 +1,6 @@
-"""What `dragoman --help` prints: this server's commands, a line each. Django's own are listed by `dragoman help --commands`."""
+"""What `dragoman --help` prints: this server's commands, a line each. Django's own are listed by `dragoman help
+--commands`.
+"""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class BlockPool:
         self._release(blocks)
 
     def allocate(self, owner: Owner, num_tokens: int) -> bool:
-        """Grow the owner's block table to hold `num_tokens`. False, with nothing changed, if too few blocks are free."""
+        """Grow the owner's block table to hold `num_tokens`. False, with nothing changed, if too few are free."""
         needed = -(-num_tokens // self.block_size) - len(owner.block_table)
         if needed <= 0:
             return True

@@ -251,7 +251,8 @@ class EngineClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request until it ends. Closing the iterator early aborts the request in the engine.
         `generated`: the tokens that the sequence got from another worker; the outputs are those after them. `hold`,
-        `source` and `age_s`: as in `Submit`. `steps`: what a reader that lags did not take comes step by step, not merged.
+        `source` and `age_s`: as in `Submit`. `steps`: what a reader that lags did not take comes step by step, not
+        merged.
         """
         if request_id is None:
             request_id = self.next_request_id()

@@ -53,7 +53,9 @@ class InvalidRequest(ServingError):
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt's length in tokens exceeds the `limit`; `length` is it in words, for it may be known as a least number only."""
+    """The prompt's length in tokens exceeds the `limit`; `length` is it in words, for it may be known as a least number
+    only.
+    """
 
     def __init__(self, message: str, field: str, length: str, limit: int) -> None:
         super().__init__(message, field)

@@ -196,7 +196,9 @@ def _error(matcher: LLMatcher) -> str | None:
 
 
 def _first_part(text: str) -> str:
-    """The error as shown to a client: at most 500 characters, without llguidance's state and without a panic's backtrace."""
+    """The error as shown to a client: at most 500 characters, without llguidance's state and without a panic's
+    backtrace.
+    """
     if "panic" in text or "<backtrace>" in text:
         return IN_VAIN
     told = text.partition("<state>")[0].strip()

@@ -38,7 +38,9 @@ def source(kind: str, text: str) -> Any:
 
 
 def _either(members: list[str]) -> str:
-    """A grammar whose text has one of these, which are in llguidance's forms: Lark, or a JSON list of grammars whose first is the whole."""
+    """A grammar whose text has one of these, which are in llguidance's forms: Lark, or a JSON list of grammars whose
+    first is the whole.
+    """
     grammars: list[dict[str, Any]] = [
         {"name": "either", "lark_grammar": "start: " + " | ".join(f"@g{i}" for i in range(len(members)))}
     ]

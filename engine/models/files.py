@@ -201,8 +201,8 @@ def tokenizer_file(directory: Path, cache_dir: str) -> Path:
 
 
 def end_of_text(directory: Path, tokenizer: Path) -> int | None:
-    """The id of the token that tokenizer_config.json, or the older special_tokens_map.json, names as the end of a text. None: neither
-    does, whatever they contain instead, or the vocabulary of the tokenizer's file has no such token.
+    """The id of the token that tokenizer_config.json, or the older special_tokens_map.json, names as the end of a text.
+    None: neither does, whatever they contain instead, or the vocabulary of the tokenizer's file has no such token.
     """
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if not (directory / name).is_file():

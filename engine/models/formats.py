@@ -1,9 +1,11 @@
-"""What a checkpoint says it is: the format of its weights, the head of its architecture, and tensors that no layer takes.
+"""What a checkpoint says it is: the format of its weights, the head of its architecture, and tensors that no layer
+takes.
 
-transformers drops what it does not know with a warning, and a model that lost its scales or its head would be compared with the same
-wrong model. So a checkpoint is refused here, by the name of what is wrong with it. Formats: the declarations of NVIDIA ModelOpt
-(`hf_quant_config.json`), of GPTQ and AWQ before transformers knew them (`quantize_config.json`, `quant_config.json`), and transformers'
-`quantization_config`; where nothing is declared, the names and types of the tensors.
+transformers drops what it does not know with a warning, and a model that lost its scales or its head would be compared
+with the same wrong model. So a checkpoint is refused here, by the name of what is wrong with it. Formats: the
+declarations of NVIDIA ModelOpt (`hf_quant_config.json`), of GPTQ and AWQ before transformers knew them
+(`quantize_config.json`, `quant_config.json`), and transformers' `quantization_config`; where nothing is declared, the
+names and types of the tensors.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ EMBEDDERS_HEADS = (
 """The heads that an encoder was trained with: its embeddings do not need them."""
 UNUSED = re.compile(
     r"rotary_emb\.inv_freq$|position_ids$|\.(attn|attention)\.(masked_)?bias$"  # buffers of older releases
-    r"|\.(k|v|kv|q|prob|output|input)_(output_)?scale$"  # of a quantized KV cache or quantized activations, which ours are not
+    r"|\.(k|v|kv|q|prob|output|input)_(output_)?scale$"  # of a quantized KV cache or activations
     r"|(^|\.)mtp(_\w+)?\."  # heads that predict further tokens
 )
 LAYER = re.compile(r"^(?:model|transformer)\.(?:language_model\.)?layers\.(\d+)\.")
@@ -76,8 +78,8 @@ def check_format(directory: Path) -> None:
     found = _declared(directory) or _stored(tensor_types(directory))
     if found is not None:
         raise ModelError(
-            f"its weights are quantized as {found}, which this release does not read; serve the checkpoint that it was made from, "
-            "in bfloat16, float16 or float32"
+            f"its weights are quantized as {found}, which this release does not read; "
+            "serve the checkpoint that it was made from, in bfloat16, float16 or float32"
         )
 
 
@@ -113,8 +115,9 @@ def check_embedders_head(architectures: Any) -> None:
 
 
 def check_unexpected(names: Iterable[str], num_layers: int, known: tuple[str, ...] = ()) -> None:
-    """Raise ModelError if the files have weights that no layer of the loaded model took. `names`: what transformers reports. Left
-    out are layers after the last of `num_layers`, which predict further tokens, and names that begin with one of `known`.
+    """Raise ModelError if the files have weights that no layer of the loaded model took. `names`: what transformers
+    reports. Left out are layers after the last of `num_layers`, which predict further tokens, and names that begin with
+    one of `known`.
     """
     left = sorted(name for name in names if not _unused(name, num_layers, known))
     if left:

@@ -110,9 +110,9 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
 def _eos_token_ids(
     model: PreTrainedModel, configured: int | list[int] | None, tokenizers: int | None, vocab_size: int
 ) -> list[int]:
-    """The tokens that end a text: those of generation_config.json, those `configured` in config.json and the tokenizer's own, for a
-    fine-tune often changes only one of the three. An id outside of the vocabulary, such as the -1 or the default of its family that
-    some models have, is never sampled.
+    """The tokens that end a text: those of generation_config.json, those `configured` in config.json and the
+    tokenizer's own, for a fine-tune often changes only one of the three. An id outside of the vocabulary, such as the
+    -1 or the default of its family that some models have, is never sampled.
     """
     generation = model.generation_config or GenerationConfig()
     named: list[int] = []
@@ -176,8 +176,8 @@ def _proven(
 def from_pretrained(
     auto: Any, directory: Path, dtype: torch.dtype, heads: tuple[str, ...] = (), **options: Any
 ) -> PreTrainedModel:
-    """Load the model with transformers' class `auto`. Raises ModelError if a weight is missing or belongs nowhere, except those whose
-    names begin with one of `heads`.
+    """Load the model with transformers' class `auto`. Raises ModelError if a weight is missing or belongs nowhere,
+    except those whose names begin with one of `heads`.
     """
     try:
         model, report = auto.from_pretrained(

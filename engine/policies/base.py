@@ -36,8 +36,8 @@ class Policy(Protocol):
         max_running: int,
         able: Callable[[Request], bool],
     ) -> list[Request]:
-        """The running requests to preempt before a step, so that waiting ones start in their places; `max_running` may run at once.
-        `able`: whether nothing but a place keeps a waiting request from starting.
+        """The running requests to preempt before a step, so that waiting ones start in their places; `max_running` may
+        run at once. `able`: whether nothing but a place keeps a waiting request from starting.
         """
         ...
 

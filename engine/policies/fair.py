@@ -139,8 +139,8 @@ class Fair:
         max_running: int,
         able: Callable[[Request], bool],
     ) -> list[Request]:
-        """The youngest of the tenant with the most sequences for its weight, for one with so few that it has no more afterwards than the
-        other: while tenants wait, none holds more than its share of the places.
+        """The youngest of the tenant with the most sequences for its weight, for one with so few that it has no more
+        afterwards than the other: while tenants wait, none holds more than its share of the places.
         """
         held = Counter(request.tenant.holder for request in running)
         if len(running) < max_running or (len(held) == 1 and all(request.tenant.holder in held for request in waiting)):

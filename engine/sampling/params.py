@@ -12,8 +12,8 @@ GREEDY_BELOW = 1e-5
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """The form of the output. `text` is a JSON schema, a regular expression, a JSON list of choices, a grammar in the
-    syntax of Lark or GBNF, a JSON list of tags {"begin", "schema", "end", "trigger"} that the output may contain, or, for "either",
-    a JSON list of pairs [kind, text], one of which the output has.
+    syntax of Lark or GBNF, a JSON list of tags {"begin", "schema", "end", "trigger"} that the output may contain, or,
+    for "either", a JSON list of pairs [kind, text], one of which the output has.
 
     Reasoning before the output is not constrained: from the token `reasoning_begin` to `reasoning_end`. `reasoning`:
     the prompt already began it.

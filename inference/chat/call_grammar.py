@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 Functions = list[dict[str, Any]]
 LENIENT = {"lenient": True}
-"""Calls that are not forced need no strict schemas: what a grammar cannot enforce is left to the model, as without a format."""
+"""Calls that are not forced need no strict schemas: what a grammar cannot enforce is left to the model, as without a
+format.
+"""
 
 
 def with_calls(
     form: GrammarRequest | None, tools: Tools, choice: Choice, parallel: bool, tokenizer: ModelTokenizer
 ) -> GrammarRequest | None:
-    """The grammar `form` of an answer, with the calls that the model may make in its place. A forced call has a grammar of its own
-    (`inference.chat.tools.tool_grammar`), which comes as `form` and stays as it is.
+    """The grammar `form` of an answer, with the calls that the model may make in its place. A forced call has a grammar
+    of its own (`inference.chat.tools.tool_grammar`), which comes as `form` and stays as it is.
     """
     if form is None or not may_call(tools, choice) or choice == "required" or named_tool(choice) is not None:
         return form
@@ -42,7 +44,8 @@ def with_calls(
 def _hermes(functions: Functions, parallel: bool, tokenizer: ModelTokenizer) -> str:
     begin, end = _tag(TAGS["hermes"], tokenizer), _tag("</tool_call>", tokenizer)
     repeated = '("\\n"? call)*' if parallel else ""
-    return f'start: call {repeated}\ncall: {begin} "\\n"? body "\\n"? {end}\nbody: {_json(any_call(functions, "arguments"))}\n'
+    body = _json(any_call(functions, "arguments"))
+    return f'start: call {repeated}\ncall: {begin} "\\n"? body "\\n"? {end}\nbody: {body}\n'
 
 
 def _llama3(functions: Functions, parallel: bool, tokenizer: ModelTokenizer) -> str:

@@ -1,4 +1,6 @@
-"""The chat templates among a model's files, by name, from wherever transformers has written them over the years. It renders nothing."""
+"""The chat templates among a model's files, by name, from wherever transformers has written them over the years. It
+renders nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT, TOOL_USE = "default", "tool_use"
-"""The template of most conversations, and the one for those with tools, as transformers' `get_chat_template` chooses."""
+"""The template of most conversations, and the one for those with tools, as transformers' `get_chat_template` chooses.
+"""
 
 
 def template_texts(directory: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
     """The texts by name; raises OSError or ValueError. The newest place comes first: chat_template.jinja with
-    additional_chat_templates/NAME.jinja, then `chat_template` of tokenizer_config.json, a text or a list of named ones, then
-    chat_template.json, which processors of several inputs have.
+    additional_chat_templates/NAME.jinja, then `chat_template` of tokenizer_config.json, a text or a list of named ones,
+    then chat_template.json, which processors of several inputs have.
     """
     found: dict[str, str] = {}
     processors = directory / "chat_template.json"

@@ -1,8 +1,8 @@
 """A prepared request that runs on the engine: yields deltas until every sequence has ended.
 
-`Generation.deltas` (1) submits the sequences to the workers that the router chooses, and with their tokens so far to another if one
-dies or hands them over, (2) decodes token ids and searches for stop strings, (3) yields until every sequence has ended. (4) Closing it
-early aborts the sequences, (5) `finally` notifies the observers and logs one line.
+`Generation.deltas` (1) submits the sequences to the workers that the router chooses, and with their tokens so far to
+another if one dies or hands them over, (2) decodes token ids and searches for stop strings, (3) yields until every
+sequence has ended. (4) Closing it early aborts the sequences, (5) `finally` notifies the observers and logs one line.
 """
 
 from __future__ import annotations
@@ -297,8 +297,8 @@ class Generation:
 
     def _placement(self) -> Placement:
         """The choice of workers for one sequence."""
-        waits = {"deadline": self._deadline, "wait_s": self._replay_wait_s}
-        return Placement(self.target, self._router, **waits, cancelled=lambda: self.cancelled, replays=self.replays)
+        return Placement(self.target, self._router, deadline=self._deadline, wait_s=self._replay_wait_s,
+                         cancelled=lambda: self.cancelled, replays=self.replays)  # fmt: skip
 
     async def _outputs(
         self,

@@ -185,8 +185,9 @@ def _checked(overrides: SamplingOverrides, vocab_size: int) -> SamplingOverrides
 
 
 def _check_some_allowed(params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
-    """Raise InvalidRequest if `bad_words` and `min_tokens` can leave none of `allowed_token_ids`: no token could be chosen then. A word
-    bans its last token where the output ends with those before it, so all that ban at one place end the longest of these.
+    """Raise InvalidRequest if `bad_words` and `min_tokens` can leave none of `allowed_token_ids`: no token could be
+    chosen then. A word bans its last token where the output ends with those before it, so all that ban at one place end
+    the longest of these.
     """
     allowed = set(params.allowed_token_ids or ())
     if not allowed:

@@ -27,9 +27,9 @@ UNKNOWN_LEVELS = 8
 
 
 def json_schema(schema: Any, field: str, whitespace: str | None = None) -> GrammarRequest:
-    """A JSON schema, as an object or as text. `whitespace` is a regular expression of the white space between the parts of a value;
-    None allows one blank, or one line break with the indentation that the schema's levels can need: models under a grammar
-    would otherwise fill their tokens with it.
+    """A JSON schema, as an object or as text. `whitespace` is a regular expression of the white space between the parts
+    of a value; None allows one blank, or one line break with the indentation that the schema's levels can need: models
+    under a grammar would otherwise fill their tokens with it.
     """
     schema = parsed(schema, field)
     if not isinstance(schema, dict):
@@ -45,7 +45,9 @@ def _spaced(schema: dict[str, Any], field: str, whitespace: str | None = None) -
 
 
 def _levels(schema: Any, field: str, depth: int = 0) -> int:
-    """How many objects and lists can enclose a part of the value. Raises InvalidRequest if the schema is nested too deeply."""
+    """How many objects and lists can enclose a part of the value. Raises InvalidRequest if the schema is nested too
+    deeply.
+    """
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"{field}: a schema may be nested {MAX_DEPTH} levels deep.", field)
     if not isinstance(schema, dict):

@@ -20,7 +20,9 @@ OWN_SCOPES = frozenset({"infer", "metrics"})
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a request presents: `Authorization: Bearer <key>` or, as Anthropic's and Azure's clients do, `x-api-key: <key>`."""
+    """What a request presents: `Authorization: Bearer <key>` or, as Anthropic's and Azure's clients do, `x-api-key:
+    <key>`.
+    """
 
     authorization: str | None = field(default=None, repr=False)
     api_key: str | None = field(default=None, repr=False)
@@ -45,8 +47,8 @@ class Credentials:
 
 
 class Authenticator:
-    """Finds the key of a request. If keys are not required, a key that is unknown or does not open the route is as none, since
-    clients send placeholders; the link of a deployment that has a key of its own needs one all the same.
+    """Finds the key of a request. If keys are not required, a key that is unknown or does not open the route is as
+    none, since clients send placeholders; the link of a deployment that has a key of its own needs one all the same.
     """
 
     def __init__(self, required: bool, own_keys: Iterable[str] = ()) -> None:

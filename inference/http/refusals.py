@@ -1,7 +1,7 @@
 """Logs a line for a refused request: the error, the field and the path, never the body.
 
-An error's message may quote the body, so it is not logged. Of many refusals of one kind, as of somebody who guesses keys, only the first
-of each span of time are; the rest are counted. The metrics count all.
+An error's message may quote the body, so it is not logged. Of many refusals of one kind, as of somebody who guesses
+keys, only the first of each span of time are; the rest are counted. The metrics count all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Sample:
         self._seen: Counter[str] = Counter()
 
     def takes(self, kind: str, now: float) -> bool:
-        """Whether to log this refusal. The first one after a span logs what that one left out; `now` in monotonic seconds."""
+        """Whether to log this refusal. The first one after a span logs what that one left out; `now` in monotonic
+        seconds.
+        """
         if now >= self._until:
             for name, count in self._seen.items():
                 if count > LINES:
@@ -53,7 +55,8 @@ _sample = Sample()
 
 
 def log_refusal(error: ServingError, method: str, path: str, status: int | str, request_id: str) -> None:
-    """Log a request that was answered with this error, unless the generation's own log line reports it or many of its kind came.
+    """Log a request that was answered with this error, unless the generation's own log line reports it or many of its
+    kind came.
 
     `status` is the HTTP or gRPC status.
     """

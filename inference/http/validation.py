@@ -37,7 +37,7 @@ def convert(value: dict[str, Any], schema: type[T], strict: bool = True) -> T:
 
 
 def lenient(value: dict[str, Any], schema: type[T]) -> T:
-    """`convert` as pydantic does it in vLLM: texts stand for the numbers and booleans that they write, and 10.0 for 10."""
+    """`convert` as vLLM's pydantic does: texts stand for numbers and booleans that they write, and 10.0 for 10."""
     return convert(value, schema, strict=False)
 
 

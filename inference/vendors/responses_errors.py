@@ -1,5 +1,6 @@
-"""Errors of /v1/responses: OpenAI's envelope, whose `code` is a text there, or null. Codex and OpenAI's agents read it: by
-`context_length_exceeded` they shorten the conversation, by `insufficient_quota` they stop, by `rate_limit_exceeded` they wait.
+"""Errors of /v1/responses: OpenAI's envelope, whose `code` is a text there, or null. Codex and OpenAI's agents read it:
+by `context_length_exceeded` they shorten the conversation, by `insufficient_quota` they stop, by `rate_limit_exceeded`
+they wait.
 """
 
 from __future__ import annotations

@@ -51,7 +51,9 @@ CONTEXT_TOKENS = 3
 
 
 class Beginning(list[int]):
-    """The first ids of a prompt over the limit, which has at least `least` ids, or just so many if it is `known` to the end."""
+    """The first ids of a prompt over the limit, which has at least `least` ids, or just so many if it is `known` to the
+    end.
+    """
 
     def __init__(self, ids: list[int], least: int, known: bool) -> None:
         super().__init__(ids)

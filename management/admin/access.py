@@ -1,5 +1,5 @@
-"""Admin pages of API keys and audit events. The text of a key is in the answer that creates it and nowhere else: a message would
-carry it in a cookie.
+"""Admin pages of API keys and audit events. The text of a key is in the answer that creates it and nowhere else: a
+message would carry it in a cookie.
 """
 
 from __future__ import annotations

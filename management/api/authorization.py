@@ -26,8 +26,8 @@ class Forbidden(Exception):
 
 
 def caller(request: HttpRequest, anonymous: str) -> str:
-    """The name of the request's key, for audit events; `anonymous` for a request without a key that opens these APIs, where
-    keys are not required. Raises Unauthorized or Forbidden.
+    """The name of the request's key, for audit events; `anonymous` for a request without a key that opens these APIs,
+    where keys are not required. Raises Unauthorized or Forbidden.
     """
     key = _key_of(request)
     if key is not None and SCOPE in key.scopes and key.deployment_id is None:

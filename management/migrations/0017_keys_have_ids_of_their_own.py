@@ -1,7 +1,7 @@
 """Gives API keys ids of their own: the ids of before were made of the prefix and the hash, and stood in addresses.
 
-A table's key cannot be altered from text to a number everywhere, so the rows move to a new table, oldest first. The next migration
-gives it the old one's name: PostgreSQL does not rename a table in the transaction that fills it.
+A table's key cannot be altered from text to a number everywhere, so the rows move to a new table, oldest first. The
+next migration gives it the old one's name: PostgreSQL does not rename a table in the transaction that fills it.
 """
 
 import django.core.validators

@@ -52,7 +52,10 @@ def create_key(
 
 @transaction.atomic
 def change_key(key: ApiKey, actor: str, name: str, expires: datetime | None, limits: KeyLimits) -> None:
-    """Give a key another name, expiry or limits, which act within a second; what it opens stays. Raises RegistryError."""
+    """Give a key another name, expiry or limits, which act within a second; what it opens stays.
+
+    Raises RegistryError.
+    """
     _check(limits)
     key = ApiKey.objects.select_for_update().get(pk=key.pk)
     if key.revoked:

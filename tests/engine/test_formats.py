@@ -142,9 +142,9 @@ def test_a_weight_that_no_layer_takes_is_refused(model, extra):
         core(model)
 
 
-HARMLESS = ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.99.mlp.up_proj.weight", "mtp.layers.0.norm.weight",
-            "model.layers.0.self_attn.k_proj.k_scale", "model.layers.1.self_attn.attn.v_scale",
-            "model.mtp_layers.0.norm.weight", "model.embeddings.position_ids"]  # fmt: skip
+HARMLESS = ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.99.mlp.up_proj.weight",
+            "mtp.layers.0.norm.weight", "model.layers.0.self_attn.k_proj.k_scale",
+            "model.layers.1.self_attn.attn.v_scale", "model.mtp_layers.0.norm.weight", "model.embeddings.position_ids"]  # fmt: skip
 
 
 def test_what_a_language_model_does_not_need_is_left_out(model, models_dir):

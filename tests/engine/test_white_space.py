@@ -37,14 +37,15 @@ def accepts(schema: dict[str, Any], text: str) -> bool:
 
 @pytest.mark.parametrize(("schema", "value"), VALUES)
 @pytest.mark.parametrize("written", [
-    {"separators": (",", ":")}, {}, {"indent": 2}, {"indent": 4}, {"indent": "\t"}, {"indent": 2, "separators": (",", ":")},
+    {"separators": (",", ":")}, {}, {"indent": 2}, {"indent": 4}, {"indent": "\t"},
+    {"indent": 2, "separators": (",", ":")},
 ])  # fmt: skip
 def test_usual_forms(schema, value, written):
     assert accepts(schema, json.dumps(value, **written))
 
 
-@pytest.mark.parametrize("text", ['{  "a": 1}', '{\n\n"a": 1}', '{"a":  1}', '{"a":\t1}', '{\n     "a": 1}', '{\r\n"a": 1}',
-                                  '{ \n"a": 1}', '{"a": 1  }', '{\n\t\t"a": 1}'])  # fmt: skip
+@pytest.mark.parametrize("text", ['{  "a": 1}', '{\n\n"a": 1}', '{"a":  1}', '{"a":\t1}', '{\n     "a": 1}',
+                                  '{\r\n"a": 1}', '{ \n"a": 1}', '{"a": 1  }', '{\n\t\t"a": 1}'])  # fmt: skip
 def test_nothing_beyond_a_blank_or_a_line_with_its_indentation(text):
     assert not accepts(FLAT, text)
 

@@ -83,8 +83,8 @@ def test_a_setting_out_of_range(arguments, tmp_path):
 
 @pytest.mark.parametrize("command", ["serve", "web", "reconcile"])
 def test_a_misspelt_setting_is_told(command, tmp_path):
-    done = run([command], tmp_path / "var", MAX_MODEL_LENGTH="100", COLOUR_OF_LOGS="red", FRONT_HOST="no.such.host.invalid",
-               MODEL="/nowhere", DATABASE_URL="mysql://x")  # fmt: skip
+    unknown = {"MAX_MODEL_LENGTH": "100", "COLOUR_OF_LOGS": "red"}
+    done = run([command], tmp_path / "var", DATABASE_URL="mysql://x", **unknown)  # which ends it
     told = (
         "warning: DRAGOMAN_MAX_MODEL_LENGTH: unknown setting; did you mean DRAGOMAN_MAX_MODEL_LEN?",
         "warning: DRAGOMAN_COLOUR_OF_LOGS: unknown setting",

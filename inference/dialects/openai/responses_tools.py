@@ -1,7 +1,8 @@
 """The tools of /v1/responses: functions, functions in namespaces, and custom tools, which take a text.
 
-The model sees functions only. One in a namespace is called `NAMESPACE__NAME`, and a custom tool is a function with one text,
-`input`. Tools that a vendor's servers run are accepted and not offered to the model, as vLLM does: agents list them unasked.
+The model sees functions only. One in a namespace is called `NAMESPACE__NAME`, and a custom tool is a function with one
+text, `input`. Tools that a vendor's servers run are accepted and not offered to the model, as vLLM does: agents list
+them unasked.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ Choice = str | dict[str, Any] | None
 SEPARATOR = "__"
 INPUT = "input"
 NOT_OFFERED = re.compile(
-    r"web_search(_preview)?(_\d{4}_\d\d_\d\d)?|file_search|code_interpreter|image_generation|mcp|computer(_use)?(_preview)?"
-    r"|programmatic_tool_calling|tool_search|local_shell|shell|apply_patch"
+    r"web_search(_preview)?(_\d{4}_\d\d_\d\d)?|file_search|code_interpreter|image_generation|mcp"
+    r"|computer(_use)?(_preview)?|programmatic_tool_calling|tool_search|local_shell|shell|apply_patch"
 )
-"""The types of tools that OpenAI's servers run, and those whose calls are items of their own that models here do not write."""
+"""The types of tools that OpenAI's servers run, and those whose calls are items of their own that models here do not
+write.
+"""
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 TEXT_PARAMETERS = {
     "type": "object",
@@ -150,8 +153,8 @@ def _functions(field: str, tool: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _described(field: str, tool: dict[str, Any]) -> str | None:
-    """The description of a custom tool. A grammar of its text is told to the model and not enforced, for the text is sent as a JSON
-    string, in which it is written otherwise.
+    """The description of a custom tool. A grammar of its text is told to the model and not enforced, for the text is
+    sent as a JSON string, in which it is written otherwise.
     """
     description, form = tool.get("description"), tool.get("format")
     if not isinstance(form, dict) or form.get("type", "text") == "text":
@@ -159,7 +162,7 @@ def _described(field: str, tool: dict[str, Any]) -> str | None:
     syntax, definition = form.get("syntax"), form.get("definition")
     if form.get("type") != "grammar" or not isinstance(definition, str) or syntax not in ("lark", "regex"):
         raise InvalidRequest(
-            f"{field}.format must have the type 'text', or 'grammar' with a syntax, 'lark' or 'regex', and a definition.",
+            f"{field}.format must have the type 'text', or 'grammar' with a definition and the syntax 'lark' or 'regex'.",
             "tools",
         )
     return f"{description or ''}\n\nThe input must follow this grammar ({syntax}):\n{definition}".lstrip()

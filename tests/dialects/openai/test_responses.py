@@ -182,7 +182,8 @@ def test_refused(server, fields, status, param):
 
 @pytest.mark.parametrize("kind", [
     "web_search", "web_search_preview", "web_search_2025_08_26", "web_search_preview_2025_03_11", "file_search",
-    "code_interpreter", "image_generation", "mcp", "computer_use_preview", "local_shell", "shell", "apply_patch", "tool_search",
+    "code_interpreter", "image_generation", "mcp", "computer_use_preview", "local_shell", "shell", "apply_patch",
+    "tool_search",
 ])  # fmt: skip
 def test_tools_that_do_not_run_here_are_named_and_not_offered(server, kind):
     """Agents list them unasked."""

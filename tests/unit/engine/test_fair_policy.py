@@ -357,8 +357,8 @@ class TestTurns:
         assert order(Fair(), [*long, *short]) == [0, 3, 4, 5, 6, 1, 7, 8, 9, 10, 2, 11]  # 200 and 50
 
     @pytest.mark.parametrize(("fields", "cost"), [
-        ({"prompt": 30, "rest": 1}, 34), ({"prompt": 30, "rest": 1, "computed": 20}, 14), ({"prompt": 30, "rest": 9, "computed": 30}, 36),
-        ({"prompt": 8, "rest": 4000}, 8 + 4 * 256),
+        ({"prompt": 30, "rest": 1}, 34), ({"prompt": 30, "rest": 1, "computed": 20}, 14),
+        ({"prompt": 30, "rest": 9, "computed": 30}, 36), ({"prompt": 8, "rest": 4000}, 8 + 4 * 256),
     ])  # fmt: skip
     def test_the_expected_cost(self, fields, cost):
         """A token of the prompt counts one, a generated one four, up to 256 of them."""
