@@ -171,14 +171,12 @@ class DjangoRegistry:
         )
 
     def _register(self, adapter: AdapterEntry, deployment: str, actor: str, replace: bool, kept: Kept) -> None:
-        row = Deployment.objects.filter(name=deployment, deleted=False).select_related("version__model").first()
+        row = Deployment.objects.filter(name=deployment, deleted=False).first()
         if row is None:
             raise Unavailable(f"The deployment {deployment} is being removed.")
         stored = StoredAdapter(adapter.digest, adapter.rank, Path(adapter.directory))
         try:
-            adapters.register_adapter(
-                adapter.name, row.version.model, adapter.source, actor, stored, replace=replace, deployment=row, **kept
-            )
+            adapters.register_adapter(adapter.name, row, adapter.source, actor, stored, replace=replace, **kept)
         except errors.RegistryConflict as error:
             raise AdapterExists(adapter.name) from error
         except errors.RegistryError as error:
@@ -186,8 +184,7 @@ class DjangoRegistry:
         self._control.refresh()
 
     def _change(self, name: str, deployment: str, actor: str, kept: Kept) -> None:
-        row = Deployment.objects.filter(name=deployment, deleted=False).select_related("version").first()
-        adapter = None if row is None else Adapter.objects.filter(model=row.version.model_id, name=name).first()
+        adapter = Adapter.objects.filter(deployment__name=deployment, deployment__deleted=False, name=name).first()
         if adapter is None:
             raise AdapterNotFound(name)
         try:
@@ -199,8 +196,8 @@ class DjangoRegistry:
         self._control.refresh()
 
     def _remove(self, name: str, actor: str, deployment: str) -> None:
-        rows = Deployment.objects.filter(name=deployment, deleted=False)
-        for adapter in Adapter.objects.filter(name=name, model__versions__deployments__in=rows).distinct():
+        adapter = Adapter.objects.filter(deployment__name=deployment, deployment__deleted=False, name=name).first()
+        if adapter is not None:
             adapters.remove_adapter(adapter, actor)
         self._control.refresh()
 

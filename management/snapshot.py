@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class WorkerRole(StrEnum):
@@ -43,7 +43,7 @@ class WorkerEntry(msgspec.Struct, frozen=True):
 
 
 class AdapterEntry(msgspec.Struct, frozen=True):
-    """An adapter of a deployment's model. `created` is in Unix seconds. Workers load it before the first request if
+    """An adapter of a deployment. `created` is in Unix seconds. Workers load it before the first request if
     `preload` or `pinned`, and never evict it from its slot if `pinned`; `workers` of them do so, 0 means all.
 
     `source` is the directory that its registration named; `options` are what the client gave besides.
@@ -175,27 +175,43 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     def resolve(self, name: str | None) -> Resolved | None:
         """Resolve a client's model name, or return None. "tgi", "dummy" and "" mean the default deployment; otherwise the
-        served name of versions (the default one), the name of a deployment, of a model, the title of a single deployment, an
-        adapter that only one deployment has, or `deployment:adapter`, in this order. An adapter of several versions is the
-        default one's.
+        served name of versions (the default one), the name of a deployment, of a model, an adapter, a deployment's title, or
+        `deployment:adapter`, in this order.
+
+        Of several deployments that have a model, an adapter or a title of this name, it is the default deployment's, else
+        that of the one created first among those that are ready, or among all: one that is created later takes no name away.
         """
         if not name or name in ("tgi", "dummy"):
-            defaults = [d for d in self.deployments if d.is_default] or list(self.deployments)
-            return Resolved(defaults[0]) if defaults else None
-        found = [d for d in self.deployments if d.answers_to(name)] or [
-            d for d in self.deployments if d.model == name and d.is_default_version
-        ]
+            return self._first(self.deployments, None)
+        named = next((d for d in self.deployments if d.answers_to(name)), None)
+        if named is not None:
+            return Resolved(named)
+        of_model = [d for d in self.deployments if d.model == name and d.is_default_version]
+        with_adapter = [d for d in self.deployments if d.adapter(name) is not None]
+        with_adapter = [d for d in with_adapter if d.is_default_version] or with_adapter
+        titled = [d for d in self.deployments if d.title == name]
+        owner, _, adapter = name.rpartition(":")
+        exactly = [d for d in self.deployments if d.answers_to(owner) and d.adapter(adapter) is not None]
+        return (
+            self._first(of_model, None)
+            or self._first(with_adapter, name)
+            or self._first(titled, None)
+            or self._first(exactly, adapter)
+        )
+
+    def listed_adapter(self, entry: DeploymentEntry, adapter: AdapterEntry) -> str:
+        """The shortest name that resolves to this adapter of this deployment: its own, or `deployment:adapter`."""
+        found = self.resolve(adapter.name)
+        alone = found is not None and (found.deployment.name, found.adapter) == (entry.name, adapter)
+        return adapter.name if alone else f"{entry.name}:{adapter.name}"
+
+    @staticmethod
+    def _first(found: Sequence[DeploymentEntry], adapter: str | None) -> Resolved | None:
+        """The deployment of these, oldest first, that a shared name means, with its adapter of this name."""
         if not found:
-            titled = [d for d in self.deployments if d.title == name]
-            found = titled if len(titled) == 1 else []
-        if found:
-            return Resolved(found[0])
-        matches = [(d, adapter) for d in self.deployments if (adapter := d.adapter(name)) is not None]
-        matches = [match for match in matches if match[0].is_default_version] or matches
-        if not matches:
-            first, _, second = name.rpartition(":")
-            matches = [(d, a) for d in self.deployments if d.answers_to(first) and (a := d.adapter(second)) is not None]
-        return Resolved(*matches[0]) if len(matches) == 1 else None
+            return None
+        chosen = min(found, key=lambda d: (not d.is_default, not d.workers))
+        return Resolved(chosen, None if adapter is None else chosen.adapter(adapter))
 
 
 def hash_key(key: str) -> str:

@@ -21,6 +21,7 @@ from inference.errors import (
     Unavailable,
 )
 from inference.workers.adapter_sync import placed
+from inference.workers.scope import scoped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +42,7 @@ class AdapterControl:
     def __init__(self, registry: Registry, router: EngineRouter, holder: SnapshotHolder) -> None:
         self._registry, self._router, self._holder = registry, router, holder
         self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Per model: its adapters change one after the other, and no other model's wait for a worker that wakes or hangs."""
+        """Per deployment: its adapters change one after the other, and no other's wait for a worker that wakes or hangs."""
 
     async def load(
         self,
@@ -56,8 +57,7 @@ class AdapterControl:
         pinned: bool | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """Load the adapter on every worker, then register it for the model of the deployment `base` (None: the
-        default). A sleeping deployment is woken for it, and one that was never ready is waited for. With `preload` false and
+        """Load the adapter on every worker of the deployment `base` (None: the default), then register it for that. A sleeping deployment is woken for it, and one that was never ready is waited for. With `preload` false and
         `pinned` not true, no worker loads it before a request does.
 
         `max_adapters` limits the registered adapters; None: no limit. Raises TooManyAdapters, AdapterExists,
@@ -67,15 +67,15 @@ class AdapterControl:
         async def known() -> Target:
             return self._router.resolve(base)
 
-        model = (await self._router.when_known(actor, known)).entry.model
-        async with self._changing[model]:
-            target = self._router.resolve(base)
+        deployment = (await self._router.when_known(actor, known)).entry.name
+        async with self._changing[deployment]:
+            target = self._router.resolve(deployment)
             snapshot = self._holder.current
             if any(name in (d.name, d.served_name, d.model) for d in snapshot.deployments):
                 raise AdapterNameTaken(f"The name {name!r} is a model's.")
             if not replace and target.entry.adapter(name) is not None:
                 raise AdapterExists(name)
-            registered = {(d.model, a.name) for d in snapshot.deployments for a in d.adapters}
+            registered = {(d.name, a.name) for d in snapshot.deployments for a in d.adapters}
             if max_adapters is not None and len(registered) >= max_adapters:
                 raise TooManyAdapters(f"There are {max_adapters} adapters already.")
             adapter = await self._registry.read_adapter(name, source, options)
@@ -106,8 +106,9 @@ class AdapterControl:
         before this is recorded. Raises AdapterNotFound, AdapterRefused, ModelNotFound or Unavailable; nothing has changed
         then.
         """
-        async with self._changing[self._router.resolve(base).entry.model]:
-            target = self._router.resolve(base)
+        deployment = self._router.resolve(base).entry.name
+        async with self._changing[deployment]:
+            target = self._router.resolve(deployment)
             adapter = target.entry.adapter(name)
             if adapter is None:
                 raise AdapterNotFound(name)
@@ -124,25 +125,24 @@ class AdapterControl:
                 raise
 
     async def unload(self, name: str, actor: str, base: str | None = None) -> None:
-        """Unload an adapter of the deployment `base` (None: of every one that serves it): new requests no longer find it;
-        running ones finish, then workers free it. Other models' adapters of this name stay. Raises ModelNotFound, or
-        AdapterNotFound if there is none, or another call has removed or replaced it meanwhile.
+        """Unload an adapter of the deployment `base` (None: of the one that the adapter's bare name means): new requests no
+        longer find it; running ones finish, then workers free it. Other deployments' adapters of this name stay. Raises
+        ModelNotFound, or AdapterNotFound if there is none, or another call has removed or replaced it meanwhile.
         """
-        known = self._holder.current.deployments
-        if base is not None:
-            chosen = self._router.resolve(base).entry.name
-            known = tuple(entry for entry in known if entry.name == chosen)
-        seen = {entry.model: (entry.name, found) for entry in known if (found := entry.adapter(name)) is not None}
-        removed = False
-        for model, (deployment, adapter) in seen.items():  # an adapter belongs to a model
-            async with self._changing[model]:
-                current = self._registered(name, deployment)
-                # What was registered under the name while this call waited is not what it was asked to remove.
-                if current is not None and (current.digest, current.created) == (adapter.digest, adapter.created):
-                    await self._registry.remove_adapter(name, actor, deployment)
-                    removed = True
-        if not removed:
+        if base is None:
+            found = scoped(self._holder.current).resolve(name)
+            deployment, adapter = ("", None) if found is None else (found.deployment.name, found.adapter)
+        else:
+            entry = self._router.resolve(base).entry
+            deployment, adapter = entry.name, entry.adapter(name)
+        if adapter is None:
             raise AdapterNotFound(name)
+        async with self._changing[deployment]:
+            current = self._registered(adapter.name, deployment)
+            # What was registered under the name while this call waited is not what it was asked to remove.
+            if current is None or (current.digest, current.created) != (adapter.digest, adapter.created):
+                raise AdapterNotFound(name)
+            await self._registry.remove_adapter(adapter.name, actor, deployment)
 
     def _registered(self, name: str, deployment: str) -> AdapterEntry | None:
         """The adapter of this name that the deployment serves now."""

@@ -107,7 +107,7 @@ class Registry(Protocol):
         replace: bool,
         **kept: Unpack[Kept],
     ) -> None:
-        """Register what `read_adapter` returned for the model of a deployment. Raises AdapterExists unless `replace`,
+        """Register what `read_adapter` returned for a deployment. Raises AdapterExists unless `replace`,
         AdapterRefused.
         """
         ...
@@ -117,7 +117,7 @@ class Registry(Protocol):
         ...
 
     async def remove_adapter(self, name: str, actor: str, deployment: str) -> None:
-        """Remove the adapter of this name, if there is one, from the model of this deployment."""
+        """Remove the adapter of this name, if there is one, from this deployment."""
         ...
 
     async def deployments(self) -> list[DeploymentState]:

@@ -13,7 +13,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from management import live
 from management.admin.base import ServiceAdmin, actor
-from management.models import Adapter, AdapterVersion
+from management.models import Adapter, AdapterVersion, Deployment
 from management.services import adapters
 from management.services.errors import RegistryError
 
@@ -35,8 +35,8 @@ class AdapterForm(forms.ModelForm):
 
     class Meta:
         model = Adapter
-        fields = ["name", "model", "preload", "pinned", "workers"]
-        widgets = {"model": UnfoldAdminSelectWidget}
+        fields = ["name", "deployment", "preload", "pinned", "workers"]
+        widgets = {"deployment": UnfoldAdminSelectWidget}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -85,9 +85,9 @@ class AdapterAdmin(ServiceAdmin):
 
     form = AdapterForm
     list_display = [
-        "name", "model", "rank", "short_digest", "preload", "pinned", "in_slots", "failure", "source", "created_at",
+        "name", "deployment", "rank", "short_digest", "preload", "pinned", "in_slots", "failure", "source", "created_at",
     ]  # fmt: skip
-    list_select_related = ["model"]
+    list_select_related = ["deployment"]
     search_fields = ["name"]
     inlines = [AdapterVersionInline]
     actions_row = ["roll_back"]
@@ -103,8 +103,13 @@ class AdapterAdmin(ServiceAdmin):
         return found if found is not None and found.versions.all() else None
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
-        """Name and model cannot be changed."""
-        return ["name", "model"] if obj else []
+        """Name and deployment cannot be changed."""
+        return ["name", "deployment"] if obj else []
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Deleted deployments get no adapters."""
+        kwargs["queryset"] = Deployment.objects.filter(deleted=False)
+        return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
     @display(description="Rank")
     def rank(self, obj: Adapter) -> int:
@@ -144,7 +149,7 @@ class AdapterAdmin(ServiceAdmin):
         )
         if source:
             saved = adapters.register_adapter(
-                obj.name, obj.model, source, actor(request), form.stored, replace=change, **kept
+                obj.name, obj.deployment, source, actor(request), form.stored, replace=change, **kept
             )
             obj.pk, obj._state.adding = saved.pk, False
         else:

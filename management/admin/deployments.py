@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin
+from django.urls import reverse
+from django.utils.html import format_html_join
 from unfold.decorators import action, display
 
 from management import live
@@ -49,7 +51,7 @@ class DeploymentForm(EngineOptionsForm):
 
     class Meta:
         model = Deployment
-        fields = ["name", "version", "inference_kind", "adapters", "chat_template", *SCALING, *PLACEMENT]
+        fields = ["name", "version", "inference_kind", "chat_template", *SCALING, *PLACEMENT]
         field_classes = {
             "cloud_providers": ProvidersField,
             "instance_types": NamesField,
@@ -102,7 +104,7 @@ class DeploymentAdmin(ServiceAdmin):
     list_select_related = ["version__model"]
     list_before_template = "admin/live_status.html"
     readonly_fields = [
-        "state", "reason", "target_workers", "scale_blocked", "price_per_hour", "cost", "public_id", "owner",
+        "adapters", "state", "reason", "target_workers", "scale_blocked", "price_per_hour", "cost", "public_id", "owner",
     ]  # fmt: skip
     actions_row = ["start", "scale_up", "stop", "make_default"]
     actions_detail = ["start", "scale_up", "stop", "make_default"]
@@ -128,6 +130,12 @@ class DeploymentAdmin(ServiceAdmin):
         """USD so far, and per hour now."""
         return f"${obj.cost:.2f} (${obj.price_per_hour:g}/h)" if obj.cost or obj.price_per_hour else ""
 
+    @display(description="Adapters")
+    def adapters(self, obj: Deployment) -> str:
+        """Links to its adapters' pages."""
+        rows = [(reverse("admin:management_adapter_change", args=[row.pk]), row.name) for row in obj.adapters.all()]
+        return format_html_join(", ", '<a href="{}" class="text-primary-600">{}</a>', rows)
+
     @display(description="Load")
     def load(self, obj: Deployment) -> str:
         """Running and waiting requests in the deployment's engines."""
@@ -138,7 +146,7 @@ class DeploymentAdmin(ServiceAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """The fields by purpose; read-only users see the engine options as they are stored."""
-        main = ["name", "version", "inference_kind", "adapters", "chat_template", *self.readonly_fields]
+        main = ["name", "version", "inference_kind", "chat_template", *self.readonly_fields]
         may_change = obj is None or self.has_change_permission(request, obj)
         return [
             (None, {"fields": main}),
@@ -164,11 +172,9 @@ class DeploymentAdmin(ServiceAdmin):
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Create or change through the services."""
         fields = {name: form.cleaned_data[name] for name in (*SCALING, *PLACEMENT, "chat_template")}
-        adapters = form.cleaned_data["adapters"]
         if change:
-            chosen = adapters if "adapters" in form.changed_data else None
             deployments.change_deployment(
-                obj, actor(request), chosen, version=obj.version, engine_options=obj.engine_options, **fields
+                obj, actor(request), version=obj.version, engine_options=obj.engine_options, **fields
             )
             return
         saved = deployments.create_deployment(
@@ -176,15 +182,11 @@ class DeploymentAdmin(ServiceAdmin):
             obj.version,
             actor(request),
             obj.engine_options,
-            adapters,
             inference_kind=obj.inference_kind,
             **fields,
         )
-        register_beside(saved.version, actor(request))
+        register_beside(saved, actor(request))
         obj.pk, obj._state.adding = saved.pk, False
-
-    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
-        """Nothing: the service has set the adapters."""
 
     def remove(self, obj: Deployment, actor: str) -> None:
         """Remove through the service."""

@@ -10,7 +10,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
 from management.autoscale.config import ScalingConfig, Strategy
-from management.models.model import Adapter, Model, ModelVersion, valid_name
+from management.models.model import Model, ModelVersion, valid_name
 from management.snapshot import WorkerRole
 
 MAX_WORKERS = 1000
@@ -55,7 +55,9 @@ class Deployment(models.Model):
     )
     owner = models.CharField(max_length=150, blank=True, editable=False, help_text="Who created the deployment.")
     version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
-    inference_kind = models.CharField(max_length=16, choices=Model.Kind, default=Model.Kind.LLM)
+    inference_kind = models.CharField(
+        max_length=16, choices=Model.Kind, default=Model.Kind.LLM, help_text="What its workers use the model for."
+    )
     is_default = models.BooleanField(default=False, help_text="Serves requests that name no model.")
     served_name = models.CharField(
         max_length=128,
@@ -81,17 +83,6 @@ class Deployment(models.Model):
     )
     chat_template = models.TextField(
         blank=True, max_length=65_536, help_text="A Jinja chat template instead of the model's own."
-    )
-    adapters = models.ManyToManyField(
-        Adapter,
-        blank=True,
-        related_name="deployments",
-        help_text="Its adapters; none chosen is every adapter of the model.",
-    )
-    chosen_adapters_only = models.BooleanField(
-        default=False,
-        editable=False,
-        help_text="Whether adapters were chosen: if all of these are removed, the deployment serves none.",
     )
 
     # How it scales.

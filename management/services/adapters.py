@@ -13,7 +13,7 @@ from engine.adapters.files import CONFIG
 from management import adapter_store
 from management.adapter_source import NotAllowed, open_source
 from management.adapter_store import StoredAdapter, store_adapter
-from management.models import Adapter, AdapterVersion, Deployment, Model
+from management.models import Adapter, AdapterVersion, Deployment
 from management.models.model import valid_name
 from management.services import audit
 from management.services.deployments import RESERVED_NAMES
@@ -56,7 +56,7 @@ def read_adapter(source: str, roots: Sequence[Path] | None) -> StoredAdapter:
 
 def register_adapter(
     name: str,
-    model: Model,
+    deployment: Deployment,
     source: str,
     actor: str,
     stored: StoredAdapter | None = None,
@@ -66,33 +66,33 @@ def register_adapter(
     pinned: bool | None = None,
     workers: int | None = None,
     options: Mapping[str, str] | None = None,
-    deployment: Deployment | None = None,
 ) -> Adapter:
     """Register what `read_adapter` has read (None: it is read now, from any folder) under a name; other content under a known
-    name becomes its next version. None keeps the present values. A `deployment` that serves only chosen adapters serves this
-    one as well.
+    name becomes its next version. None keeps the present values.
 
-    Raises RegistryConflict if the name is known and `replace` is false; RegistryError.
+    Raises RegistryConflict if the deployment is deleted, or the name is known and `replace` is false; RegistryError.
     """
     refuse_invalid(name)
     if stored is None:
         stored = read_adapter(source, None)  # before the transaction, so that no lock is held meanwhile
     try:
         with transaction.atomic():
-            known = Adapter.objects.select_for_update().filter(model=model, name=name).first()
+            # Before any of its adapters, as who deletes it does.
+            owner = Deployment.objects.select_for_update(no_key=True).filter(pk=deployment.pk, deleted=False).first()
+            if owner is None:
+                raise RegistryConflict(f"{deployment.name} is deleted")
+            known = Adapter.objects.select_for_update().filter(deployment=owner, name=name).first()
             if known is not None and not replace:
                 raise RegistryConflict(f"name: {name} is registered", fields={"name": ["is registered"]})
             if known is None:
                 refuse_taken(name)
-            adapter = known or Adapter(name=name, model=model)
+            adapter = known or Adapter(name=name, deployment=owner)
             changed = _changes(adapter, preload=preload, pinned=pinned, workers=workers, options=options)
             if known is None or changed:
                 _save(adapter)
             replaced = _serve(adapter, source, stored)
-            if deployment is not None and deployment.chosen_adapters_only:
-                deployment.adapters.add(adapter)
             if known is None or changed or replaced:
-                audit.record(actor, "adapter.register", name, model=model.name, source=source, digest=stored.digest,
+                audit.record(actor, "adapter.register", name, deployment=owner.name, source=source, digest=stored.digest,
                              preload=adapter.preload, pinned=adapter.pinned)  # fmt: skip
             return adapter
     except IntegrityError as error:
@@ -115,7 +115,7 @@ def change_adapter(
     changed = _changes(current, preload=preload, pinned=pinned, workers=workers, options=merged)
     if changed:
         _save(current)
-        audit.record(actor, "adapter.change", current.name, model=current.model.name, **changed)
+        audit.record(actor, "adapter.change", current.name, deployment=current.deployment.name, **changed)
 
 
 @transaction.atomic
@@ -133,7 +133,7 @@ def roll_back(adapter: Adapter, actor: str, number: int | None = None) -> Adapte
         raise RegistryError(f"version: {current.name} has no such earlier version; there are: {choices}",
                             fields={"version": [f"must be one of {choices}"]})  # fmt: skip
     _make_current(current, versions[number])
-    audit.record(actor, "adapter.roll_back", current.name, model=current.model.name, version=number,
+    audit.record(actor, "adapter.roll_back", current.name, deployment=current.deployment.name, version=number,
                  digest=versions[number].digest)  # fmt: skip
     return versions[number]
 
@@ -144,7 +144,7 @@ def remove_adapter(adapter: Adapter, actor: str) -> None:
     current = Adapter.objects.select_for_update().filter(pk=adapter.pk).first()
     if current is None:
         return
-    audit.record(actor, "adapter.remove", current.name, model=current.model.name)
+    audit.record(actor, "adapter.remove", current.name, deployment=current.deployment.name)
     adapter_store.release(version.directory for version in current.versions.all())
     current.delete()
 

@@ -14,16 +14,15 @@ from django.db import connection, transaction
 from django.db.models import Q
 
 from engine.config import OPTIONS, RESERVED, EngineConfig
+from management import adapter_store
 from management.model_files import longest_sequence
-from management.models import Deployment
+from management.models import Adapter, AdapterVersion, Deployment
 from management.models.deployment import MAX_WORKERS
 from management.services import audit
 from management.services.errors import RegistryConflict, RegistryError, did_you_mean, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from management.models import Adapter, ModelVersion
+    from management.models import ModelVersion
 
 RESERVED_NAMES = {"tgi", "dummy"}
 CHANGES_OF_SEVERAL = 0x64726167
@@ -47,7 +46,6 @@ def create_deployment(
     version: ModelVersion,
     actor: str,
     engine_options: dict[str, Any] | None = None,
-    adapters: Sequence[Adapter] = (),
     **fields: Any,
 ) -> Deployment:
     """Create a stopped deployment; the first one becomes the default. `fields` are columns of `Deployment`.
@@ -56,24 +54,22 @@ def create_deployment(
     """
     if name in RESERVED_NAMES:
         raise RegistryError(f"name: {name} always means the default deployment", fields={"name": ["is reserved"]})
-    _check_adapters(version, adapters)
     one_after_the_other()
+    for each in {name, str(fields.get("served_name") or name)}:
+        _refuse_adapters_name(each)
     first = not Deployment.objects.filter(is_default=True).exists()
     others = versions_of(str(fields.get("served_name") or name))
     fields.setdefault("is_default_version", not any(other.is_default_version for other in others))
-    fields.setdefault("inference_kind", version.model.kind)
     fields.setdefault("title", name)
     deployment = Deployment(
         name=name,
         version=version,
         engine_options=engine_options or {},
-        chosen_adapters_only=bool(adapters),
         is_default=first,
         owner=actor,
         **fields,
     )
     _save(deployment)
-    deployment.adapters.set(adapters)
     audit.record(actor, "deployment.create", name, version=str(version), **_shown(deployment))
     return deployment
 
@@ -140,8 +136,8 @@ def scale_up(deployment: Deployment, actor: str, workers: int = 1) -> bool:
 
 @transaction.atomic
 def delete_deployment(deployment: Deployment, actor: str, force: bool = False) -> bool:
-    """Delete: workers finish their requests, unless `force`; the row stays as a record until it is purged. False if it is
-    being deleted already, and `force` says nothing new.
+    """Delete, with its adapters: workers finish their requests, unless `force`; the row stays as a record until it is purged.
+    False if it is being deleted already, and `force` says nothing new.
     """
     one_after_the_other()
     current = Deployment.objects.select_for_update().get(pk=deployment.pk)
@@ -154,6 +150,10 @@ def delete_deployment(deployment: Deployment, actor: str, force: bool = False) -
     if heirs and not any(heir.is_default_version for heir in heirs):
         Deployment.objects.filter(pk=heirs[0].pk).update(is_default_version=True)
     current.keys.update(revoked=True)
+    adapter_store.release(
+        AdapterVersion.objects.filter(adapter__deployment=current).values_list("directory", flat=True)
+    )
+    current.adapters.all().delete()
     if not repeated:
         audit.record(actor, "deployment.delete", deployment.name, force=force)
     return True
@@ -212,10 +212,8 @@ def make_default(deployment: Deployment, actor: str) -> None:
 
 
 @transaction.atomic
-def change_deployment(
-    deployment: Deployment, actor: str, adapters: Sequence[Adapter] | None = None, **fields: Any
-) -> None:
-    """Set fields of `CHANGEABLE`, and the chosen adapters (none: it serves all) unless None. Raises RegistryError, and then changes nothing.
+def change_deployment(deployment: Deployment, actor: str, **fields: Any) -> None:
+    """Set fields of `CHANGEABLE`. Raises RegistryError, and then changes nothing.
 
     Scaling rules act at once. A running deployment replaces its workers one after another for another version or other
     engine options.
@@ -224,28 +222,32 @@ def change_deployment(
     if unknown:
         raise RegistryError(f"{unknown[0]}: cannot be changed", fields={unknown[0]: ["cannot be changed"]})
     current = _locked(deployment)
-    before = _shown(current) | {"version": str(current.version)}
+    before, model = _shown(current) | {"version": str(current.version)}, current.version.model_id
     for name, value in fields.items():
         setattr(current, name, value)
     current.generation += 1
-    stays = current.adapters.all() if current.chosen_adapters_only else ()
-    _check_adapters(current.version, stays if adapters is None else adapters)
-    if adapters is not None:
-        current.chosen_adapters_only = bool(adapters)
+    if current.version.model_id != model:
+        _refuse_adapters(current)
     _save(current)
-    if adapters is not None:
-        current.adapters.set(adapters)
     after = _shown(current) | {"version": str(current.version)}
     changed = {name: value for name, value in after.items() if before.get(name) != value}
     audit.record(actor, "deployment.change", deployment.name, **changed)
 
 
-def _check_adapters(version: ModelVersion, adapters: Iterable[Adapter]) -> None:
-    """Refuse adapters of other models, whose weights are not this one's. Raises RegistryError."""
-    foreign = sorted(adapter.name for adapter in adapters if adapter.model_id != version.model_id)
-    if foreign:
-        text = f"{', '.join(foreign[:10])}: of another model"
-        raise RegistryError(f"adapters: {text}", fields={"adapters": [text]})
+def _refuse_adapters(deployment: Deployment) -> None:
+    """Refuse another model while there are adapters, whose weights are not that one's. Raises RegistryError."""
+    names = ", ".join(adapter.name for adapter in deployment.adapters.all()[:10])
+    if names:
+        text = f"is another model's; remove the adapters first: {names}"
+        raise RegistryError(f"version: {text}", fields={"version": [text]})
+
+
+def _refuse_adapters_name(name: str) -> None:
+    """Refuse a name by which clients know an adapter: they would get the new deployment instead. Raises RegistryError."""
+    owner = Adapter.objects.filter(name=name).values_list("deployment__name", flat=True).first()
+    if owner is not None:
+        text = f"is the name of an adapter of {owner}"
+        raise RegistryError(f"name: {name} {text}", fields={"name": [text]})
 
 
 def one_after_the_other() -> None:

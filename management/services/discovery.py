@@ -13,7 +13,7 @@ from management.services.adapters import read_adapter, refuse_invalid, register_
 from management.services.errors import RegistryError
 
 if TYPE_CHECKING:
-    from management.models import ModelVersion
+    from management.models import Deployment
 
 logger = structlog.get_logger(__name__)
 
@@ -23,12 +23,13 @@ MAX_SHOWN = 200
 """Characters of a directory's name in the audit log."""
 
 
-def register_beside(version: ModelVersion, actor: str) -> None:
-    """Register what is not registered yet. An adapter that cannot be served is left out, and the audit log says why."""
-    folder = Path(version.source) / FOLDER
-    if not Path(version.source).is_absolute() or folder.is_symlink() or not folder.is_dir():
+def register_beside(deployment: Deployment, actor: str) -> None:
+    """Register what the deployment does not have yet. An adapter that cannot be served is left out, and the audit log says why."""
+    source = deployment.version.source
+    folder = Path(source) / FOLDER
+    if not Path(source).is_absolute() or folder.is_symlink() or not folder.is_dir():
         return
-    known = set(Adapter.objects.filter(model=version.model).values_list("name", flat=True))
+    known = set(Adapter.objects.filter(deployment=deployment).values_list("name", flat=True))
     try:
         found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:
@@ -41,9 +42,9 @@ def register_beside(version: ModelVersion, actor: str) -> None:
         try:
             refuse_invalid(directory.name)  # before its files are copied
             stored = read_adapter(str(directory), [folder])
-            register_adapter(directory.name, version.model, str(directory), actor, stored, replace=False)
+            register_adapter(directory.name, deployment, str(directory), actor, stored, replace=False)
         except RegistryError as error:
             logger.warning("adapter beside the model not registered", name=shown, folder=str(folder), reason=str(error))
             audit.record(
-                actor, "adapter.not_registered", shown[:MAX_SHOWN], model=version.model.name, reason=str(error)
+                actor, "adapter.not_registered", shown[:MAX_SHOWN], deployment=deployment.name, reason=str(error)
             )

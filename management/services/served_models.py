@@ -58,7 +58,7 @@ def _created(wanted: NewVersion, actor: str) -> Deployment:
     if found is None:
         raise SourceNotFound("model: no model of this name is known here", fields={"model": ["is not known"]})
     deployment = _write(wanted, found, actor)
-    register_beside(deployment.version, actor)
+    register_beside(deployment, actor)
     return deployment
 
 

@@ -35,7 +35,7 @@ class Registries:
     """The rows that serving depends on, read at one moment."""
 
     deployments: tuple[Deployment, ...] = ()
-    """All deployments but deleted ones without workers, oldest first, with their versions, models and adapters."""
+    """All deployments but deleted ones without workers, oldest first, with their versions and models."""
     adapters: tuple[AdapterVersion, ...] = ()
     """The current versions, in the order of their adapters' registration."""
     keys: tuple[ApiKey, ...] = ()
@@ -50,9 +50,7 @@ def read_registries() -> Registries:
     """Read the registries. Raises `django.db.Error`."""
     rows = Deployment.objects.exclude(state=Deployment.State.DELETED)
     return Registries(
-        deployments=tuple(
-            rows.select_related("version__model").prefetch_related("adapters").order_by("created_at", "pk")
-        ),
+        deployments=tuple(rows.select_related("version__model").order_by("created_at", "pk")),
         adapters=tuple(AdapterVersion.objects.filter(is_current=True).select_related("adapter").order_by("adapter_id")),
         keys=tuple(ApiKey.objects.filter(revoked=False).select_related("deployment")),
         prices=tuple(Price.objects.all()),
@@ -82,10 +80,9 @@ def build_snapshot(
     serving: dict[int, list[Worker]] = {}
     for worker in ready:
         serving.setdefault(worker.deployment_id, []).append(worker)
-    by_id = {content.adapter.pk: _adapter_entry(content) for content in registries.adapters}
-    of_model: dict[int, list[AdapterEntry]] = {}
+    owned: dict[int, list[AdapterEntry]] = {}
     for content in registries.adapters:
-        of_model.setdefault(content.adapter.model_id, []).append(by_id[content.adapter.pk])
+        owned.setdefault(content.adapter.deployment_id, []).append(_adapter_entry(content))
     deployments = []
     for row in registries.deployments:
         if row.deleted or not row.wakeable:
@@ -94,7 +91,6 @@ def build_snapshot(
         # It may differ from the desired one until the workers are replaced.
         version = _published(workers) if workers else row.version
         current = sorted((w for w in workers if w.version == version), key=lambda w: (w.index, -w.epoch))
-        chosen = (by_id[adapter.pk] for adapter in row.adapters.all() if adapter.pk in by_id)
         generation, state = (row.observed_generation, row.state) if observed is None else observed(row)
         deployments.append(
             DeploymentEntry(
@@ -107,7 +103,7 @@ def build_snapshot(
                     WorkerEntry(w.worker_id, w.epoch, w.address, version.pk, _numerics(w), row.role_of(w.index))
                     for w in current
                 ),
-                adapters=tuple(chosen if row.chosen_adapters_only else of_model.get(version.model_id, ())),
+                adapters=tuple(owned.get(row.pk, ())),
                 public_id=row.public_id,
                 title=row.title,
                 availability=_availability(row, generation, state),

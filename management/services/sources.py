@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from django.db import IntegrityError
 
-from management.models import ModelVersion
+from management.models import Adapter, ModelVersion
 from management.services.errors import RegistryError
 from management.services.models import register_model
 
@@ -47,7 +47,7 @@ class FoundModel:
         if self.version is not None:
             return self.version
         others = ModelVersion.objects.filter(model__name=self.name).exclude(source=self.source)
-        if others.exists():
+        if others.exists() or Adapter.objects.filter(name=self.name).exists():  # a model's name comes first
             suffix = hashlib.sha256(self.source.encode()).hexdigest()[:8]
             return register_model(f"{self.name}-{suffix}", self.source, actor, kind)
         version = register_model(self.name, self.source, actor, kind)

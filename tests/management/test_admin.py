@@ -170,28 +170,28 @@ def inline(count):
 
 def test_an_adapter_with_a_models_name_is_refused_at_its_field(browser, deployment):
     source = str(ROOT / "models" / "demo-adapters" / "json")
-    body = {"name": deployment.name, "model": deployment.version.model_id, "source": source, "workers": 0} | inline(0)
+    body = {"name": deployment.name, "deployment": deployment.pk, "source": source, "workers": 0} | inline(0)
     assert "is the name of a model" in unescape(browser.post(url("adapter", "add"), body).content.decode())
     assert not Adapter.objects.exists()
 
 
 def test_an_adapter_that_another_call_registers_meanwhile_is_not_replaced(browser, deployment, monkeypatch):
-    folder, model = ROOT / "models" / "demo-adapters", deployment.version.model
+    folder = ROOT / "models" / "demo-adapters"
     register = adapters.register_adapter
 
     def overtaken(*arguments, **options):
-        register("quick", model, str(folder / "json"), "other")
+        register("quick", deployment, str(folder / "json"), "other")
         return register(*arguments, **options)
 
     monkeypatch.setattr(adapters, "register_adapter", overtaken)
-    body = {"name": "quick", "model": model.pk, "source": str(folder / "pirate"), "workers": 0} | inline(0)
+    body = {"name": "quick", "deployment": deployment.pk, "source": str(folder / "pirate"), "workers": 0} | inline(0)
     page = browser.post(url("adapter", "add"), body, follow=True)
     assert "quick is registered" in unescape(page.content.decode())
 
 
 def test_an_adapter_is_registered_replaced_and_rolled_back(browser, deployment):
     folder = ROOT / "models" / "demo-adapters"
-    body = {"name": "a", "model": deployment.version.model_id, "source": str(folder / "pirate"), "workers": 0}
+    body = {"name": "a", "deployment": deployment.pk, "source": str(folder / "pirate"), "workers": 0}
     body |= inline(0)
     assert browser.post(url("adapter", "add"), body).status_code == 302
     adapter = Adapter.objects.get()

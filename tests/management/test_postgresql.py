@@ -90,8 +90,10 @@ def test_a_version_that_is_registered_while_its_adapter_is_removed_is_removed_as
     shell = ("shell", "--no-imports", "-v", "0", "-c")
     program = (
         "from management.models import Adapter, AdapterVersion;"
+        "from management.services.deployments import create_deployment;"
         "from management.services.models import register_model;"
-        "a = Adapter.objects.create(name='taught', model=register_model('demo', '/models/demo', 'tester').model);"
+        "d = create_deployment('demo', register_model('demo', '/models/demo', 'tester'), 'tester');"
+        "a = Adapter.objects.create(name='taught', deployment=d);"
         "AdapterVersion.objects.create(adapter=a, number=1, digest='a' * 64, rank=4, source='x', directory='/x')"
     )
     printed(begin(*shell, program))

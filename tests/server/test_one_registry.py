@@ -57,9 +57,9 @@ def by_djl(live, admin, name):
 
 def by_admin(live, admin, name):
     page = admin.get("/admin/management/adapter/add/").text
-    model = re.search(r'<option value="(\d+)"[^>]*>demo</option>', page)[1]
+    owner = re.search(r'<option value="(\d+)"[^>]*>demo</option>', page)[1]
     inline = {"versions-TOTAL_FORMS": "0", "versions-INITIAL_FORMS": "0"}
-    form = {"name": name, "model": model, "source": str(SOURCE), "workers": "0", **inline}
+    form = {"name": name, "deployment": owner, "source": str(SOURCE), "workers": "0", **inline}
     token = form_token(admin, "/admin/management/adapter/add/")
     answer = admin.post("/admin/management/adapter/add/", data={**form, "csrfmiddlewaretoken": token})
     assert answer.status_code == 302, answer.text

@@ -22,7 +22,7 @@ from inference import dialects
 from inference.planes.declaration import SetupError
 from inference.server.tls import TlsError
 from management.models import Deployment
-from management.services.adapters import register_adapter
+from management.services.adapters import register_adapter, remove_adapter
 from management.services.deployments import (
     change_deployment,
     create_deployment,
@@ -119,11 +119,11 @@ def deploy_as_configured(asked: Asked, settings: Options, setups: Iterable[Setup
         options = {**dict(wanted.engine_options), **asked.engine_options}
         deployment = deploy(wanted.source, asked.name or wanted.name, options, find_adapters=False)
         for name, directory in wanted.adapters:
-            register_adapter(name, deployment.version.model, _directory(directory), ACTOR)
+            register_adapter(name, deployment, _directory(directory), ACTOR)
     for name, directory, base in asked.adapters:
         if base not in ("", deployment.name):
             raise CommandError(f"--lora-modules: {name} is of the model {base}, which is not served")
-        register_adapter(name, deployment.version.model, _directory(directory), ACTOR)
+        register_adapter(name, deployment, _directory(directory), ACTOR)
     return deployment
 
 
@@ -154,6 +154,9 @@ def deploy(
     if deployment is None:
         deployment = create_deployment(name, version, ACTOR, engine_options)
     elif deployment.version != version or deployment.engine_options != engine_options:
+        if deployment.version.model != version.model:
+            for adapter in deployment.adapters.all():  # of the model that it had
+                remove_adapter(adapter, ACTOR)
         change_deployment(deployment, ACTOR, version=version, engine_options=engine_options)
     for other in Deployment.objects.filter(is_default=True).exclude(pk=deployment.pk):
         stop_deployment(other, ACTOR)
@@ -162,7 +165,7 @@ def deploy(
     if find_adapters:
         if local and path.resolve() == DEMO_MODEL:
             for directory in sorted(p for p in DEMO_ADAPTERS.glob("*") if p.is_dir()):
-                register_adapter(directory.name, version.model, str(directory), ACTOR)
-        register_beside(version, ACTOR)
+                register_adapter(directory.name, deployment, str(directory), ACTOR)
+        register_beside(deployment, ACTOR)
     deployment.refresh_from_db()
     return deployment

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from inference.dialects.djl.adapter_failures import failed
 from inference.dialects.djl.errors import DEPENDENCY, DjlError, bad_request, conflict, not_ready
-from inference.dialects.djl.models import actor_of, running, target_of
+from inference.dialects.djl.models import actor_of, running, startup_model, target_of
 from inference.dialects.djl.parameters import read_parameters
 from inference.dialects.djl.sources import path_of
 from inference.errors import AdapterExists, AdapterNotFound, ModelNotFound, ServingError, Unavailable
@@ -15,7 +15,6 @@ from inference.vendors.model_server import NO_METHOD, pretty
 
 if TYPE_CHECKING:
     from engine.adapters.failures import AdapterFailure
-    from inference.dialects.djl.models import StartupModel
     from inference.dialects.djl.parameters import Parameters
     from inference.http.exchange import Exchange
     from inference.services import Services
@@ -29,9 +28,9 @@ _OWN = frozenset({"name", "src", "preload", "load", "pin"})
 """Parameters that are not stored among an adapter's options as they are given."""
 
 
-async def list_adapters(exchange: Exchange, services: Services, startup: StartupModel) -> None:
+async def list_adapters(exchange: Exchange, services: Services) -> None:
     """GET: a page of the adapters, in the order of their registration."""
-    entry = await _deployment(exchange, services, startup)
+    entry = await _deployment(exchange, services)
     parameters = await read_parameters(exchange)
     first, end = parameters.page(len(entry.adapters))
     token = {"nextPageToken": str(end)} if end < len(entry.adapters) else {}
@@ -40,9 +39,9 @@ async def list_adapters(exchange: Exchange, services: Services, startup: Startup
     await exchange.respond(pretty({**token, "adapters": page}))
 
 
-async def register(exchange: Exchange, services: Services, startup: StartupModel) -> None:
+async def register(exchange: Exchange, services: Services) -> None:
     """POST: register an adapter, loaded by every worker unless `preload` is false."""
-    entry = await _deployment(exchange, services, startup)
+    entry = await _deployment(exchange, services)
     parameters = await read_parameters(exchange)
     name, source = parameters.required("name"), parameters.required("src")
     path = path_of(source)
@@ -72,20 +71,20 @@ async def register(exchange: Exchange, services: Services, startup: StartupModel
     await _say(exchange, f"Adapter {alias} registered")
 
 
-async def describe(exchange: Exchange, services: Services, startup: StartupModel) -> None:
+async def describe(exchange: Exchange, services: Services) -> None:
     """GET with a name: one adapter."""
-    entry = await _deployment(exchange, services, startup)
+    entry = await _deployment(exchange, services)
     await exchange.respond(
         pretty(_described(_adapter(exchange, entry, exchange.parameters["adapter"]), _failures(services, entry)))
     )
 
 
-async def update(exchange: Exchange, services: Services, startup: StartupModel) -> None:
+async def update(exchange: Exchange, services: Services) -> None:
     """POST .../update: change how an adapter is kept, and its options. What the call leaves out stays."""
     name, _, action = exchange.parameters["adapter"].rpartition("/")
     if not name or action.lower() != "update":
         raise DjlError(405, "MethodNotAllowedException", NO_METHOD)
-    entry = await _deployment(exchange, services, startup)
+    entry = await _deployment(exchange, services)
     adapter = _adapter(exchange, entry, name)
     parameters = await read_parameters(exchange)
     preload, pin = _preload(parameters), parameters.flag("pin")
@@ -117,9 +116,9 @@ async def update(exchange: Exchange, services: Services, startup: StartupModel) 
     await _say(exchange, f"Adapter {alias} updated")
 
 
-async def unregister(exchange: Exchange, services: Services, startup: StartupModel) -> None:
+async def unregister(exchange: Exchange, services: Services) -> None:
     """DELETE: new requests no longer find the adapter; running ones finish."""
-    entry = await _deployment(exchange, services, startup)
+    entry = await _deployment(exchange, services)
     adapter = _adapter(exchange, entry, exchange.parameters["adapter"])
     try:
         await services.adapters.unload(adapter.name, actor_of(exchange), entry.name)
@@ -128,9 +127,9 @@ async def unregister(exchange: Exchange, services: Services, startup: StartupMod
     await _say(exchange, f"Adapter {_alias(exchange, adapter.name)} unregistered")
 
 
-async def _deployment(exchange: Exchange, services: Services, startup: StartupModel) -> DeploymentEntry:
+async def _deployment(exchange: Exchange, services: Services) -> DeploymentEntry:
     """The deployment of the path, or the startup model's. These checks come before all others."""
-    name = exchange.parameters.get("model") or await startup.name(services)
+    name = exchange.parameters.get("model") or startup_model(services)
     if name is None:
         raise bad_request(NO_MODEL)
     try:

@@ -15,7 +15,7 @@ from inference.dialects.djl.errors import LmiError, bad_request, not_found, not_
 from inference.dialects.djl.jsonlines import as_lines
 from inference.dialects.djl.lmi import generation_request, parse
 from inference.dialects.djl.lmi_reply import STREAMS, BatchReply, LmiReply
-from inference.dialects.djl.models import running
+from inference.dialects.djl.models import running, startup_model
 from inference.dialects.djl.parameters import query_of
 from inference.dialects.djl.selection import (
     PARSING_FAILED,
@@ -52,7 +52,7 @@ async def infer(exchange: Exchange, services: Services, state: DjlState) -> None
         await state.results.answer(exchange, token, attribute(exchange, "x-max-items"))
         return
     body = await read_body(exchange)
-    entry = await _entry(exchange, services, state, body)
+    entry = await _entry(exchange, services, body)
     if _is_synchronous(exchange):
         await _answer(exchange, services, entry, body)
         return
@@ -72,7 +72,7 @@ def _is_synchronous(exchange: Exchange) -> bool:
     return value == "true"
 
 
-async def _entry(exchange: Exchange, services: Services, state: DjlState, body: dict[str, Any]) -> DeploymentEntry:
+async def _entry(exchange: Exchange, services: Services, body: dict[str, Any]) -> DeploymentEntry:
     """The deployment by path, query, header or body, then by OpenAI's `model`, then the startup model; raises
     ModelNotFoundException, BadRequestException without a name.
     """
@@ -81,7 +81,7 @@ async def _entry(exchange: Exchange, services: Services, state: DjlState, body: 
         named = _by_model(services, body)
         if named is not None:
             return named
-        name = await state.startup.name(services) or ""
+        name = startup_model(services) or ""
     if not name:
         raise bad_request("Parameter model_name is required.")
     try:

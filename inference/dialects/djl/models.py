@@ -12,29 +12,17 @@ if TYPE_CHECKING:
     from inference.services import Services
     from inference.workers.registry import DeploymentState
     from inference.workers.target import Target
-    from management.snapshot import DeploymentEntry, Snapshot
+    from management.snapshot import DeploymentEntry
 
 NAME = "djl"
 """Of this dialect: in the audit log, and the key in a deployment's `vendor_fields`."""
 
 
-class StartupModel:
-    """The model of requests that name none: the only one, or the only one that was not registered over this plane."""
-
-    def __init__(self) -> None:
-        self._known: tuple[Snapshot, str | None] | None = None
-
-    async def name(self, services: Services) -> str | None:
-        """Its served name; None if there is none, or more than one."""
-        snapshot = scoped(services.holder.current)
-        served = {served_name(entry) for entry in snapshot.deployments}
-        if len(served) == 1:
-            return served.pop()
-        if self._known is None or self._known[0] is not snapshot:
-            states = await services.registry.deployments()
-            names = {state.served_name for state in states if NAME not in state.vendor_fields} & served
-            self._known = snapshot, names.pop() if len(names) == 1 else None
-        return self._known[1]
+def startup_model(services: Services) -> str | None:
+    """The served name of the model of requests that name none: the default deployment's, else that of the only one."""
+    entries = scoped(services.holder.current).deployments
+    served = {served_name(entry) for entry in entries if entry.is_default} or {served_name(entry) for entry in entries}
+    return served.pop() if len(served) == 1 else None
 
 
 def actor_of(exchange: Exchange) -> str:

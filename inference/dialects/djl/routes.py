@@ -11,15 +11,10 @@ from inference.dialects.djl.selection import SELECTING, polls
 from inference.http.routing import Route, RouteSet
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from inference.dialects.djl.models import StartupModel
     from inference.dialects.djl.state import DjlState
     from inference.http.exchange import Exchange
     from inference.http.routing import Handler
     from inference.services import Services
-
-    AdapterHandler = Callable[[Exchange, Services, StartupModel], Awaitable[None]]
 
 INFERENCE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
 CHAT = "/v1/chat/completions"
@@ -27,7 +22,7 @@ CHAT = "/v1/chat/completions"
 
 def routes(state: DjlState) -> RouteSet:
     """All routes; of patterns that fit one path, the first one counts."""
-    routes = (*_inference(state), *_adapters(state), *_management())
+    routes = (*_inference(state), *_adapters(), *_management())
     # DJL Serving splits a path at its slashes, and an empty last part is none.
     return RouteSet(tuple(replace(route, trailing_slash=True) for route in routes), render, STATUSES)
 
@@ -47,13 +42,7 @@ def _inference(state: DjlState) -> list[Route]:
     return found
 
 
-def _adapters(state: DjlState) -> list[Route]:
-    def with_model(handler: AdapterHandler) -> Handler:
-        async def handle(exchange: Exchange, services: Services) -> None:
-            await handler(exchange, services, state.startup)
-
-        return handle
-
+def _adapters() -> list[Route]:
     found = []
     for base in ("/adapters", "/models/{model}/adapters"):
         for method, path, handler, summary in (
@@ -64,7 +53,7 @@ def _adapters(state: DjlState) -> list[Route]:
             ("DELETE", f"{base}/{{adapter:path}}", adapters.unregister, "Unregister an adapter"),
             ("POST", f"{base}/{{adapter:path}}", adapters.update, "Update an adapter: {adapter}/update"),
         ):
-            found.append(Route(method, path, with_model(handler), render, summary, scope="manage"))
+            found.append(Route(method, path, handler, render, summary, scope="manage"))
     return found
 
 

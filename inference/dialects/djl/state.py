@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inference.dialects.djl.models import StartupModel
 from inference.dialects.djl.results import Results
 
 
@@ -12,5 +11,4 @@ from inference.dialects.djl.results import Results
 class DjlState:
     """One for each process."""
 
-    startup: StartupModel = field(default_factory=StartupModel)
     results: Results = field(default_factory=Results)

@@ -12,6 +12,7 @@ from inference.dialects.mindie.parameters import utf16_length
 from inference.generation.requests import TextPrompt
 from inference.http.exchange import Response, json_response
 from inference.http.offload import in_thread
+from inference.workers.listing import usable_models
 
 if TYPE_CHECKING:
     from inference.dialects.mindie.settings import MindieSettings
@@ -29,10 +30,10 @@ NOT_UTF16 = "Failed to check the input text.Can't convert string to UTF-16."
 async def list_models(exchange: Exchange, services: Services, state: MindieState) -> None:
     """GET /v1/models: indented, with keys in alphabetical order, unlike all other pages."""
     data = []
-    for target in state.router.targets:
+    for target, adapters in usable_models(state.router):
         name = target.entry.name
         data.append(_card(name, "null", target.entry.model))
-        data += [_card(adapter.name, name, adapter.name) for adapter in target.entry.adapters]
+        data += [_card(shown, name, adapter.name) for shown, adapter in adapters.items()]
     text = json.dumps({"data": data, "object": "list"}, indent=4, sort_keys=True, ensure_ascii=False)
     await exchange.respond(Response(200, text.encode()))
 
@@ -45,11 +46,11 @@ def _card(name: str, parent: str, root: str) -> dict[str, Any]:
 async def retrieve(exchange: Exchange, services: Services, state: MindieState) -> None:
     """GET /v1/models/{model}."""
     name = exchange.parameters["model"]
-    for target in state.router.targets:
+    for target, adapters in usable_models(state.router):
         created = target.entry.created
         if name in (target.entry.name, target.entry.model):
             return await exchange.respond(json_response(_one(name, created)))
-        if target.entry.adapter(name) is not None:
+        if name in adapters:
             return await exchange.respond(json_response({**_one(name, created), "parent": target.entry.name}))
     raise model_not_found(name)
 

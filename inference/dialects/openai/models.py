@@ -6,19 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 from inference.errors import ModelNotFound
 from inference.http.exchange import json_response
+from inference.workers.listing import usable_models
 
 if TYPE_CHECKING:
     from inference.http.exchange import Exchange
     from inference.services import Services
-    from inference.workers.target import Target
 
 
-def cards(target: Target, adapter_paths: bool = False) -> list[dict[str, Any]]:
-    """The deployment's model card and those of its adapters, with their directories if `adapter_paths`."""
-    entry, length = target.entry, target.info.max_model_len
-    roots = {a.name: (adapter_paths and a.source) or a.name for a in entry.adapters}
-    adapters = [card(a.name, a.created, roots[a.name], entry.name, None) for a in entry.adapters]
-    return [card(entry.name, entry.created, entry.model, None, length), *adapters]
+def cards(services: Services) -> list[dict[str, Any]]:
+    """The model cards of all deployments that can be used and of their adapters, with their directories if the operator
+    shows them.
+    """
+    found = []
+    for target, adapters in usable_models(services.router):
+        entry, length = target.entry, target.info.max_model_len
+        found.append(card(entry.name, entry.created, entry.model, None, length))
+        for name, adapter in adapters.items():
+            root = (services.shown.adapter_paths and adapter.source) or adapter.name
+            found.append(card(name, adapter.created, root, entry.name, None))
+    return found
 
 
 def card(name: str, created: int, root: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
@@ -51,15 +57,13 @@ def card(name: str, created: int, root: str, parent: str | None, max_model_len: 
 
 async def list_models(exchange: Exchange, services: Services) -> None:
     """GET /v1/models."""
-    data = [one for target in services.router.targets for one in cards(target, services.shown.adapter_paths)]
-    await exchange.respond(json_response({"object": "list", "data": data}))
+    await exchange.respond(json_response({"object": "list", "data": cards(services)}))
 
 
 async def retrieve(exchange: Exchange, services: Services) -> None:
     """GET /v1/models/{id}; ids may contain slashes."""
     name = exchange.parameters["id"]
-    known = (one for t in services.router.targets for one in cards(t, services.shown.adapter_paths))
-    found = next((one for one in known if one["id"] == name), None)
+    found = next((one for one in cards(services) if one["id"] == name), None)
     if found is None:
         raise ModelNotFound(name)
     await exchange.respond(json_response(found))

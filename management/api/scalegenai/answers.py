@@ -45,9 +45,7 @@ def shown_deployments() -> QuerySet[Deployment]:
         at__gte=OuterRef("created_at"),
         at__lte=OuterRef("until"),
     )
-    rows = Deployment.objects.select_related("version__model").prefetch_related(
-        "adapters__versions", "version__model__adapters__versions"
-    )
+    rows = Deployment.objects.select_related("version__model").prefetch_related("adapters__versions")
     return rows.annotate(
         until=Coalesce("ended_at", Now()),
         decision=Subquery(decisions.order_by("-pk").values("pk")[:1]),
@@ -112,8 +110,10 @@ def _answer(row: Deployment, decision: AuditEvent | None) -> dict[str, Any]:
 
 def _adapters(row: Deployment, given: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """The adapters that the deployment serves, whoever registered them: as they were `given`, or with their source. `error` says
-    why a worker could not load one.
+    why a worker could not load one. A deleted deployment has none, and is shown as it was given.
     """
+    if row.deleted:
+        return list(given.values())
     found = []
     for name, current in _served(row).items():
         shown = given.get(name, {"name": name, "hf_repo": current.source, "hf_token": None})
@@ -129,9 +129,8 @@ def served_sources(row: Deployment) -> dict[str, str]:
 
 def _served(row: Deployment) -> dict[str, AdapterVersion]:
     """The current versions of the adapters that the deployment serves, oldest first, by name."""
-    served = row.adapters.all() if row.chosen_adapters_only else row.version.model.adapters.all()
     # One without versions was removed after its row was read.
-    kept = (each for each in sorted(served, key=lambda each: each.pk) if each.versions.all())
+    kept = (each for each in sorted(row.adapters.all(), key=lambda each: each.pk) if each.versions.all())
     return {each.name: each.current for each in kept}
 
 

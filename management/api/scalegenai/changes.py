@@ -203,7 +203,6 @@ def _change(
     fields["vendor_fields"] = {**row.vendor_fields, **changed}
     places = {lora.name: index for index, lora in enumerate(wanted.loras)}
     wanted_still = [each for each in found if each.name in places]  # or it has come to be served meanwhile
-    new = [each.registered(row.version.model, ("llm_loras", places[each.name]), actor) for each in wanted_still]
-    # A deployment without chosen adapters serves all of its model's, the new ones included.
-    adapters = [*row.adapters.all(), *new] if new and row.chosen_adapters_only else None
-    _serviced(lambda: deployments.change_deployment(row, actor, adapters, **fields))
+    for each in wanted_still:
+        each.register(row, ("llm_loras", places[each.name]), actor)
+    _serviced(lambda: deployments.change_deployment(row, actor, **fields))

@@ -15,7 +15,7 @@ from management.api.scalegenai.errors import ApiError, FieldError, InvalidFields
 from management.api.scalegenai.normaliser import normalise
 from management.api.scalegenai.sources import FoundAdapter, find_adapter, find_model
 from management.model_files import longest_sequence
-from management.models import Deployment
+from management.models import Adapter, Deployment
 from management.models.deployment import new_public_id
 from management.services.deployments import (
     RESERVED_NAMES,
@@ -63,7 +63,7 @@ def create(body: Mapping[str, Any], actor: str) -> Deployment:
     for _ in range(ATTEMPTS):
         with suppress(IntegrityError):  # another create took a name
             deployment = _write(plan, actor)
-            register_beside(deployment.version, actor)
+            register_beside(deployment, actor)
             return deployment
     raise ApiError(409, "other calls took the names of the deployment, its model or its adapters; try again")
 
@@ -123,16 +123,15 @@ def _write(plan: Plan, actor: str) -> Deployment:
         version = plan.model.registered(wanted.columns["inference_kind"], actor)
     except RegistryError as error:
         raise InvalidFields([FieldError(("model",), str(error))]) from error
-    adapters = [
-        adapter.registered(version.model, ("llm_loras", index), actor) for index, adapter in enumerate(plan.adapters)
-    ]
     columns = {**wanted.columns, "public_id": public_id, "vendor_fields": wanted.vendor_fields}
     name = _free_name(wanted.columns["title"], public_id)
     try:
-        deployment = create_deployment(name, version, actor, plan.engine_options, adapters, **columns)
+        deployment = create_deployment(name, version, actor, plan.engine_options, **columns)
         start_deployment(deployment, actor, max(1, deployment.min_workers))
     except RegistryError as error:
         raise refused_fields(error) from error
+    for index, adapter in enumerate(plan.adapters):
+        adapter.register(deployment, ("llm_loras", index), actor)
     _, key = create_key(f"endpoint {public_id}", ["infer"], actor, deployment=deployment)
     store_secret(deployment, ENDPOINT_KEY, key)
     store_secret(deployment, HUB_TOKEN, wanted.hub_token or "")
@@ -155,5 +154,6 @@ def _free_name(title: str, public_id: str) -> str:
         name in RESERVED_NAMES
         or Deployment.objects.filter(name=name, deleted=False).exists()
         or bool(versions_of(name))
+        or Adapter.objects.filter(name=name).exists()
     )
     return f"{name}-{public_id[:8]}" if taken else name

@@ -10,7 +10,7 @@ import structlog
 from django.conf import settings
 
 from management.api.scalegenai.errors import FieldError, InvalidFields, Location
-from management.models import Adapter, Model
+from management.models import Adapter
 from management.services import sources as services
 from management.services.adapters import read_adapter, register_adapter
 from management.services.errors import RegistryError
@@ -19,6 +19,7 @@ from management.services.sources import FoundModel
 if TYPE_CHECKING:
     from management.adapter_store import StoredAdapter
     from management.api.scalegenai.normaliser import Lora
+    from management.models import Deployment
 
 logger = structlog.get_logger(__name__)
 
@@ -36,22 +37,19 @@ class FoundAdapter:
     source: str
     stored: StoredAdapter
 
-    def registered(self, model: Model, location: Location, actor: str) -> Adapter:
-        """Its row, registered now unless it was. Raises InvalidFields: nothing registered is replaced, because other
-        deployments may serve it.
-        """
-        known = Adapter.objects.filter(model=model, name=self.name).first()
+    def register(self, deployment: Deployment, location: Location, actor: str) -> None:
+        """Register it for the deployment, unless it has it. Raises InvalidFields: another of this name is not replaced."""
+        known = Adapter.objects.filter(deployment=deployment, name=self.name).first()
         if known is None:
             try:
-                return register_adapter(self.name, model, self.source, actor, self.stored, replace=False)
+                register_adapter(self.name, deployment, self.source, actor, self.stored, replace=False)
             except RegistryError as error:
-                known = Adapter.objects.filter(model=model, name=self.name).first()  # another transaction was quicker
+                known = Adapter.objects.filter(deployment=deployment, name=self.name).first()  # another was quicker
                 if known is None:
                     raise InvalidFields([FieldError((*location, "name"), str(error))]) from error
-        if known.current.digest != self.stored.digest:
+        if known is not None and known.current.digest != self.stored.digest:
             text = "is the name of a registered adapter with other content"
             raise InvalidFields([FieldError((*location, "name"), text, "conflict")])
-        return known
 
 
 def find_model(named: str) -> FoundModel:

@@ -74,18 +74,15 @@ class Command(DeploymentCommand):
         def write() -> Deployment:
             one_after_the_other()  # before the model's row is locked
             version = _version(source, kind)
-            registered = [
-                register_adapter(name, version.model, directory, ACTOR, stored[name]) for name, directory in adapters
-            ]
             name = options["name"] or version.model.name
-            deployment = create_deployment(
-                name, version, ACTOR, engine_options, adapters=registered, inference_kind=kind, **fields
-            )
+            deployment = create_deployment(name, version, ACTOR, engine_options, inference_kind=kind, **fields)
+            for adapter, directory in adapters:
+                register_adapter(adapter, deployment, directory, ACTOR, stored[adapter])
             start_deployment(deployment, ACTOR, max(1, deployment.min_workers))
             return deployment
 
         deployment = _written(write)
-        register_beside(deployment.version, ACTOR)
+        register_beside(deployment, ACTOR)
         return deployment, is_active
 
 

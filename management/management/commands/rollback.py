@@ -13,28 +13,28 @@ from management.services.errors import RegistryError
 
 
 class Command(BaseCommand):
-    """`manage.py rollback ADAPTER [--model MODEL] [--to NUMBER]`."""
+    """`manage.py rollback ADAPTER [--deployment DEPLOYMENT] [--to NUMBER]`."""
 
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the adapter and the version."""
         parser.add_argument("adapter", help="The adapter's name.")
-        parser.add_argument("--model", help="Its model's name; needed if several models have an adapter of this name.")
+        parser.add_argument("--deployment", help="Its deployment; needed if several have an adapter of this name.")
         parser.add_argument(
             "--to", type=int, metavar="NUMBER", help="The version; the default is the one before the current."
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Roll back and print the version; raises CommandError."""
-        found = Adapter.objects.filter(name=options["adapter"]).select_related("model")
-        if options["model"]:
-            found = found.filter(model__name=options["model"])
+        found = Adapter.objects.filter(name=options["adapter"]).select_related("deployment")
+        if options["deployment"]:
+            found = found.filter(deployment__name=options["deployment"])
         rows = list(found)
         if len(rows) != 1:
-            models = ", ".join(row.model.name for row in rows)
+            owners = ", ".join(row.deployment.name for row in rows)
             raise CommandError(
-                f"name one with --model: {models}" if rows else f"no adapter is named {options['adapter']}"
+                f"name one with --deployment: {owners}" if rows else f"no adapter is named {options['adapter']}"
             )
         try:
             version = roll_back(rows[0], ACTOR, options["to"])

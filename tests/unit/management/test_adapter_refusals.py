@@ -36,51 +36,50 @@ def test_names_beside_a_model_that_no_adapter_can_have(tmp_path, store):
     shutil.copytree(PIRATE, folder / "pirate")
     for name in ("n" * 250, "a b", "tgi", "own", "x\n", os.fsdecode(b"bad\xff")):
         shutil.copytree(JSON, folder / name)
-    version = register_model("own", str(folder.parent), "tester")
-    create_deployment("own", version, "tester", {})
-    register_beside(version, "tester")
+    own = create_deployment("own", register_model("own", str(folder.parent), "tester"), "tester", {})
+    register_beside(own, "tester")
     assert [adapter.name for adapter in Adapter.objects.all()] == ["pirate"]
     refused = AuditEvent.objects.filter(action="adapter.not_registered")
     assert {event.target for event in refused} == {"n" * 200, "a b", "tgi", "own", "x\n", "bad\\udcff"}
     assert set(left(store)) <= {content_digest(ADAPTERS / "pirate"), content_digest(ADAPTERS / "json")}
 
 
-def test_the_database_is_not_asked_for_a_name_that_it_cannot_compare(model, django_assert_num_queries):
+def test_the_database_is_not_asked_for_a_name_that_it_cannot_compare(deployment, django_assert_num_queries):
     with django_assert_num_queries(0), pytest.raises(RegistryError) as refused:
-        register_adapter("a\0b", model, PIRATE, "tester")
+        register_adapter("a\0b", deployment, PIRATE, "tester")
     assert "name" in refused.value.fields
 
 
 @pytest.mark.parametrize("name", ["own", "served", "dummy", "x\n", "a b", ""])
-def test_names_that_an_adapter_cannot_have(name, model):
+def test_names_that_an_adapter_cannot_have(name, deployment):
     create_deployment("own", register_model("base", "/models/base", "tester"), "tester", {}, served_name="served")
     with pytest.raises(RegistryError) as refused:
-        register_adapter(name, model, PIRATE, "tester")
+        register_adapter(name, deployment, PIRATE, "tester")
     assert "name" in refused.value.fields
     assert not Adapter.objects.exists()
 
 
-def test_what_postgresql_cannot_store_is_refused(model, copied):
+def test_what_postgresql_cannot_store_is_refused(deployment, copied):
     with pytest.raises(RegistryError) as refused:
-        register_adapter("x", model, PIRATE, "tester", options={"note": "a\0b"})
+        register_adapter("x", deployment, PIRATE, "tester", options={"note": "a\0b"})
     assert "options" in refused.value.fields
     deep = copied.parent
     while len(str(deep)) < 512:
         deep = deep / ("d" * 100)
     shutil.copytree(copied, deep)
     with pytest.raises(RegistryError) as refused:
-        register_adapter("x", model, str(deep), "tester")
+        register_adapter("x", deployment, str(deep), "tester")
     assert "source" in refused.value.fields
     assert not Adapter.objects.exists()
 
 
-def test_a_store_that_cannot_be_written_is_a_refusal(model, store, monkeypatch):
+def test_a_store_that_cannot_be_written_is_a_refusal(deployment, store, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(adapter_store, "_placed", full)
     with pytest.raises(RegistryError, match="No space left on device"):
-        register_adapter("x", model, PIRATE, "tester")
+        register_adapter("x", deployment, PIRATE, "tester")
     assert left(store) == []
     assert not Adapter.objects.exists()
 

@@ -21,7 +21,7 @@ from management.adapter_source import NotAllowed, open_source
 from management.adapter_store import ABANDONED_S, GRACE_S, store_adapter, sweep_store
 from management.models import Adapter, AuditEvent
 from management.services.adapters import change_adapter, register_adapter, remove_adapter, roll_back
-from management.services.deployments import change_deployment, create_deployment
+from management.services.deployments import change_deployment, create_deployment, delete_deployment, start_deployment
 from management.services.discovery import register_beside
 from management.services.errors import RegistryConflict, RegistryError
 from management.services.models import register_model
@@ -41,30 +41,30 @@ def kept(adapter):
     return [(v.number, v.digest, v.is_current) for v in adapter.versions.order_by("number")]
 
 
-def test_content_is_copied_once(model, copied, store):
-    adapter = register_adapter("pirate", model, str(copied), "tester")
+def test_content_is_copied_once(deployment, copied, store):
+    adapter = register_adapter("pirate", deployment, str(copied), "tester")
     version = adapter.current
     assert (version.rank, version.digest, version.source) == (8, content_digest(copied), str(copied))
     assert content_digest(store / version.digest) == version.digest
     shutil.rmtree(copied)
     assert content_digest(store / version.digest) == version.digest
-    assert register_adapter("again", model, PIRATE, "tester").current.directory == version.directory
+    assert register_adapter("again", deployment, PIRATE, "tester").current.directory == version.directory
     assert left(store) == [version.digest]
 
 
-def test_the_same_registration_twice_changes_nothing(model):
-    first = register_adapter("pirate", model, PIRATE, "tester")
+def test_the_same_registration_twice_changes_nothing(deployment):
+    first = register_adapter("pirate", deployment, PIRATE, "tester")
     events = AuditEvent.objects.count()
-    assert register_adapter("pirate", model, PIRATE, "tester") == first
+    assert register_adapter("pirate", deployment, PIRATE, "tester") == first
     assert AuditEvent.objects.count() == events
     with pytest.raises(RegistryConflict):
-        register_adapter("pirate", model, PIRATE, "tester", replace=False)
+        register_adapter("pirate", deployment, PIRATE, "tester", replace=False)
 
 
-def test_other_content_is_the_next_version_and_can_be_rolled_back(model):
-    adapter = register_adapter("a", model, PIRATE, "tester")
+def test_other_content_is_the_next_version_and_can_be_rolled_back(deployment):
+    adapter = register_adapter("a", deployment, PIRATE, "tester")
     first = adapter.current.digest
-    register_adapter("a", model, JSON, "tester")
+    register_adapter("a", deployment, JSON, "tester")
     second = Adapter.objects.get().current.digest
     assert kept(adapter) == [(1, first, False), (2, second, True)]
     assert roll_back(adapter, "tester").number == 1
@@ -74,35 +74,35 @@ def test_other_content_is_the_next_version_and_can_be_rolled_back(model):
     with pytest.raises(RegistryError, match="there are: 2"):
         roll_back(adapter, "tester", 7)
     roll_back(adapter, "tester", 2)
-    register_adapter("a", model, PIRATE, "tester")
+    register_adapter("a", deployment, PIRATE, "tester")
     assert kept(adapter) == [(1, first, True), (2, second, False)]
     assert [event.action for event in AuditEvent.objects.all()[:2]] == ["adapter.register", "adapter.roll_back"]
 
 
-def test_the_command_rolls_back(model):
-    adapter = register_adapter("a", model, PIRATE, "tester")
-    register_adapter("a", model, JSON, "tester")
+def test_the_command_rolls_back(deployment):
+    adapter = register_adapter("a", deployment, PIRATE, "tester")
+    register_adapter("a", deployment, JSON, "tester")
     out = io.StringIO()
     call_command("rollback", "a", stdout=out)
     assert out.getvalue() == f"a serves version 1, from {PIRATE}\n"
     assert [number for number, _, current in kept(adapter) if current] == [1]
-    register_adapter("a", register_model("other", "/models/other", "tester").model, JSON, "tester")
-    for arguments, text in ((["a"], "--model: demo, other"), (["b"], "no adapter is named b"),
-                            (["a", "--model", "demo", "--to", "9"], "no such earlier version")):  # fmt: skip
+    register_adapter("a", create_deployment("other", deployment.version, "tester"), JSON, "tester")
+    for arguments, text in ((["a"], "--deployment: demo, other"), (["b"], "no adapter is named b"),
+                            (["a", "--deployment", "demo", "--to", "9"], "no such earlier version")):  # fmt: skip
         with pytest.raises(CommandError, match=text):
             call_command("rollback", *arguments)
 
 
-def test_names_are_each_models_own(model):
-    other = register_model("other", "/models/other", "tester").model
-    register_adapter("pirate", model, PIRATE, "tester")
+def test_names_are_each_deployments_own(deployment):
+    other = create_deployment("other", deployment.version, "tester")
+    register_adapter("pirate", deployment, PIRATE, "tester")
     register_adapter("pirate", other, JSON, "tester")
     assert [adapter.current.source for adapter in Adapter.objects.order_by("pk")] == [PIRATE, JSON]
 
 
-def test_how_it_is_kept_stays_until_it_changes(model):
-    register_adapter("pirate", model, PIRATE, "tester", preload=True, options={"a": "1"})
-    adapter = register_adapter("pirate", model, PIRATE, "tester")
+def test_how_it_is_kept_stays_until_it_changes(deployment):
+    register_adapter("pirate", deployment, PIRATE, "tester", preload=True, options={"a": "1"})
+    adapter = register_adapter("pirate", deployment, PIRATE, "tester")
     assert (adapter.preload, adapter.pinned, adapter.options) == (True, False, {"a": "1"})
     change_adapter(adapter, "tester", preload=False, pinned=True, workers=2, options={"b": "2"})
     adapter.refresh_from_db()
@@ -114,49 +114,55 @@ def test_how_it_is_kept_stays_until_it_changes(model):
         change_adapter(adapter, "tester", preload=True)
 
 
-def test_a_deployment_with_chosen_adapters_serves_one_that_is_registered_for_it(model):
-    first = register_adapter("first", model, PIRATE, "tester")
-    version = model.versions.get()
-    chosen = create_deployment("chosen", version, "tester", adapters=[first])
-    all_of_them = create_deployment("all", version, "tester")
-    register_adapter("second", model, JSON, "tester", deployment=chosen)
-    register_adapter("third", model, JSON, "tester", deployment=all_of_them)
-    assert [adapter.name for adapter in chosen.adapters.all()] == ["first", "second"]
-    assert not all_of_them.adapters.exists()
+def test_a_deployment_serves_its_own_adapters_alone(deployment):
+    register_adapter("first", deployment, PIRATE, "tester")
+    start_deployment(deployment, "tester")
+    other = create_deployment("other", deployment.version, "tester", replicas=1)
+    register_adapter("second", other, JSON, "tester")
+    served = {entry.name: [a.name for a in entry.adapters] for entry in build_snapshot(read_registries()).deployments}
+    assert served == {"demo": ["first"], "other": ["second"]}
 
 
-def test_a_deployment_whose_chosen_adapters_are_all_removed_serves_none(model):
-    first, other = (register_adapter(name, model, PIRATE, "tester") for name in ("first", "other"))
-    deployment = create_deployment("chosen", model.versions.get(), "tester", adapters=[first], replicas=1)
-
-    def served():
-        (entry,) = build_snapshot(read_registries()).deployments
-        return [adapter.name for adapter in entry.adapters]
-
-    remove_adapter(first, "tester")
-    assert served() == []
-    change_deployment(deployment, "tester", min_workers=2, max_workers=2)
-    assert served() == []
-    deployment.refresh_from_db()
-    register_adapter("again", model, JSON, "tester", deployment=deployment)
-    assert served() == ["again"]
-    change_deployment(deployment, "tester", [])
-    assert served() == ["other", "again"]
-    change_deployment(deployment, "tester", [other])
-    assert served() == ["other"]
+def test_a_deployment_takes_its_adapters_with_it(deployment, store):
+    digest = register_adapter("pirate", deployment, PIRATE, "tester").current.digest
+    again = register_adapter("pirate", create_deployment("other", deployment.version, "tester"), PIRATE, "tester")
+    delete_deployment(deployment, "tester")
+    assert list(Adapter.objects.all()) == [again]
+    with pytest.raises(RegistryConflict, match="demo is deleted"):
+        register_adapter("late", deployment, PIRATE, "tester")
+    assert left(store) == [digest]
 
 
-def test_the_snapshot_has_the_current_content(model):
-    deployment = create_deployment("demo", model.versions.get(), "tester", replicas=1)
-    register_adapter("z", model, PIRATE, "tester", pinned=True, options={"k": "v"})
-    register_adapter("a", model, JSON, "tester")
+def test_adapters_stay_with_another_version_and_not_with_another_model(deployment):
+    register_adapter("pirate", deployment, PIRATE, "tester")
+    other = register_model("other", "/models/other", "tester")
+    with pytest.raises(
+        RegistryError, match="version: is another model's; remove the adapters first: pirate"
+    ) as refused:
+        change_deployment(deployment, "tester", version=other)
+    assert set(refused.value.fields) == {"version"}
+    change_deployment(deployment, "tester", version=register_model("demo", "/models/newer", "tester"))
+    remove_adapter(deployment.adapters.get(), "tester")
+    change_deployment(deployment, "tester", version=other)
+
+
+def test_no_deployment_takes_the_name_of_an_adapter(deployment):
+    register_adapter("pirate", deployment, PIRATE, "tester")
+    for names in ({"name": "pirate"}, {"name": "new", "served_name": "pirate"}):
+        with pytest.raises(RegistryError, match="name: pirate is the name of an adapter of demo"):
+            create_deployment(version=deployment.version, actor="tester", **names)
+
+
+def test_the_snapshot_has_the_current_content(deployment):
+    start_deployment(deployment, "tester")
+    register_adapter("z", deployment, PIRATE, "tester", pinned=True, options={"k": "v"})
+    register_adapter("a", deployment, JSON, "tester")
     (entry,) = build_snapshot(read_registries()).deployments
     assert (entry.served_name, entry.label, entry.is_default_version) == ("demo", "1.0", True)
     assert [adapter.name for adapter in entry.adapters] == ["z", "a"]  # as they were registered
     found = entry.adapters[0]
     assert (found.source, found.pinned, found.rank, found.options) == (PIRATE, True, 8, (("k", "v"),))
     assert found.directory.endswith(found.digest)
-    assert deployment.pk
 
 
 def test_adapters_beside_a_model_are_registered(tmp_path):
@@ -164,12 +170,12 @@ def test_adapters_beside_a_model_are_registered(tmp_path):
     (folder / "adapters" / "broken").mkdir(parents=True)
     shutil.copytree(PIRATE, folder / "adapters" / "pirate")
     (folder / "adapters" / "link").symlink_to(JSON)
-    version = register_model("own", str(folder), "tester")
-    register_beside(version, "tester")
+    own = create_deployment("own", register_model("own", str(folder), "tester"), "tester")
+    register_beside(own, "tester")
     assert [adapter.name for adapter in Adapter.objects.all()] == ["pirate"]
     refused = AuditEvent.objects.filter(action="adapter.not_registered")
     assert sorted(event.target for event in refused) == ["broken", "link"]
-    register_beside(version, "tester")
+    register_beside(own, "tester")
     assert Adapter.objects.count() == 1
 
 
@@ -222,17 +228,17 @@ def cut(file):
 
 
 @pytest.mark.parametrize("how", HOSTILE)
-def test_what_is_refused_leaves_nothing(how, model, copied, store):
+def test_what_is_refused_leaves_nothing(how, deployment, copied, store):
     spoil, code = HOSTILE[how]
     spoil(copied)
     with pytest.raises(RegistryError) as refused:
-        register_adapter("x", model, str(copied), "tester")
+        register_adapter("x", deployment, str(copied), "tester")
     assert refused.value.failure.code is code
     assert left(store) == []
     assert not Adapter.objects.exists()
 
 
-def test_a_file_that_changes_while_it_is_copied(model, copied, store, monkeypatch):
+def test_a_file_that_changes_while_it_is_copied(deployment, copied, store, monkeypatch):
     def vanishing(*arguments):
         read = parts(*arguments)
         yield next(read)
@@ -243,28 +249,28 @@ def test_a_file_that_changes_while_it_is_copied(model, copied, store, monkeypatc
     monkeypatch.setattr(adapter_store, "parts", vanishing)
     monkeypatch.setattr("engine.adapters.files.PART_BYTES", 1000)
     with pytest.raises(RegistryError) as refused:
-        register_adapter("x", model, str(copied), "tester")
+        register_adapter("x", deployment, str(copied), "tester")
     assert refused.value.failure.code is AdapterCode.CHANGED_WHILE_READ
     assert left(store) == []
 
 
-def test_weights_over_the_limit_are_refused_unread(model, copied, settings, monkeypatch):
+def test_weights_over_the_limit_are_refused_unread(deployment, copied, settings, monkeypatch):
     settings.MAX_ADAPTER_BYTES = (copied / WEIGHTS).stat().st_size - 1
     read = []
     monkeypatch.setattr(adapter_store, "parts", lambda f, name, size: read.append(name) or parts(f, name, size))
     with pytest.raises(RegistryError, match="must have between 1 and"):
-        register_adapter("x", model, str(copied), "tester")
+        register_adapter("x", deployment, str(copied), "tester")
     assert WEIGHTS not in read
 
 
-def test_damaged_content_is_replaced(model, copied, store):
-    digest = register_adapter("a", model, str(copied), "tester").current.digest
+def test_damaged_content_is_replaced(deployment, copied, store):
+    digest = register_adapter("a", deployment, str(copied), "tester").current.digest
     cut(store / digest / WEIGHTS)
-    register_adapter("b", model, str(copied), "tester")
+    register_adapter("b", deployment, str(copied), "tester")
     assert content_digest(store / digest) == digest
 
 
-def test_an_adapter_is_read_outside_of_the_transaction(model, monkeypatch):
+def test_an_adapter_is_read_outside_of_the_transaction(deployment, monkeypatch):
     outside, depths = len(connection.savepoint_ids), []
 
     def watched(*arguments):
@@ -272,12 +278,12 @@ def test_an_adapter_is_read_outside_of_the_transaction(model, monkeypatch):
         return parts(*arguments)
 
     monkeypatch.setattr(adapter_store, "parts", watched)
-    register_adapter("x", model, PIRATE, "tester")
+    register_adapter("x", deployment, PIRATE, "tester")
     assert set(depths) == {outside}
 
 
-def test_unused_content_leaves_after_a_while(model, store):
-    used = register_adapter("used", model, PIRATE, "tester").current.digest
+def test_unused_content_leaves_after_a_while(deployment, store):
+    used = register_adapter("used", deployment, PIRATE, "tester").current.digest
     with open_source(JSON, None) as source:
         unused = store_adapter(source).digest
     sweep_store({used})

@@ -14,7 +14,7 @@ from config.management.commands.serve import Asked, Command, asked, deploy_as_co
 from config.options import Options, get_options
 from config.serve_flags import FLAGS, REFUSED, add_flags, apply_flags, engine_options, tokens, unapplied
 from engine.config import OPTIONS
-from management.models import Adapter, Deployment
+from management.models import Deployment
 from tests.conftest import DEMO
 
 ADAPTERS = DEMO.parent / "demo-adapters"
@@ -165,7 +165,7 @@ def test_the_deployment_that_flags_ask_for():
     row = deploy_as_configured(given, get_options(), [])
     assert (row.name, row.is_default, row.engine_options["block_size"]) == ("mine", True, 32)
     assert row.version.source == str(DEMO.resolve())
-    assert {"one", "two"} <= set(Adapter.objects.filter(model=row.version.model).values_list("name", flat=True))
+    assert {"one", "two"} <= set(row.adapters.values_list("name", flat=True))
     assert [d.name for d in Deployment.objects.all()] == ["mine"]
 
 

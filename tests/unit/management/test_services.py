@@ -8,7 +8,7 @@ import json
 import pytest
 from django.utils import timezone
 
-from management.models import Adapter, ApiKey, AuditEvent, Deployment, Model, Worker
+from management.models import ApiKey, AuditEvent, Deployment, Model, Worker
 from management.services.deployments import (
     change_deployment,
     create_deployment,
@@ -188,20 +188,6 @@ def test_a_name_that_is_too_long_is_refused_before_it_is_written(db):
     with pytest.raises(RegistryError, match=r"name: .*at most 128 characters"):
         register_model("a" * 129, "/a", "tester")
     assert not Model.objects.exists()
-
-
-def test_chosen_adapters_are_the_models_own(deployment):
-    other = register_model("other", "/models/other", "tester")
-    foreign = Adapter.objects.create(name="foreign", model=other.model)
-    with pytest.raises(RegistryError, match="adapters: foreign: of another model"):
-        change_deployment(deployment, "tester", adapters=[foreign])
-    with pytest.raises(RegistryError, match="adapters: foreign: of another model"):
-        create_deployment("second", deployment.version, "tester", adapters=[foreign])
-    own = Adapter.objects.create(name="own", model=deployment.version.model)
-    change_deployment(deployment, "tester", adapters=[own])
-    with pytest.raises(RegistryError, match="adapters: own: of another model"):
-        change_deployment(deployment, "tester", version=other)
-    change_deployment(deployment, "tester", version=other, adapters=[foreign])
 
 
 def test_workers_of_a_name_that_comes_again_have_names_of_their_own(reconciler, launcher, deployment):

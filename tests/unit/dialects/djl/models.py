@@ -30,6 +30,7 @@ class Deployed:
     state: DeploymentState
     workers: list[FakeWorker] = field(default_factory=list)
     adapters: list[AdapterEntry] = field(default_factory=list)
+    is_default: bool = False
 
     @property
     def entry(self) -> DeploymentEntry:
@@ -40,7 +41,7 @@ class Deployed:
             model=state.name,
             version=1,
             created=1,
-            is_default=state.name == "demo",
+            is_default=self.is_default,
             workers=workers,
             adapters=tuple(self.adapters),
             public_id=state.name.encode().hex(),
@@ -158,7 +159,8 @@ class Djl:
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
         self.registry = MemoryRegistry(serving)
-        self.registry.add("demo", serving.workers)
+        self.registry.add("demo", serving.workers).is_default = True
+        self.registry.publish()
         self.now = 0.0
         self.state = DjlState(results=Results(lambda: self.now))
         self.services = replace(

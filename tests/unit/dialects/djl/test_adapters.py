@@ -317,14 +317,22 @@ async def test_a_body_of_another_kind_is_ignored(files):
     assert answer.status == 200
 
 
-async def test_several_startup_models_need_a_prefix(djl):
+async def test_without_a_startup_model_there_must_be_a_prefix(djl):
     text = "The adapter must be prefixed with a model unless there is only a single startup model used."
+    djl.registry.deployed["demo"].is_default = False
+    djl.registry.publish()
+    assert await djl.adapters("/adapters") == []  # the only one
     djl.registry.add("other", [])
     await djl.refused("GET", "/adapters", 400, BAD, text)
     await djl.refused("POST", "/adapters", 400, BAD, text)
-    await djl.registry.remove_deployment("other", "")
-    djl.registry.add("later", [], vendor_fields={"djl": {}})  # registered over this plane, so not at startup
-    assert await djl.adapters("/adapters") == []
+
+
+async def test_what_else_is_deployed_does_not_change_the_startup_model(djl):
+    await djl.has("a1")
+    djl.registry.add("other", [])
+    djl.registry.add("later", [], vendor_fields={"djl": {}})
+    assert [adapter["name"] for adapter in await djl.adapters("/adapters")] == ["a1"]
+    assert (await djl.post("/invocations", {"inputs": "Hello"})).status == 200
 
 
 async def test_models_without_workers(djl):

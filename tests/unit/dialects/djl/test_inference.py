@@ -203,6 +203,7 @@ async def test_unknown_models(djl):
         await djl.refused("POST", path, 404, "ModelNotFoundException", "Model or workflow not found: none", body=ASK)
     text = "Model or workflow not found: demo:9"
     await djl.refused("POST", "/predictions/demo/9", 404, "ModelNotFoundException", text, body=ASK)
+    djl.registry.deployed["demo"].is_default = False
     djl.registry.add("other", [])
     text = "Parameter model_name is required."
     await djl.refused("POST", "/invocations", 400, "BadRequestException", text, body=ASK)

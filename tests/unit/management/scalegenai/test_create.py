@@ -10,6 +10,7 @@ import pytest
 
 from management.models import Adapter, ApiKey, AuditEvent, Deployment, Model
 from management.services.adapters import register_adapter
+from management.services.deployments import create_deployment
 from management.services.models import register_model
 from management.services.secrets import HUB_TOKEN, read_secret
 from tests.conftest import DEMO, ROOT
@@ -109,16 +110,13 @@ def test_all_refusals_come_at_once_and_nothing_is_left(call):
 
 def test_adapters_are_registered_and_attached(call, create, settings):
     row = create(llm_loras=[{"name": "talk", "hf_repo": str(ADAPTERS / "pirate"), "hf_token": "hf_lora"}])
-    adapter = Adapter.objects.get()
-    assert (adapter.name, adapter.model, list(row.adapters.all())) == ("talk", row.version.model, [adapter])
+    assert [adapter.name for adapter in row.adapters.all()] == ["talk"]
     body = call("GET", f"/sg_inf/{row.public_id}").json()
     assert body["llm_loras"] == [{"name": "talk", "hf_repo": str(ADAPTERS / "pirate"), "hf_token": None}]
-    again = create(llm_loras=[{"name": "talk", "src": str(ADAPTERS / "pirate")}])
-    assert list(again.adapters.all()) == [adapter]
-    other = {"name": "n", "model": str(DEMO), "llm_loras": [{"name": "talk", "src": str(ADAPTERS / "json")}]}
-    assert list(refusal(call("POST", "/sg_inf/create", other))) == ["llm_loras[0].name"]
+    again = create(llm_loras=[{"name": "talk", "src": str(ADAPTERS / "json")}])  # which has adapters of its own
+    assert again.adapters.get().current.digest != row.adapters.get().current.digest
     settings.ADAPTER_ROOTS = []
-    other["llm_loras"][0]["name"] = "new"
+    other = {"name": "n", "model": str(DEMO), "llm_loras": [{"name": "talk", "src": str(ADAPTERS / "json")}]}
     assert list(refusal(call("POST", "/sg_inf/create", other))) == ["llm_loras[0].hf_repo"]
 
 
@@ -152,8 +150,17 @@ def test_adapters_come_from_the_hub(call, create, monkeypatch, tmp_path):
     assert "hf_" not in found["llm_loras[0].hf_repo"]
 
 
-def test_an_adapter_of_another_model_may_have_the_name(call, create):
-    register_adapter("pirate", register_model("other", "/other", "t").model, str(ADAPTERS / "pirate"), "t")
-    row = create(llm_loras=[{"name": "pirate", "src": str(ADAPTERS / "json")}])
-    assert row.adapters.get().model == row.version.model
-    assert Adapter.objects.filter(name="pirate").count() == 2
+def test_a_deployment_takes_no_name_from_an_adapter(call, create):
+    owner = create_deployment("first", register_model("other", "/other", "t"), "t")
+    register_adapter("pirate", owner, str(ADAPTERS / "pirate"), "t")
+    row = create(name="pirate")
+    assert row.name.startswith("pirate-")
+    assert call("GET", f"/sg_inf/{row.public_id}").json()["name"] == "pirate"
+
+
+def test_a_deleted_deployment_is_shown_with_what_it_was_given(call, create):
+    lora = {"name": "talk", "hf_repo": str(ADAPTERS / "pirate"), "hf_token": None}
+    row = create(llm_loras=[lora])
+    assert call("DELETE", f"/sg_inf/{row.public_id}").status_code == 200
+    assert not Adapter.objects.exists()
+    assert call("GET", f"/sg_inf/{row.public_id}").json()["llm_loras"] == [lora]

@@ -61,10 +61,9 @@ def test_an_answer_with_any_adapters_can_be_sent_back(call, create, tmp_path, mo
     """One is the client's own, which no worker can load; the other was registered from a folder that is gone."""
     row = create(llm_loras=[{"name": "pirate", "src": str(ADAPTERS / "pirate")}])
     folder = shutil.copytree(ADAPTERS / "json", tmp_path / "json")
-    model = row.version.model
-    row.adapters.add(register_adapter("json", model, str(folder), "t"))
+    register_adapter("json", row, str(folder), "t")
     shutil.rmtree(folder)
-    digest = model.adapters.get(name="pirate").current.digest
+    digest = row.adapters.get(name="pirate").current.digest
     broken = {"w": Stats(failed_adapters={digest: AdapterFailure(AdapterCode.NO_ADAPTERS)})}
     monkeypatch.setattr("management.live._source", lambda: broken)
     path = f"/sg_inf/{row.public_id}"

@@ -98,7 +98,8 @@ def test_unknown_calls_are_answered_without_a_session(method, path):
 def test_deployments_of_other_interfaces_are_shown(call):
     version = register_model("demo", str(DEMO), "t")
     row = create_deployment("mine", version, "t")
-    embedding = create_deployment("e", register_model("e", "/e", "t", "embedding"), "t", strategy="rps_per_worker")
+    kind = {"inference_kind": "embedding", "strategy": "rps_per_worker"}
+    embedding = create_deployment("e", register_model("e", "/e", "t"), "t", **kind)
     body = call("GET", f"/sg_inf/{row.public_id}").json()
     assert (body["name"], body["model"], body["status"], body["engine"]) == ("mine", "demo", "INACTIVE", "vllm")
     body = call("GET", f"/sg_inf/{embedding.public_id}").json()
