@@ -23,11 +23,13 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine import address, faults
+from engine.adapters.failures import AdapterCode, AdapterFailure
 from engine.config import EngineConfig
 from engine.engine import EngineBroken
 from engine.failures import ExitStatus
@@ -113,6 +115,12 @@ def main() -> ExitStatus:
     try:
         embeds = config.task == "embed" or (config.task == "auto" and makes_embeddings(locate(config.model)))
         core: Engine = EmbeddingCore(config) if embeds else EngineCore(config)
+        for name, directory in config.required_adapters.items():
+            failure: AdapterFailure | None = AdapterFailure(AdapterCode.NO_ADAPTERS)
+            if isinstance(core, EngineCore):
+                failure = core.adapters.check(Path(directory))
+            if failure is not None:
+                raise ModelError(f"its adapter {name} cannot be served: {failure.words}")
     except ModelError as error:
         report("failed", reason=str(error))
         return ExitStatus.MODEL_REFUSED

@@ -75,6 +75,13 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     kv_offload_dir: Annotated[
         str, Option("Folder of the KV blocks on disk, which a deployment's workers share; empty: none.", reserved=True)
     ] = ""
+    required_adapters: Annotated[
+        dict[str, str],
+        Option(
+            "Directories by name of adapters that the worker must be able to serve: it ends at start if it cannot.",
+            reserved=True,
+        ),
+    ] = {}
     nixl_devices: Annotated[
         str,
         Option(

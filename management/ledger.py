@@ -81,9 +81,9 @@ class Observed:
         )
 
     @property
-    def reached(self) -> tuple[int, str]:
-        """The generation and the state that it is in, read at one moment."""
-        return self.generation, self.state
+    def reached(self) -> tuple[int, str, str]:
+        """The generation, the state that it is in and the limit that keeps it from growing, read at one moment."""
+        return self.generation, self.state, self.scale_blocked
 
     def differs_from(self, row: Deployment) -> bool:
         """Whether it must be written. Cost alone is written only as often as COST_STEP says."""

@@ -6,6 +6,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +22,7 @@ from management.leadership import LeadershipLost
 from management.models import Model, Worker
 from management.offload_folders import offload_folder
 from management.places import gpus_of, place_of, price_at
+from management.services.discovery import FOLDER as BESIDE
 from management.services.errors import RegistryError
 from management.services.secrets import HUB_TOKEN, decrypt
 from management.watched import Watched
@@ -38,6 +40,8 @@ logger = structlog.get_logger(__name__)
 TASKS = {Model.Kind.EMBEDDING: "embed", Model.Kind.LLM: "auto"}
 """The engine's task for each kind of inference."""
 ADOPTED_AT_ONCE = 64
+MOST_CHECKED = 64
+"""Adapters that a deployment's first worker reads before it is ready; others are read when they are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +126,22 @@ class Placement:
             "flight_dir": str(Path(self.cache_dir) / FOLDER) if self.cache_dir else "",
             "kv_offload_dir": offload_folder(deployment.pk) if self.cache_dir else "",
             "log_format": self.log_format,
+            "required_adapters": self._required_adapters(deployment),
         }
         if not options.get("threads"):
             options["threads"] = self.launcher.threads(workers_on_host)
         return options
+
+    def _required_adapters(self, deployment: Deployment) -> dict[str, str]:
+        """The adapters that a deployment which never was ready was given, so that one that its model does not take is told at
+        once. Those beside the model's files are no wish of anybody's, and a later one must not stop what runs.
+        """
+        if deployment.model_info is not None or self.ledger.registries is None:
+            return {}
+        beside = Path(deployment.version.source) / BESIDE
+        owned = (each for each in self.ledger.registries.adapters if each.adapter.deployment_id == deployment.pk)
+        given = (each for each in owned if not Path(each.source).is_relative_to(beside))
+        return {each.adapter.name: each.directory for each in islice(given, MOST_CHECKED)}
 
     def note_price(self, watched: Watched, labels: Mapping[str, str]) -> None:
         """Record what a worker costs on the machine that it was given."""

@@ -138,7 +138,7 @@ class Reconciler:
         """Name and reason of a deployment that should run and has failed, or None."""
         for row in self.ledger.registries.deployments if self.ledger.registries else ():
             seen = self.observed(row)
-            if row.replicas and seen.reached == (row.generation, str(Deployment.State.FAILED)):
+            if row.replicas and seen.reached[:2] == (row.generation, str(Deployment.State.FAILED)):
                 return row.name, seen.reason
         return None
 

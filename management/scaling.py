@@ -18,7 +18,7 @@ import structlog
 from management.autoscale import policy
 from management.autoscale.cost import cost, current_price
 from management.autoscale.decision import DeploymentState, Rule
-from management.autoscale.memory import Failure, Memory
+from management.autoscale.memory import NONE_AFFORDABLE, Failure, Limit, Memory
 from management.autoscale.observation import Observation
 from management.autoscale.signals import History
 from management.load import DeploymentLoad
@@ -256,6 +256,8 @@ def observed_state(outcome: Outcome, mine: Sequence[Watched], crashes: Crashes) 
         doing = next((w.worker.reason for w in mine if w.worker.state == Worker.State.LOADING), "")
         reason = crashes.late or doing or crashes.reason
     blocked = "" if outcome.scale_blocked is None else outcome.scale_blocked.value
+    if outcome.scale_blocked is Limit.MAX_PRICE and not mine:
+        blocked = NONE_AFFORDABLE
     return str(state), reason, outcome.memory.target, blocked
 
 

@@ -70,6 +70,8 @@ class Availability(StrEnum):
     """It has no workers until a request wakes it."""
     FAILED = "failed"
     """No worker will come until a person acts."""
+    TOO_DEAR = "too_dear"
+    """It has no worker, and its limit of the price allows none."""
 
 
 class DeploymentEntry(msgspec.Struct, frozen=True):

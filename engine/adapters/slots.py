@@ -93,6 +93,16 @@ class AdapterSlots:
         """Why adapters could not be loaded, by digest."""
         return {digest: entry.error for digest, entry in self._entries.items() if entry.error is not None}
 
+    def check(self, directory: Path) -> AdapterFailure | None:
+        """Why the adapter in this directory cannot be served; None if it can. Nothing of it is kept."""
+        if not self.layers:
+            return AdapterFailure(AdapterCode.NO_ADAPTER_LAYERS)
+        try:
+            read_adapter(directory, self.shapes, self.max_rank)
+        except AdapterError as error:
+            return error.failure
+        return None
+
     def request(self, ref: AdapterRef) -> AdapterFailure | None:
         """Called for each new request with the adapter; forgets an earlier failure to load it, once those who waited have been told.
         Returns the reason if the model takes no adapters.

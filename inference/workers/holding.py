@@ -138,6 +138,10 @@ def over_share() -> OverShare:
     return error
 
 
+FAILED = "The model cannot be started."
+TOO_DEAR = "The model cannot be started: no machine for it is known to cost at most its max_price_per_hour."
+
+
 def unavailable(reason: str) -> Unavailable:
     """The refusal of a request whose deployment does not start."""
     error = Unavailable(reason)

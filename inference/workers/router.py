@@ -18,7 +18,7 @@ from engine.client import EngineClient, EngineDead
 from engine.messages import ModelInfo
 from inference.errors import ModelNotFound, ShuttingDown, Starting, TooLate, Unavailable
 from inference.workers.adapter_sync import AdapterSync
-from inference.workers.holding import HoldQueue, unavailable
+from inference.workers.holding import FAILED, TOO_DEAR, HoldQueue, unavailable
 from inference.workers.routing.backoff import Backoff
 from inference.workers.routing.balancer import Balancer
 from inference.workers.routing.retry_budget import RetryBudget
@@ -40,7 +40,6 @@ T = TypeVar("T")
 
 CHECK_EVERY_S = 0.25
 NO_WORKER = "The model is not available at the moment; its workers are starting or restarting."
-FAILED = "The model cannot be started."
 REMOVED = "The model has been removed."
 
 
@@ -150,8 +149,8 @@ class EngineRouter:
             asleep = entry.availability is Availability.ASLEEP
             target = replace(self._targets[entry.shares_with], wakes=entry.public_id if asleep else "")
         if target is None:
-            if self._is_hopeless(entry):
-                raise unavailable(FAILED)
+            if reason := self._hopeless(entry):
+                raise unavailable(reason)
             raise Starting(entry.name)
         return target if resolved.adapter is None else replace(target, adapter=resolved.adapter)
 
@@ -183,10 +182,10 @@ class EngineRouter:
         entry = next((each for each in self._holder.current.deployments if each.name == name), None)
         if self.stopping:
             raise ShuttingDown("The server is shutting down.")
+        if entry is not None and (reason := self._hopeless(entry)):
+            raise unavailable(reason)
         if entry is None or not self.hold_s:
             raise Unavailable(NO_WORKER)
-        if self._is_hopeless(entry):
-            raise unavailable(FAILED)
         try:
             async with asyncio.timeout(timeout_s):
                 await self.holding.wait(entry.public_id, tenant, min(self.hold_s, entry.start_timeout_s))
@@ -196,22 +195,24 @@ class EngineRouter:
     def expects(self, target: Target) -> bool:
         """Whether the target's deployment has workers that are coming, or will have once a request wakes it."""
         entry = self._entry(target)
-        return entry is not None and not self._is_hopeless(entry) and not self.stopping
+        return entry is not None and not self._hopeless(entry) and not self.stopping
 
     def has_failed(self, target: Target) -> bool:
         """Whether no worker of the target's deployment will come until a person acts."""
         entry = self._entry(target)
-        return entry is not None and self._is_hopeless(entry)
+        return entry is not None and bool(self._hopeless(entry))
 
     def _entry(self, target: Target) -> DeploymentEntry | None:
         """The target's deployment in the snapshot."""
         entries = self._holder.current.deployments
         return next((each for each in entries if each.name == target.entry.name), None)
 
-    def _is_hopeless(self, entry: DeploymentEntry) -> bool:
-        """Whether nobody should wait: the deployment has failed, or its model's files cannot be used here."""
+    def _hopeless(self, entry: DeploymentEntry) -> str:
+        """Why nobody should wait: the deployment has failed, is too dear, or its files cannot be used here; "" if it may come."""
+        if entry.availability is Availability.TOO_DEAR:
+            return TOO_DEAR
         refused = bool(entry.workers) and all(worker in self._refused for worker in entry.workers)
-        return refused or entry.availability is Availability.FAILED
+        return FAILED if refused or entry.availability is Availability.FAILED else ""
 
     def assign(
         self, target: Target, demand: Demand, kind: tuple[int, str] | None, avoid: Collection[EngineClient]
@@ -299,8 +300,8 @@ class EngineRouter:
             entry = by_id.get(public_id)
             if entry is None:
                 self.holding.refuse(public_id, REMOVED)
-            elif self._is_hopeless(entry):
-                self.holding.refuse(public_id, FAILED)
+            elif reason := self._hopeless(entry):
+                self.holding.refuse(public_id, reason)
             elif (target := self._targets.get(entry.name)) is not None and target.responsive:
                 self.holding.release(public_id)
 

@@ -22,6 +22,10 @@ class Limit(StrEnum):
     CAPACITY = "capacity"
 
 
+NONE_AFFORDABLE = "max_price_allows_none"
+"""Recorded in place of MAX_PRICE where no worker lives: the deployment cannot even begin."""
+
+
 class ServedRate(msgspec.Struct, frozen=True):
     """Requests per second that a worker has completed, and when."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.config import OPTIONS
+from management.autoscale.memory import NONE_AFFORDABLE
 from management.models import AdapterVersion, ApiKey, Deployment, Price, Secret, Worker
 from management.services.capacity import counted_nodes
 from management.services.keys import limits_of
@@ -71,11 +72,11 @@ def read_ready_workers() -> tuple[Worker, ...]:
 def build_snapshot(
     registries: Registries,
     ready: Iterable[Worker] = (),
-    observed: Callable[[Deployment], tuple[int, str]] | None = None,
+    observed: Callable[[Deployment], tuple[int, str, str]] | None = None,
 ) -> Snapshot:
     """Build the snapshot: deployments that should serve, with their `ready` workers (in launch order) and adapters, and the
-    valid API keys. `observed` gives a deployment's observed generation and state, which may be newer than its row. It needs
-    no database.
+    valid API keys. `observed` gives a deployment's observed generation, state and limit, which may be newer than its row. It
+    needs no database.
     """
     serving: dict[int, list[Worker]] = {}
     for worker in ready:
@@ -91,7 +92,7 @@ def build_snapshot(
         # It may differ from the desired one until the workers are replaced.
         version = _published(workers) if workers else row.version
         current = sorted((w for w in workers if w.version == version), key=lambda w: (w.index, -w.epoch))
-        generation, state = (row.observed_generation, row.state) if observed is None else observed(row)
+        seen = (row.observed_generation, row.state, row.scale_blocked) if observed is None else observed(row)
         deployments.append(
             DeploymentEntry(
                 name=row.name,
@@ -106,7 +107,7 @@ def build_snapshot(
                 adapters=tuple(owned.get(row.pk, ())),
                 public_id=row.public_id,
                 title=row.title,
-                availability=_availability(row, generation, state),
+                availability=_availability(row, *seen),
                 info=None if row.model_info is None else bytes(row.model_info),
                 start_timeout_s=float(row.start_timeout_s),
                 chat_template=row.chat_template,
@@ -160,9 +161,11 @@ def _numerics(worker: Worker) -> str:
     return " ".join(f"{name}={worker.engine_options.get(name, OPTIONS[name].default)}" for name in NUMERIC_OPTIONS)
 
 
-def _availability(row: Deployment, generation: int, state: str) -> Availability:
+def _availability(row: Deployment, generation: int, state: str, blocked: str) -> Availability:
     """What a request may expect, from the observed state of this generation."""
     current = generation == row.generation
+    if current and blocked == NONE_AFFORDABLE:
+        return Availability.TOO_DEAR
     if current and state == str(Deployment.State.FAILED):
         return Availability.FAILED
     if state == str(Deployment.State.INACTIVE) and (current or row.stopped):

@@ -229,6 +229,16 @@ async def test_the_deployments_failure_ends_the_wait(start, count):
     assert answer.events[-2]["error"]["message"] == DIED if count else answer.status == 503
 
 
+async def test_a_request_is_told_that_its_deployment_is_too_dear(start):
+    serving = await start(1)
+    serving.availability = Availability.TOO_DEAR
+    serving.publish([])
+    await eventually(lambda: not serving.router.ready)
+    answer = await serving.post(PATH, ASK)
+    assert answer.status == 503
+    assert "max_price_per_hour" in answer.json()["error"]["message"]
+
+
 async def test_the_deadline_ends_the_wait(start):
     serving = await start(1, request_timeout_s=0.2, replay_wait_s=600)
     give(serving, *dies_after(3))

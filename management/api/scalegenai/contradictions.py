@@ -74,6 +74,9 @@ def _controllers(parsed: DeploymentIn) -> list[FieldError]:
 
 
 def _loras(parsed: DeploymentIn) -> list[FieldError]:
+    if parsed.llm_loras and parsed.inf_type == "embedding":
+        text = "embedding models take no adapters; must be empty"
+        return [FieldError(("llm_loras",), text, "conflict", against=(("inf_type",),))]
     found, seen = [], set()
     for index, lora in enumerate(parsed.llm_loras):
         if lora.name in seen:

@@ -15,8 +15,9 @@ from management.api.scalegenai.errors import ApiError, FieldError, InvalidFields
 from management.api.scalegenai.normaliser import normalise
 from management.api.scalegenai.sources import FoundAdapter, find_adapter, find_model
 from management.model_files import longest_sequence
-from management.models import Adapter, Deployment
+from management.models import Adapter, Deployment, Model, Price
 from management.models.deployment import new_public_id
+from management.places import least_price
 from management.services.deployments import (
     RESERVED_NAMES,
     create_deployment,
@@ -91,6 +92,10 @@ def find_adapters(
 def _plan(wanted: Wanted) -> Plan:
     errors: list[FieldError] = []
     options = {name: settings.ENGINE_OPTIONS[name] for name in MACHINE_OPTIONS} | wanted.engine_options
+    if wanted.columns["inference_kind"] == Model.Kind.LLM:
+        options["task"] = (
+            "generate"  # a model that only makes embeddings is not served as something else than was asked for
+        )
     model = FoundModel("", "")
     try:
         model = find_model(wanted.model)
@@ -124,6 +129,13 @@ def _write(plan: Plan, actor: str) -> Deployment:
     except RegistryError as error:
         raise InvalidFields([FieldError(("model",), str(error))]) from error
     columns = {**wanted.columns, "public_id": public_id, "vendor_fields": wanted.vendor_fields}
+    price = least_price(Deployment(version=version, engine_options=plan.engine_options, **columns), Price.objects.all())
+    most = wanted.columns["max_price_per_hour"]
+    if most and (price is None or price > most):
+        known = (
+            "no machine for it has a known price" if price is None else f"the cheapest machine for it costs {price:g}"
+        )
+        wanted.vendor_fields["warnings"].append(f"max_price_per_hour: no worker can be started: {known}")
     name = _free_name(wanted.columns["title"], public_id)
     try:
         deployment = create_deployment(name, version, actor, plan.engine_options, **columns)

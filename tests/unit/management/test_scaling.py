@@ -21,6 +21,7 @@ from management.services.deployments import (
     stop_deployment,
 )
 from management.services.errors import RegistryConflict, RegistryError
+from management.snapshot import Availability
 
 
 @dataclass
@@ -252,6 +253,21 @@ def test_the_price_limits_and_is_summed(reconciler, launcher, clock, front, depl
     assert (live(deployment), deployment.price_per_hour) == (2, 3.0)
     assert AuditEvent.objects.filter(actor="autoscaler", details__blocked="max_price_per_hour").exists()
     assert 0.03 < deployment.cost < 0.06  # a minute of two workers
+
+
+def test_a_price_that_allows_no_worker_is_told_until_there_is_one(reconciler, launcher, clock, front, deployment):
+    def expects():
+        (entry,) = reconciler.snapshot().deployments
+        return entry.availability
+
+    price, _ = Price.objects.update_or_create(gpu_type="", defaults={"price_per_hour": 4.0})
+    scalable(deployment, max_price_per_hour=3.5)
+    start_deployment(deployment, "tester")
+    passes(reconciler, launcher, clock, 2)
+    assert (live(deployment), expects()) == (0, Availability.TOO_DEAR)
+    Price.objects.filter(pk=price.pk).update(price_per_hour=3.0)
+    passes(reconciler, launcher, clock, 60)
+    assert (live(deployment), expects()) == (1, Availability.COMING)
 
 
 def test_every_worker_costs_from_its_launch_to_its_end(reconciler, launcher, clock, front, deployment):

@@ -150,6 +150,17 @@ def test_adapters_come_from_the_hub(call, create, monkeypatch, tmp_path):
     assert "hf_" not in found["llm_loras[0].hf_repo"]
 
 
+@pytest.mark.parametrize(("was_ready", "checked"), [(False, ["talk"]), (True, [])])
+def test_the_first_worker_checks_the_adapters(create, reconciler, launcher, was_ready, checked):
+    """One that comes later must not stop a deployment that serves."""
+    row = create(llm_loras=[{"name": "talk", "src": str(ADAPTERS / "pirate")}])
+    Deployment.objects.filter(pk=row.pk).update(model_info=b"{}" if was_ready else None)
+    reconciler.reconcile_once()
+    (worker,) = launcher.workers
+    assert list(worker.config.required_adapters) == checked
+    assert worker.config.task == "generate"
+
+
 def test_a_deployment_takes_no_name_from_an_adapter(call, create):
     owner = create_deployment("first", register_model("other", "/other", "t"), "t")
     register_adapter("pirate", owner, str(ADAPTERS / "pirate"), "t")

@@ -154,6 +154,7 @@ def test_aliases_and_defaults(body, column, value):
         ({**MINIMAL, "controller_cloud_config": {"cloud_provider": "NOBODY", "region": "x"}},
          "controller_cloud_config.cloud_provider", "DATACRUNCH"),
         ({**MINIMAL, "llm_loras": [{"name": "a"}]}, "llm_loras[0].hf_repo", "required"),
+        ({**MINIMAL, "inf_type": "embedding", "llm_loras": [{"name": "a", "src": "x"}]}, "llm_loras", "take no adapters"),
         ({**MINIMAL, "llm_loras": [{"name": "a", "src": "x"}, {"name": "a", "src": "y"}]}, "llm_loras[1].name", "differ"),
         ({**MINIMAL, "custom_chat_template": "{% if %}"}, "custom_chat_template", "line 1"),
         ({**MINIMAL, "custom_chat_template": "\n{{ x|nonsense }}"}, "custom_chat_template", "line 2: there is no filter"),
@@ -358,7 +359,9 @@ def test_no_secret_is_kept(body, secret):
     marked = f"hf_{secret}"
     body |= {
         "hf_token": marked,
-        "llm_loras": [{"name": "a", "hf_repo": "o/a", "hf_token": marked}],
+        "llm_loras": [{"name": "a", "hf_repo": "o/a", "hf_token": marked}]
+        if body.get("inf_type", "llm") == "llm"
+        else [],
         "hub_password": marked,
         "vllm_extra_args": f"--api-key {marked} --hf-token={marked}",
     }
