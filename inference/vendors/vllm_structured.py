@@ -34,7 +34,8 @@ def structured_outputs(given: dict[str, Any], field: str = "structured_outputs")
 def of_kind(kind: str, value: Any, field: str, whitespace: str | None = None) -> GrammarRequest:
     """The grammar of one of KINDS."""
     if kind == "json":
-        return structured.json_schema(value, field, whitespace)
+        schema = structured.parsed(value, field)
+        return structured.json_schema(structured.closed(schema, field, bare_too=False), field, whitespace)
     if kind == "regex":
         return structured.regex(value, field)
     if kind == "choice":

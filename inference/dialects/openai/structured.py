@@ -55,12 +55,12 @@ def _response_format(given: dict[str, Any]) -> GrammarRequest | None:
         return tgi_grammar.grammar_of(given, FIELD)
     if kind == "json_object":
         schema = given.get("schema")  # as langchain-huggingface sends it
-        return structured.json_object(FIELD) if schema is None else structured.json_schema(schema, FIELD)
+        return structured.json_object(FIELD) if schema is None else of_kind("json", schema, FIELD)
     if kind == "json_schema":
         wrapper = given.get("json_schema")
         if not isinstance(wrapper, dict) or wrapper.get("schema") is None:
             raise InvalidRequest("response_format: json_schema.schema is required.", FIELD)
-        return structured.json_schema(wrapper["schema"], FIELD)
+        return of_kind("json", wrapper["schema"], FIELD)
     if kind == "structural_tag":
         return structured.structural_tag(given, FIELD)
     raise InvalidRequest(
