@@ -157,6 +157,8 @@ class DjangoRegistry:
             raise AdapterUnnameable(str(error)) from error
         try:
             stored = adapters.read_adapter(source, self._roots)
+        except errors.StoreFull as error:
+            raise Unavailable("There is no room on the disk for the adapter.") from error
         except errors.RegistryError as error:
             if error.failure is not None and _is_not_there(error.failure):
                 raise AdapterNotFound(source[:MAX_SHOWN]) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ValidationError
@@ -17,7 +18,7 @@ from management.models import Adapter, AdapterVersion, Deployment
 from management.models.model import valid_name
 from management.services import audit
 from management.services.deployments import RESERVED_NAMES
-from management.services.errors import RegistryConflict, RegistryError, refused
+from management.services.errors import RegistryConflict, RegistryError, StoreFull, refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +51,8 @@ def read_adapter(source: str, roots: Sequence[Path] | None) -> StoredAdapter:
     except AdapterError as error:
         raise RegistryError(f"source: {error}", error.failure, fields={"source": [str(error)]}) from error
     except OSError as error:  # the disk is full, or a folder may not be searched
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFull("source: there is no room on the disk for the adapter") from error
         text = f"cannot be copied into the store: {error.strerror}"
         raise RegistryError(f"source: {text}", fields={"source": [text]}) from error
 

@@ -27,6 +27,10 @@ class RegistryError(Exception):
         self.fields = dict(fields or {})
 
 
+class StoreFull(RegistryError):
+    """There is no room on the disk for files that are to be kept; with room, the same call succeeds."""
+
+
 class RegistryConflict(RegistryError):
     """The change does not fit the present state, or another change came first."""
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import structlog
 from django.conf import settings
 
-from management.api.scalegenai.errors import FieldError, InvalidFields, Location
+from management.api.scalegenai.errors import ApiError, FieldError, InvalidFields, Location
 from management.models import Adapter
 from management.services import sources as services
 from management.services.adapters import read_adapter, register_adapter
-from management.services.errors import RegistryError
+from management.services.errors import RegistryError, StoreFull
 from management.services.sources import FoundModel
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def find_adapter(lora: Lora, location: Location) -> FoundAdapter:
         directory, roots = str(downloaded), [downloaded.parent.parent]
     try:
         return FoundAdapter(lora.name, lora.source, read_adapter(directory, roots))
+    except StoreFull as error:
+        raise ApiError(507, "there is no room on the disk for the adapter") from error
     except RegistryError as error:
         raise InvalidFields([FieldError(place, f"must be a LoRA in PEFT's format; {error}", "adapter")]) from error
 

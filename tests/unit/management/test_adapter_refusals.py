@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
 
 import pytest
 
+from config.registry import DjangoRegistry
 from engine.adapters.failures import AdapterCode, AdapterError
 from engine.adapters.files import WEIGHTS, content_digest
+from inference.errors import Unavailable
 from management import adapter_store
 from management.adapter_source import open_source
 from management.adapter_store import store_adapter
@@ -17,7 +20,7 @@ from management.models import Adapter, AuditEvent
 from management.services.adapters import register_adapter
 from management.services.deployments import create_deployment
 from management.services.discovery import register_beside
-from management.services.errors import RegistryError
+from management.services.errors import RegistryError, StoreFull
 from management.services.models import register_model
 from tests.unit.management.stored import ADAPTERS, JSON, PIRATE, left
 
@@ -78,8 +81,10 @@ def test_a_store_that_cannot_be_written_is_a_refusal(deployment, store, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(adapter_store, "_placed", full)
-    with pytest.raises(RegistryError, match="No space left on device"):
+    with pytest.raises(StoreFull, match="no room on the disk"):
         register_adapter("x", deployment, PIRATE, "tester")
+    with pytest.raises(Unavailable, match="no room on the disk"):  # what dialects answer with 503
+        asyncio.run(DjangoRegistry(None, None).read_adapter("x", PIRATE, None))
     assert left(store) == []
     assert not Adapter.objects.exists()
 

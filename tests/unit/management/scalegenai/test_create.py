@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 
+from management import adapter_store
 from management.models import Adapter, ApiKey, AuditEvent, Deployment, Model
 from management.services.adapters import register_adapter
 from management.services.deployments import create_deployment
@@ -159,6 +161,17 @@ def test_the_first_worker_checks_the_adapters(create, reconciler, launcher, was_
     (worker,) = launcher.workers
     assert list(worker.config.required_adapters) == checked
     assert worker.config.task == "generate"
+
+
+def test_a_disk_without_room_is_no_mistake_of_the_clients(call, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(adapter_store, "_placed", full)
+    body = {"name": "n", "model": str(DEMO), "llm_loras": [{"name": "talk", "src": str(ADAPTERS / "pirate")}]}
+    answer = call("POST", "/sg_inf/create", body)
+    assert (answer.status_code, answer.json()["message"]) == (507, "there is no room on the disk for the adapter")
+    assert not Deployment.objects.exists()
 
 
 def test_a_deployment_takes_no_name_from_an_adapter(call, create):
