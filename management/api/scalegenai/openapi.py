@@ -28,7 +28,7 @@ PATHS: tuple[Path, ...] = (
 )
 NO_CONTENT_PATHS = frozenset({"/sg_inf/list", "/sg_inf/{id}"})
 FORCE_PATHS = frozenset({("delete", "/sg_inf/{id}"), ("post", "/sg_inf/{id}/scale/zero")})
-STATUSES = ("400", "401", "403", "404", "409", "413", "422", "503")
+STATUSES = ("400", "401", "403", "404", "409", "413", "422", "503", "507")
 
 
 @lru_cache
