@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.admission.rates import DAY_S, RateMeter, span
+from inference.admission.rates import DAY_S, Charge, RateMeter, span
 from inference.errors import QuotaExhausted, RateLimited
 from inference.http.exchange import retry_headers
 from management.snapshot import ApiKeyEntry, KeyLimits, hash_key
@@ -142,6 +142,30 @@ def test_a_changed_limit_counts_at_once(clock):
     meter.admit(entry(requests_per_minute=1))
     with pytest.raises(RateLimited):
         meter.admit(entry(requests_per_minute=1))
+
+
+def test_a_changed_limit_of_tokens_keeps_what_was_charged(clock):
+    meter = RateMeter(clock, clock)
+    meter.admit(entry(tokens_per_minute=100))
+    meter.charge("k1", 90)
+    assert meter.headers(entry(tokens_per_minute=50))[1] == (b"x-ratelimit-remaining-tokens", b"10")
+    assert meter.headers(entry(tokens_per_minute=50, requests_per_minute=7))[1] == (
+        b"x-ratelimit-remaining-requests", b"7",
+    )  # fmt: skip
+
+
+def test_what_others_were_told_counts_once(clock):
+    """What was charged here while they were told is not in the balances that they answer."""
+    meter, key = RateMeter(clock, clock), entry(requests_per_minute=100, tokens_per_minute=1000, tokens_per_day=5000)
+    for _ in range(5):
+        meter.admit(key)
+    meter.charge("k1", 70)
+    meter.told("k1", Charge(3, 50), 60, 400, 0, 900)
+    balances = dict(meter.headers(key))
+    assert balances[b"x-ratelimit-remaining-requests"] == b"58"  # 60 less the 2 that nobody was told of
+    assert balances[b"x-ratelimit-remaining-tokens"] == b"380"
+    ((_, account),) = meter.active(60)
+    assert (account.untold, account.spent) == (Charge(2, 20), 920)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0ms"), (0.0165, "17ms"), (1, "1s"), (59.5, "1m0s"), (61, "1m1s")])

@@ -28,6 +28,13 @@ def test_the_sum_of_prices_never_exceeds_the_limit(price: float | None, workers:
     assert simulation.state is (DeploymentState.ACTIVE if workers else DeploymentState.INACTIVE)
 
 
+def test_a_free_machine_helps_nobody_who_pays_too_much_already() -> None:
+    leaving = worker("b", DRAINING, price_per_hour=3.0, running=1)
+    fleet = (worker("a", price_per_hour=1.0), leaving)
+    assert see(CAPPED, 0, *fleet, unit_price=0.0, asked=3).actions == ()
+    assert see(CAPPED, 0, fleet[0], unit_price=0.0, asked=1).scale_blocked is None
+
+
 def test_prices_add_up_over_different_workers() -> None:
     fleet = (worker("a", price_per_hour=1.0), worker("b", DRAINING, price_per_hour=1.5, running=1))
     assert see(CAPPED, 0, *fleet, unit_price=1.0, asked=5).actions == (Start(1),)

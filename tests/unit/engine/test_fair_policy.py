@@ -428,3 +428,47 @@ def test_the_victim_is_of_whoever_holds_most_for_its_weight():
     assert Fair().victim(running).key[1] == 3
     running += [asked(4, light, prompt=1, priority=-1), asked(5, heavy, prompt=1, band=-1)]
     assert Fair().victim(running).key[1] == 5
+
+
+class TestServed:
+    """What a step costs whom."""
+
+    @pytest.mark.parametrize(("tokens", "cost"), [((5, 7), 12), ((5, 1), 6)])
+    def test_all_of_a_flow_in_one_step_counts_together(self, tokens, cost):
+        a, b = Tenant("a"), Tenant("b")
+        for other, first in ((cost - 1, 2), (cost + 1, 1)):
+            fair = Fair()
+            fair.served([asked(10, a), asked(11, a), asked(12, b, prompt=50)], [*tokens, other])
+            assert order(fair, [asked(1, a), asked(2, b)])[0] == first
+
+    def test_a_new_flow_begins_at_the_time_of_the_flow_that_is_served(self):
+        x, y = Tenant("a", "x"), Tenant("a", "y")
+        fair = Fair()
+        fair.served([asked(10, x, prompt=200)], [100])
+        waiting: list[Request] = []
+        for number, tenant in ((1, x), (2, y)):
+            fair.insert(asked(number, tenant), waiting)
+        fair.served([asked(11, y)], [4])
+        assert order(fair, waiting)[0] == 1
+
+    def test_a_flow_that_is_served_keeps_its_debt_when_it_asks_again(self):
+        x, y = Tenant("a", "x"), Tenant("a", "y")
+        fair = Fair()
+        fair.served([asked(10, x, prompt=99), asked(11, y, prompt=99)], [50, 10])
+        waiting: list[Request] = []
+        for number, tenant in ((1, x), (2, y)):
+            fair.insert(asked(number, tenant), waiting)
+        assert order(fair, waiting)[0] == 2
+
+    def test_a_share_of_less_than_a_token_counts(self):
+        rich, poor = Tenant("rich", weight=1000.0), Tenant("poor")
+        running = [asked(10, rich, prompt=100, rest=50)]  # 0.3 of what its weight buys
+        assert order(Fair(), [asked(1, rich), asked(2, poor)], running)[0] == 2
+
+
+def test_one_of_the_holders_that_has_less_gets_a_place_of_the_other():
+    """Not only who holds none: also who waits for more of what it has."""
+    running = [*(asked(n, HEAVY) for n in range(7)), asked(7, LIGHT)]
+    (gone,) = Fair().yields([asked(8, LIGHT)], running, 8, lambda request: True)
+    assert (gone.tenant, gone.key[1]) == (HEAVY, 6)
+    assert Fair().yields([asked(8, HEAVY)], running, 8, lambda request: True) == []
