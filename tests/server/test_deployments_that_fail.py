@@ -30,6 +30,10 @@ def create(live, name, model, status=200, **fields):
     return answer.json()
 
 
+def ask(live, model):
+    return live.post("/v1/completions", {"model": model, "prompt": "x", "max_tokens": 1}, timeout=60)
+
+
 def shown(live, public_id):
     return calls.get(f"{live.admin_url}/sg_inf/{public_id}", timeout=60).json()
 
@@ -46,8 +50,7 @@ def test_an_adapter_that_does_not_fit_its_model(live, tmp_path):
     loras = [{"name": "misfit", "src": str(PIRATE)}]
     reason = failed(live, create(live, "misfit-base", other, llm_loras=loras))
     assert reason.startswith("its adapter misfit cannot be served: ")
-    answer = live.post("/v1/completions", {"model": "misfit-base", "prompt": "x", "max_tokens": 1})
-    assert answer.status_code == 503
+    assert ask(live, "misfit-base").status_code == 503
 
 
 def test_an_embedding_model_is_no_language_model(live, tmp_path):
@@ -64,6 +67,7 @@ def test_a_price_that_no_machine_has(live):
     created = create(live, "too-cheap", DEMO, max_price_per_hour=0.001, initial_worker_config=workers)
     (warning,) = shown(live, created["message"]["inf_id"])["metadata"]["warnings"]
     assert warning == "max_price_per_hour: no worker can be started: the cheapest machine for it costs 1.5"
-    answer = live.post("/v1/completions", {"model": "too-cheap", "prompt": "x", "max_tokens": 1}, timeout=60)
+    wait_until(lambda: ask(live, "too-cheap").status_code != 404, 60)  # until the front has heard of it
+    answer = ask(live, "too-cheap")
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     assert "max_price_per_hour" in answer.json()["error"]["message"]
