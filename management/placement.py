@@ -133,8 +133,8 @@ class Placement:
         return options
 
     def _required_adapters(self, deployment: Deployment) -> dict[str, str]:
-        """The adapters that a deployment which never was ready was given, so that one that its model does not take is told at
-        once. Those beside the model's files are no wish of anybody's, and a later one must not stop what runs.
+        """The adapters that a deployment which never was ready was given, so that one that its model does not take is
+        told at once. Those beside the model's files are no wish of anybody's, and a later one must not stop what runs.
         """
         if deployment.model_info is not None or self.ledger.registries is None:
             return {}

@@ -176,12 +176,13 @@ class Snapshot(msgspec.Struct, frozen=True):
         return Snapshot(tuple(found), self.keys)
 
     def resolve(self, name: str | None) -> Resolved | None:
-        """Resolve a client's model name, or return None. "tgi", "dummy" and "" mean the default deployment; otherwise the
-        served name of versions (the default one), the name of a deployment, of a model, an adapter, a deployment's title, or
-        `deployment:adapter`, in this order.
+        """Resolve a client's model name, or return None. "tgi", "dummy" and "" mean the default deployment; otherwise
+        the served name of versions (the default one), the name of a deployment, of a model, an adapter, a deployment's
+        title, or `deployment:adapter`, in this order.
 
-        Of several deployments that have a model, an adapter or a title of this name, it is the default deployment's, else
-        that of the one created first among those that are ready, or among all: one that is created later takes no name away.
+        Of several deployments that have a model, an adapter or a title of this name, it is the default deployment's,
+        else that of the one created first among those that are ready, or among all: one that is created later takes no
+        name away.
         """
         if not name or name in ("tgi", "dummy"):
             return self._first(self.deployments, None)

@@ -42,7 +42,9 @@ class AdapterControl:
     def __init__(self, registry: Registry, router: EngineRouter, holder: SnapshotHolder) -> None:
         self._registry, self._router, self._holder = registry, router, holder
         self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Per deployment: its adapters change one after the other, and no other's wait for a worker that wakes or hangs."""
+        """Per deployment: its adapters change one after the other, and no other's wait for a worker that wakes or
+        hangs.
+        """
 
     async def load(
         self,
@@ -57,7 +59,8 @@ class AdapterControl:
         pinned: bool | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """Load the adapter on every worker of the deployment `base` (None: the default), then register it for that. A sleeping deployment is woken for it, and one that was never ready is waited for. With `preload` false and
+        """Load the adapter on every worker of the deployment `base` (None: the default), then register it for that. A
+        sleeping deployment is woken for it, and one that was never ready is waited for. With `preload` false and
         `pinned` not true, no worker loads it before a request does.
 
         `max_adapters` limits the registered adapters; None: no limit. Raises TooManyAdapters, AdapterExists,
@@ -125,9 +128,10 @@ class AdapterControl:
                 raise
 
     async def unload(self, name: str, actor: str, base: str | None = None) -> None:
-        """Unload an adapter of the deployment `base` (None: of the one that the adapter's bare name means): new requests no
-        longer find it; running ones finish, then workers free it. Other deployments' adapters of this name stay. Raises
-        ModelNotFound, or AdapterNotFound if there is none, or another call has removed or replaced it meanwhile.
+        """Unload an adapter of the deployment `base` (None: of the one that the adapter's bare name means): new
+        requests no longer find it; running ones finish, then workers free it. Other deployments' adapters of this name
+        stay. Raises ModelNotFound, or AdapterNotFound if there is none, or another call has removed or replaced it
+        meanwhile.
         """
         if base is None:
             found = scoped(self._holder.current).resolve(name)

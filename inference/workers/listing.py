@@ -1,4 +1,6 @@
-"""What a list of models shows: each deployment that can be used, once, with the names by which clients reach its adapters."""
+"""What a list of models shows: each deployment that can be used, once, with the names by which clients reach its
+adapters.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def usable_models(router: EngineRouter) -> list[tuple[Target, dict[str, AdapterEntry]]]:
-    """The deployments that this task may name and that have not failed, each with its adapters by the name that resolves to
-    them: their own, or `deployment:adapter` where the bare name is another deployment's.
+    """The deployments that this task may name and that have not failed, each with its adapters by the name that
+    resolves to them: their own, or `deployment:adapter` where the bare name is another deployment's.
     """
     snapshot = Snapshot(router.deployments)
     known = {entry.name for entry in snapshot.deployments}

@@ -208,7 +208,7 @@ class EngineRouter:
         return next((each for each in entries if each.name == target.entry.name), None)
 
     def _hopeless(self, entry: DeploymentEntry) -> str:
-        """Why nobody should wait: the deployment has failed, is too dear, or its files cannot be used here; "" if it may come."""
+        """Why nobody should wait: it has failed, is too dear, or its files are of no use here; "" if it may come."""
         if entry.availability is Availability.TOO_DEAR:
             return TOO_DEAR
         refused = bool(entry.workers) and all(worker in self._refused for worker in entry.workers)

@@ -85,7 +85,8 @@ class AdapterAdmin(ServiceAdmin):
 
     form = AdapterForm
     list_display = [
-        "name", "deployment", "rank", "short_digest", "preload", "pinned", "in_slots", "failure", "source", "created_at",
+        "name", "deployment", "rank", "short_digest", "preload", "pinned", "in_slots", "failure", "source",
+        "created_at",
     ]  # fmt: skip
     list_select_related = ["deployment"]
     search_fields = ["name"]

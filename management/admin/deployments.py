@@ -104,7 +104,8 @@ class DeploymentAdmin(ServiceAdmin):
     list_select_related = ["version__model"]
     list_before_template = "admin/live_status.html"
     readonly_fields = [
-        "adapters", "state", "reason", "target_workers", "scale_blocked", "price_per_hour", "cost", "public_id", "owner",
+        "adapters", "state", "reason", "target_workers", "scale_blocked", "price_per_hour", "cost", "public_id",
+        "owner",
     ]  # fmt: skip
     actions_row = ["start", "scale_up", "stop", "make_default"]
     actions_detail = ["start", "scale_up", "stop", "make_default"]

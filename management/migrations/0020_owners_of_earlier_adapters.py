@@ -2,8 +2,8 @@ from django.db import migrations
 
 
 def give_owners(apps, schema_editor):
-    """Each deployment that serves an adapter of its model gets it as its own. An adapter that none serves goes; the audit log
-    keeps where it came from.
+    """Each deployment that serves an adapter of its model gets it as its own. An adapter that none serves goes; the
+    audit log keeps where it came from.
     """
     Adapter, AuditEvent = apps.get_model("management", "Adapter"), apps.get_model("management", "AuditEvent")
     Deployment = apps.get_model("management", "Deployment")
@@ -41,7 +41,9 @@ def _copy(adapter, owner):
 
 
 def give_models(apps, schema_editor):
-    """Backwards: each model gets the adapters of its deployments, of one name that of the first; each deployment keeps its own."""
+    """Backwards: each model gets the adapters of its deployments, of one name that of the first; each deployment keeps
+    its own.
+    """
     Adapter = apps.get_model("management", "Adapter")
     apps.get_model("management", "Deployment").objects.filter(deleted=False).update(chosen_adapters_only=True)
     for adapter in Adapter.objects.select_related("deployment__version").order_by("pk"):

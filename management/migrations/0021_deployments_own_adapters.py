@@ -21,8 +21,8 @@ class Migration(migrations.Migration):
             name="workers",
             field=models.PositiveIntegerField(
                 default=0,
-                help_text="Workers of the deployment that load it before the first request; 0 is all. Others load it when they "
-                "need it.",
+                help_text="Workers of the deployment that load it before the first request; 0 is all. "
+                "Others load it when they need it.",
             ),
         ),
         migrations.AlterField(

@@ -19,7 +19,8 @@ class Adapter(models.Model):
     )
     workers = models.PositiveIntegerField(
         default=0,
-        help_text="Workers of the deployment that load it before the first request; 0 is all. Others load it when they need it.",
+        help_text="Workers of the deployment that load it before the first request; 0 is all. "
+        "Others load it when they need it.",
     )
     options = models.JSONField(
         default=dict, blank=True, editable=False, help_text="What an API's client gave besides, to be returned to it."
@@ -41,7 +42,9 @@ class Adapter(models.Model):
 
     @property
     def current(self) -> AdapterVersion:
-        """The version that is served. Raises AdapterVersion.DoesNotExist for an adapter that was removed after it was read."""
+        """The version that is served. Raises AdapterVersion.DoesNotExist for an adapter that was removed after it was
+        read.
+        """
         for version in self.versions.all():
             if version.is_current:
                 return version

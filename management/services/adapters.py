@@ -95,8 +95,8 @@ def register_adapter(
                 _save(adapter)
             replaced = _serve(adapter, source, stored)
             if known is None or changed or replaced:
-                audit.record(actor, "adapter.register", name, deployment=owner.name, source=source, digest=stored.digest,
-                             preload=adapter.preload, pinned=adapter.pinned)  # fmt: skip
+                audit.record(actor, "adapter.register", name, deployment=owner.name, source=source,
+                             digest=stored.digest, preload=adapter.preload, pinned=adapter.pinned)  # fmt: skip
             return adapter
     except IntegrityError as error:
         raise RegistryConflict(f"name: {name} is being registered", fields={"name": ["is registered"]}) from error

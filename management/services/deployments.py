@@ -136,8 +136,8 @@ def scale_up(deployment: Deployment, actor: str, workers: int = 1) -> bool:
 
 @transaction.atomic
 def delete_deployment(deployment: Deployment, actor: str, force: bool = False) -> bool:
-    """Delete, with its adapters: workers finish their requests, unless `force`; the row stays as a record until it is purged.
-    False if it is being deleted already, and `force` says nothing new.
+    """Delete, with its adapters: workers finish their requests, unless `force`; the row stays as a record until it is
+    purged. False if it is being deleted already, and `force` says nothing new.
     """
     one_after_the_other()
     current = Deployment.objects.select_for_update().get(pk=deployment.pk)

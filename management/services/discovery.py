@@ -24,7 +24,9 @@ MAX_SHOWN = 200
 
 
 def register_beside(deployment: Deployment, actor: str) -> None:
-    """Register what the deployment does not have yet. An adapter that cannot be served is left out, and the audit log says why."""
+    """Register what the deployment does not have yet. An adapter that cannot be served is left out, and the audit log
+    says why.
+    """
     source = deployment.version.source
     folder = Path(source) / FOLDER
     if not Path(source).is_absolute() or folder.is_symlink() or not folder.is_dir():

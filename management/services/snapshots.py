@@ -74,9 +74,9 @@ def build_snapshot(
     ready: Iterable[Worker] = (),
     observed: Callable[[Deployment], tuple[int, str, str]] | None = None,
 ) -> Snapshot:
-    """Build the snapshot: deployments that should serve, with their `ready` workers (in launch order) and adapters, and the
-    valid API keys. `observed` gives a deployment's observed generation, state and limit, which may be newer than its row. It
-    needs no database.
+    """Build the snapshot: deployments that should serve, with their `ready` workers (in launch order) and adapters, and
+    the valid API keys. `observed` gives a deployment's observed generation, state and limit, which may be newer than
+    its row. It needs no database.
     """
     serving: dict[int, list[Worker]] = {}
     for worker in ready:

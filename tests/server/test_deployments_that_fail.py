@@ -1,4 +1,6 @@
-"""Deployments that cannot serve what was asked for say so at once, with the reason: no request waits for them or finds out."""
+"""Deployments that cannot serve what was asked for say so at once, with the reason: no request waits for them or finds
+out.
+"""
 
 from __future__ import annotations
 

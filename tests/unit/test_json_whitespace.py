@@ -1,4 +1,6 @@
-"""The white space that JSON under a grammar may have: one blank, or a line break with what the schema's levels can need."""
+"""The white space that JSON under a grammar may have: one blank, or a line break with what the schema's levels can
+need.
+"""
 
 from __future__ import annotations
 

@@ -162,7 +162,8 @@ def _described(field: str, tool: dict[str, Any]) -> str | None:
     syntax, definition = form.get("syntax"), form.get("definition")
     if form.get("type") != "grammar" or not isinstance(definition, str) or syntax not in ("lark", "regex"):
         raise InvalidRequest(
-            f"{field}.format must have the type 'text', or 'grammar' with a definition and the syntax 'lark' or 'regex'.",
+            f"{field}.format must have the type 'text', or 'grammar' with a definition and the syntax "
+            "'lark' or 'regex'.",
             "tools",
         )
     return f"{description or ''}\n\nThe input must follow this grammar ({syntax}):\n{definition}".lstrip()

@@ -38,7 +38,8 @@ def test_each_deployment_keeps_the_adapters_that_it_serves():
             )
     Deployment = apps.get_model("management", "Deployment")
     for name, fields in (
-        ("all", {}), ("one", {"chosen_adapters_only": True}), ("none", {"chosen_adapters_only": True}), ("gone", {"deleted": True}),
+        ("all", {}), ("one", {"chosen_adapters_only": True}), ("none", {"chosen_adapters_only": True}),
+        ("gone", {"deleted": True}),
     ):  # fmt: skip
         row = Deployment.objects.create(name=name, version=version, public_id=name, **fields)
         if name == "one":
