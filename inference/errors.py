@@ -209,6 +209,8 @@ class BodyTooLarge(ServingError):
 class Overloaded(ServingError):
     """No permit is free, or the queue is full; the client may retry."""
 
+    model: str = ""
+    """What the client asked for, where its dialect says so."""
     retry_after_s: float = 1
     reason = "overloaded"
 
@@ -271,6 +273,8 @@ class OtherRequest(ServingError):
 class Unavailable(ServingError):
     """The model's workers are loading, restarting or gone."""
 
+    model: str = ""
+    """What the client asked for, where its dialect says so."""
     retry_after_s: float = 2
     reason = "unavailable"
 

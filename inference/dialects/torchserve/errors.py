@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from inference.http.exchange import retry_headers
 from inference.vendors.model_server import NO_METHOD, NO_ROUTE, pretty
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from inference.http.exchange import Response
 
@@ -61,9 +62,23 @@ class NoWorker(errors.Unavailable):
     """The model is registered without workers."""
 
     def __init__(self, name: str, version: str = "") -> None:
-        # The quotation marks are TorchServe's own.
-        model = f'Model "{name[:200]}" Version {version[:200]}"' if version else f'Model "{name[:200]}"'
-        super().__init__(f"{model} {NO_WORKER}")
+        super().__init__(f"{_quoted(name, version)} {NO_WORKER}")
+
+
+def _quoted(name: str, version: str) -> str:
+    """The model in TorchServe's own quotation marks."""
+    return f'Model "{name[:200]}" Version {version[:200]}"' if version else f'Model "{name[:200]}"'
+
+
+@contextmanager
+def naming(name: str, version: str) -> Iterator[None]:
+    """Refusals of a model that is busy or has no worker name it."""
+    try:
+        yield
+    except (errors.Overloaded, errors.Unavailable) as error:
+        if name:
+            error.model = _quoted(name, version)
+        raise
 
 
 class PredictionRefused(ServingError):
@@ -114,7 +129,7 @@ def translated(error: ServingError, strict: bool = False, managing: bool = False
         return TorchServeError(error.message, "RESOURCE_EXHAUSTED", OWN_LABEL, 429, kind)
     if isinstance(error, errors.Overloaded | errors.Unavailable):
         busy = "RESOURCE_EXHAUSTED" if isinstance(error, errors.Overloaded) else "UNAVAILABLE"
-        text = error.message if managing or isinstance(error, NoWorker) else f"Model {NO_WORKER}"
+        text = error.message if managing or isinstance(error, NoWorker) else f"{error.model or 'Model'} {NO_WORKER}"
         return TorchServeError(text, busy if exact else "INTERNAL", OWN_LABEL, 503, "ServiceUnavailableException")
     if isinstance(error, errors.GenerationFailed):
         if error.worker_lost:

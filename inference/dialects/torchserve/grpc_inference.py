@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.empty_pb2 import Empty
 
-from inference.dialects.torchserve.errors import grpc_renderer, indented
+from inference.dialects.torchserve.errors import grpc_renderer, indented, naming
 from inference.dialects.torchserve.predictions import chosen, openai, predict, read_input
 from inference.dialects.torchserve.protocol import inference_pb2 as pb
 from inference.dialects.torchserve.sequences import Sequences
@@ -81,11 +81,13 @@ class InferenceService:
 async def whole(state: State, request: Any, caller: RpcCaller) -> bytes:
     """The complete prediction for a request. Raises ServingErrors."""
     given = await read_input(request.input)
-    if given.path:
-        served = await chosen(state, given, request.model_name, request.model_version)
-        async with aclosing(openai(state, given, served, caller, streams=False)) as chunks:
-            return b"".join([chunk async for chunk in chunks])
-    return await (await predict(state, given, request.model_name, request.model_version, caller)).whole()
+    name, version = request.model_name, request.model_version
+    with naming(name, version):
+        if given.path:
+            served = await chosen(state, given, name, version)
+            async with aclosing(openai(state, given, served, caller, streams=False)) as chunks:
+                return b"".join([chunk async for chunk in chunks])
+        return await (await predict(state, given, name, version, caller)).whole()
 
 
 async def pieces(state: State, request: Any, caller: RpcCaller) -> AsyncGenerator[bytes, None]:
@@ -103,11 +105,12 @@ async def pieces(state: State, request: Any, caller: RpcCaller) -> AsyncGenerato
     async def prepared() -> Prediction:
         return await predict(state, given, name, version, caller)
 
-    if given.path:
-        served = await router.when_known(caller.tenant, known, time_left_s)
-        found = openai(state, given, served, caller, streams=True)
-    else:
-        found = (await router.when_known(caller.tenant, prepared, time_left_s)).pieces()
-    async with aclosing(found):
-        async for piece in found:
-            yield piece
+    with naming(name, version):
+        if given.path:
+            served = await router.when_known(caller.tenant, known, time_left_s)
+            found = openai(state, given, served, caller, streams=True)
+        else:
+            found = (await router.when_known(caller.tenant, prepared, time_left_s)).pieces()
+        async with aclosing(found):
+            async for piece in found:
+                yield piece

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.dialects.torchserve.errors import TorchServeError, grpc_renderer, missing_name, translated
+from inference.dialects.torchserve.errors import TorchServeError, grpc_renderer, missing_name, naming, translated
 from inference.dialects.torchserve.open_inference import answer_of, without_binary
 from inference.dialects.torchserve.protocol import open_inference_pb2 as pb
 from inference.dialects.torchserve.tokens import key_of
@@ -100,7 +100,8 @@ class OpenInferenceService:
         services = self._state.services
         served = await find_served(services, request.model_name, request.model_version)
         body = await in_thread_if(request.ByteSize() > INLINE_BYTES, _body, request)
-        answer = await answer_of(services, caller, served, request.model_name, body)
+        with naming(request.model_name, request.model_version):
+            answer = await answer_of(services, caller, served, request.model_name, body)
         return await in_thread_if(len(answer.outputs) > INLINE_BYTES, _response, answer)
 
 

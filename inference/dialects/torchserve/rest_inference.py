@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.dialects.torchserve.errors import missing_name, render
+from inference.dialects.torchserve.errors import missing_name, naming, render
 from inference.dialects.torchserve.inputs import parse_input
 from inference.dialects.torchserve.open_inference import answer_of, without_binary
 from inference.dialects.torchserve.predictions import OPENAI, Prediction, predict, read_input, unknown
@@ -60,12 +60,12 @@ async def invocations(exchange: Exchange, services: Services, state: State) -> N
 
 async def kserve_predict(exchange: Exchange, services: Services, state: State) -> None:
     """/v1/models/{model}:predict: KServe's `instances` for `predictions`."""
-    with services.admission.permit(exchange.permit_holder):
+    model = exchange.parameters["model"]
+    with naming(model, ""), services.admission.permit(exchange.permit_holder):
         instances = (await exchange.json()).get("instances")
         if not isinstance(instances, list) or not 0 < len(instances) <= services.limits.max_prompts:
             raise InvalidRequest(f"instances must be a list of 1 to {services.limits.max_prompts} inputs", "instances")
         inputs = await exchange.work(_inputs, instances)
-        model = exchange.parameters["model"]
         ready = [await predict(state, given, model, "", exchange) for given in inputs]
         answers = await exchange.unless_gone(_all(ready))
         values = [_value(answer, given.text is None) for answer, given in zip(answers, inputs, strict=True)]
@@ -74,8 +74,8 @@ async def kserve_predict(exchange: Exchange, services: Services, state: State) -
 
 async def kserve_infer(exchange: Exchange, services: Services, state: State) -> None:
     """/v2/models/{model}/infer: KServe's tensors, as on the front plane, always as JSON."""
-    with services.admission.permit(exchange.permit_holder):
-        model = exchange.parameters["model"]
+    model = exchange.parameters["model"]
+    with naming(model, ""), services.admission.permit(exchange.permit_holder):
         served = await find_served(services, model, "")
         body = await exchange.work(without_binary, await exchange.json())
         answer = await exchange.unless_gone(answer_of(services, exchange, served, model, body))
@@ -94,7 +94,7 @@ async def workflows(exchange: Exchange, services: Services, state: State) -> Non
 
 async def _answer(exchange: Exchange, state: State, model: str, version: str, values: dict[str, bytes]) -> None:
     services = state.services
-    with services.admission.permit(exchange.permit_holder):
+    with naming(model, version), services.admission.permit(exchange.permit_holder):
         given = await read_input(values)
         prediction = await predict(state, given, model, version, exchange)
         if given.fields.get("stream") is True:

@@ -134,13 +134,21 @@ async def test_a_full_server(server):
 @pytest.mark.parametrize(("script", "code", "text"), [
     (Script(fail_after=0), "UNAVAILABLE", "Prediction failed"),
     (Script(tokens=ids(" of"), finish=FinishReason.TIMEOUT), "INTERNAL", "Worker died."),
-    (Script(fail_after=0, failure=Failure(FailureCode.OVERLOADED)), "INTERNAL", None),
 ])  # fmt: skip
 async def test_failures(server, script, code, text):
     server.worker.default = script
     found, lines = await refused(server.predict(data=b"The capital"))
     assert found == code
-    assert text is None or lines == [text, "org.pytorch.serve.http.InternalServerException"]
+    assert lines == [text, "org.pytorch.serve.http.InternalServerException"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_refusal_of_a_busy_model_names_it(server, streamed):
+    server.worker.default = Script(fail_after=0, failure=Failure(FailureCode.OVERLOADED))
+    call = anext(aiter(server.stream(data=b"a"))) if streamed else server.predict("demo", "1.0", data=b"a")
+    code, lines = await refused(call)
+    assert code == "INTERNAL"
+    assert lines[0].startswith('Model "demo" has no' if streamed else 'Model "demo" Version 1.0" has no worker')
 
 
 async def test_a_stream_has_a_message_for_each_token(server):

@@ -113,7 +113,9 @@ class TestPredictions:
         status, body = await ask(server, "POST", "/predictions/densenet161", b"a", INFER)
         assert (status, body["type"]) == (503, "ServiceUnavailableException")
         server.serving.services.admission.max_concurrent_requests = 0
-        assert (await ask(server, "POST", "/predictions/demo", b"a", INFER))[0] == 503
+        status, body = await ask(server, "POST", "/predictions/demo", b"a", INFER)
+        assert status == 503
+        assert body["message"].startswith('Model "demo" has no worker to serve')
 
 
 class TestOpenAI:
