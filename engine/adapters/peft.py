@@ -38,6 +38,7 @@ EVERY_LINEAR = "all-linear"
 """`target_modules` of an adapter of every linear layer."""
 NARROWING = ("exclude_modules", "layers_to_transform", "layers_pattern")
 """Fields by which an adapter may have no weights for a layer that `target_modules` names."""
+DECODER = re.compile(r"\b(language_model|text_model)\.")
 TENSORS = 3
 """The most tensors of one module: A, B and a magnitude."""
 
@@ -107,11 +108,13 @@ def read_adapter(
     _check_config(files.config)
     tensors, data = read_header(files.weights, max_header_bytes(shapes))
     parts: dict[str, dict[str, torch.Tensor]] = {}
+    known = {**{_bare(path): path for path in shapes}, **{path: path for path in shapes}}
     for key, tensor in tensors.items():
         path, part = _parse(key)
-        if path not in shapes:
+        layer = known.get(path) or known.get(_bare(path))
+        if layer is None:
             raise AdapterError(AdapterCode.NO_LAYER, tensor=key, layer=path)
-        _check_shape(key, part, tensor.shape, shapes[path], max_rank)
+        _check_shape(key, part, tensor.shape, shapes[layer], max_rank)
         parts.setdefault(path, {})[part] = _tensor(tensor, data)
         pause()
     if not parts:
@@ -121,7 +124,7 @@ def read_adapter(
     modules = {}
     for path, weights in parts.items():
         rank, alpha = ranks.get(path, files.config["r"]), alphas.get(path, files.config["lora_alpha"])
-        modules[path] = _weights(path, weights, files.config, rank, alpha)
+        modules[known.get(path) or known[_bare(path)]] = _weights(path, weights, files.config, rank, alpha)
         pause()
     return Adapter(modules)
 
@@ -183,6 +186,13 @@ def _endings(path: str) -> list[str]:
     """The names by which `target_modules` may mean a module: its path, and what follows each dot."""
     parts = path.split(".")
     return [".".join(parts[i:]) for i in range(len(parts))]
+
+
+def _bare(path: str) -> str:
+    """A path without the name of the decoder in a model that reads images too: releases of transformers differ in where
+    it stands, and such a decoder may be served by itself.
+    """
+    return DECODER.sub("", path)
 
 
 def _is_pattern(value: Any, fits: Callable[[Any], bool]) -> bool:

@@ -17,7 +17,10 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoConfig, AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -97,11 +100,11 @@ def makes_embeddings(directory: Path) -> bool:
     )
 
 
-def check_causal(directory: Path) -> None:
-    """Raise ModelError unless transformers lists the architecture as a causal language model."""
+def check_generates(directory: Path) -> None:
+    """Raise ModelError unless transformers lists the architecture as one that generates text."""
     model_type = _config(directory).get("model_type")
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ModelError(f"the architecture {model_type!r} is not a causal language model that transformers knows")
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and model_type not in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
+        raise ModelError(f"the architecture {model_type!r} is no language model that transformers knows")
 
 
 def read_config(directory: Path) -> Any:

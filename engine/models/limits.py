@@ -39,9 +39,8 @@ def lowered(model: PreTrainedModel, longest: int) -> Iterator[dict[str, int]]:
     changed: list[tuple[Any, str, Any]] = []
     try:
         for place in _places(model):
-            held = place if isinstance(place, dict) else vars(place)
             by_call = _changes_by_call(place)
-            for name, value in list(held.items()):
+            for name, value in _held(place):
                 if type(value) is int and LOWERED < value <= longest and LENGTHS.fullmatch(name):
                     if by_call and "original_max" in name:
                         continue
@@ -59,13 +58,18 @@ def named_lengths(model: PreTrainedModel) -> list[int]:
     """All numbers of tokens in the configuration."""
     numbers: set[int] = set()
     for place in _configs(model):
-        held = place if isinstance(place, dict) else vars(place)
         numbers |= {
             value
-            for name, value in held.items()
+            for name, value in _held(place)
             if type(value) is int and value > LOWERED and (LENGTHS.fullmatch(name) or "max_position" in name)
         }
     return sorted(numbers)
+
+
+def _held(place: Any) -> list[tuple[str, Any]]:
+    """The names and values in a configuration, a module or a dictionary."""
+    held = place if isinstance(place, dict) else vars(place)
+    return [(name, value) for name, value in held.items() if isinstance(name, str)]
 
 
 def _put(place: Any, name: str, value: Any, changed: list[tuple[Any, str, Any]]) -> None:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from engine import attention
 from engine.models.files import (
     ModelError,
-    check_causal,
+    check_generates,
     check_weights,
     end_of_text,
     locate,
@@ -29,6 +29,7 @@ from engine.models.files import (
 from engine.models.formats import check_format, check_head, check_unexpected
 from engine.models.probe import Proof, tolerance_of
 from engine.models.record import ProbeError
+from engine.models.wrappers import decoder_of, generator_class
 from engine.process.progress import progress
 
 if TYPE_CHECKING:
@@ -66,14 +67,16 @@ class LoadedModel:
 def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
     """Find, check, load, pack and verify the model; raises ModelError with the reason if any of it fails."""
     directory = locate(config.model)
-    check_causal(directory)
+    check_generates(directory)
     hf_config = read_config(directory)
+    if hf_config.is_encoder_decoder:
+        raise ModelError(f"{hf_config.model_type} is an encoder with a decoder; only decoders are served")
     check_head(getattr(hf_config, "architectures", None))
     check_weights(directory)
     check_format(directory)
     dtype = backend.default_dtype() if config.dtype == "auto" else DTYPES[config.dtype]
     progress.begin("reading the weights")
-    model = from_pretrained(AutoModelForCausalLM, directory, dtype, **backend.pretrained_options())
+    model = decoder_of(from_pretrained(generator_class(hf_config), directory, dtype, **backend.pretrained_options()))
     limit = max_model_len(hf_config, config.max_model_len)
     text_config = hf_config.get_text_config()
     vocab_size = int(text_config.vocab_size)
@@ -101,7 +104,9 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
         lora_layers=lora_layers,
         max_model_len=limit,
         vocab_size=vocab_size,
-        eos_token_ids=_eos_token_ids(model, text_config.eos_token_id, end_of_text(directory, tokens), vocab_size),
+        eos_token_ids=_eos_token_ids(
+            model, getattr(text_config, "eos_token_id", None), end_of_text(directory, tokens), vocab_size
+        ),
         sampling_defaults=sampling_defaults(directory),
         rounding=backend.rounding(forward),
     )

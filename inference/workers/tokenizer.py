@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-import structlog
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 
 from inference.chat import reasoning
 from inference.chat.call_styles import TAGS, Style, style_of
+from inference.chat.chat_template import ChatTemplate, of_model
 from inference.chat.guarded_template import GuardedTemplate
-from inference.chat.template_environment import environment
 from inference.chat.template_files import DEFAULT, TOOL_USE, template_texts
+from inference.chat.template_process import WRONG
 from inference.errors import InvalidRequest, TemplateError
 from inference.generation.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from inference.http.offload import in_thread, release_memory
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.messages import ModelInfo
-
-logger = structlog.get_logger(__name__)
 
 INLINE_CHARACTERS = 8192
 """Longer texts are tokenised in a thread, so that the event loop keeps serving streams."""
@@ -73,7 +70,7 @@ class ModelTokenizer:
 
     fast: FastTokenizer
     special_ids: frozenset[int]
-    template: jinja2.Template | GuardedTemplate | None
+    template: ChatTemplate | None
     special_texts: dict[str, str]
     configuration: dict[str, Any]
     """tokenizer_config.json, including the chat template from whichever file it was read."""
@@ -82,7 +79,7 @@ class ModelTokenizer:
     """Whether outputs may begin with reasoning: the template or the vocabulary contains the tags."""
     control: ControlTokens | None = None
     """Escapes special tokens in client text; None if clients may write them."""
-    tool_template: jinja2.Template | None = None
+    tool_template: ChatTemplate | None = None
     """The template of conversations with tools, if the model has one of its own for them."""
     _texts: dict[int, str] = field(default_factory=dict)
 
@@ -111,8 +108,8 @@ class ModelTokenizer:
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         special_texts = {name: t for name in names if (t := _content(config.get(name))) is not None}
         special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
-        template = GuardedTemplate(chat_template) if chat_template else _compiled(text)
-        tool_template = _compiled(tool_text)
+        template = ChatTemplate(GuardedTemplate(chat_template)) if chat_template else of_model(text)
+        tool_template = of_model(tool_text)
         may_reason = (
             any(reasoning.END in written for written in (text, tool_text) if written)
             or fast.token_to_id(reasoning.END) is not None
@@ -287,7 +284,7 @@ class ModelTokenizer:
 
     async def _rendered(self, prompt: ChatPrompt) -> str:
         """Render the template; long conversations run in a thread, and so does waiting for a template's own process."""
-        if isinstance(self.template, GuardedTemplate):
+        if self.template is not None and self.template.thread is not None:
             return await asyncio.get_running_loop().run_in_executor(self.template.thread, self.render, prompt)
         short = len(prompt.messages) <= INLINE_MESSAGES and not prompt.template_arguments
         if short and sum(_length(message) for message in prompt.messages) <= INLINE_CHARACTERS:
@@ -322,15 +319,7 @@ class ModelTokenizer:
         asked = {"messages": messages, "add_generation_prompt": prompt.add_generation_prompt}
         try:
             text = template.render({**self.special_texts, **arguments, **asked})
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            LookupError,
-            ValueError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
+        except WRONG as error:
             raise TemplateError(f"The chat template refused the messages: {str(error)[:300]}") from error
         if len(text) > MAX_RENDERED_CHARACTERS:
             raise TemplateError(f"The chat template produced more than {MAX_RENDERED_CHARACTERS} characters.")
@@ -379,17 +368,6 @@ def _boundary(text: str, near: int) -> int:
         if text[at].isspace() and not text[at - 1].isspace():
             return at
     return near
-
-
-def _compiled(text: str | None) -> jinja2.Template | None:
-    """A template of the model; None without one, or if it cannot be used: such a model can still complete text."""
-    if text is None:
-        return None
-    try:
-        return environment().from_string(text)
-    except jinja2.TemplateSyntaxError as error:
-        logger.warning("chat template unusable", reason=str(error))
-        return None
 
 
 def _content(token: Any) -> str | None:

@@ -41,6 +41,14 @@ SMALL: dict[str, Any] = {
     "index_topk": 8, "index_n_heads": 2, "index_head_dim": 16, "o_lora_rank": 16, "layer_types": None,
     "max_window_layers": 2, "hidden_dim": 64,
 }  # fmt: skip
+
+
+def _axes(section: list[int], partial: float = 1.0) -> dict[str, Any]:
+    """The rotary embedding of text and images: `section` is how many of a head's frequencies each axis has."""
+    parameters = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": section}
+    return {"rope_parameters": {**parameters, "partial_rotary_factor": partial} if partial < 1 else parameters}
+
+
 _MLA = {"head_dim": 8, "num_key_value_heads": 4}
 OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "deepseek_v3", "longcat_flash", "youtu"), _MLA),
@@ -58,7 +66,7 @@ OWN: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX", "is_decoder": True},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16},
     "zaya": {"num_experts_per_tok": 1},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    **{key: {"layer_types": ["conv", "full_attention"] * 2} for key in ("lfm2", "lfm2_moe")},
     "bamba": {"attn_layer_indices": [1, 3]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
@@ -80,6 +88,23 @@ OWN: dict[str, dict[str, Any]] = {
     "moshi": {"audio_vocab_size": 100},
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},
     "xlstm": {"num_heads": 4, "qk_dim_factor": 0.5},
+    **dict.fromkeys(
+        (
+            "qwen2_vl_text",
+            "qwen2_5_vl_text",
+            "qwen2_5_omni_text",
+            "qwen3_vl_text",
+            "qwen3_vl_moe_text",
+            "paddleocr_vl_text",
+            "glm_ocr_text",
+        ),
+        _axes([4, 2, 2]),
+    ),
+    "glm4v_text": _axes([2, 1, 1], 0.5),
+    "glm4v_moe_text": {**_axes([2, 1, 1], 0.5), "n_routed_experts": 4},
+    "ernie4_5_vl_moe_text": {**_axes([3, 3, 2]), "moe_intermediate_size": [48, 48]},
+    "qwen2_vl.vision_config": {"depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 4},
+    "mistral4": {**_MLA, "rope_interleave": True},
 }
 """What some families need beside that."""
 _ROPE = {
@@ -139,6 +164,8 @@ def _shrunk(kind: Any, changes: dict[str, Any], family: str) -> dict[str, Any]:
     for name, given in vars(default).items():
         if name in SMALL and (given is not None or name == "head_dim" or SMALL[name] is None):
             fields[name] = SMALL[name]
+    if kinds := _kinds(default):
+        fields["layer_types"] = [kinds[i % len(kinds)] for i in range(LAYERS)]
     if isinstance(vars(default).get("rope_parameters"), dict):
         fields["rope_parameters"] = _short(vars(default)["rope_parameters"])
     for name, value in changes.items():
@@ -148,11 +175,23 @@ def _shrunk(kind: Any, changes: dict[str, Any], family: str) -> dict[str, Any]:
             fields[name] = value
     fields.update(OWN.get(default.model_type, {}))
     fields.update(OWN.get(family, {}) if default.model_type != family else {})
-    for name, part in (getattr(kind, "sub_configs", None) or {}).items():
-        if hasattr(part, "model_type") and part.model_type in CONFIG_MAPPING:
+    for name in getattr(kind, "sub_configs", None) or {}:
+        part = getattr(default, name, None)
+        if isinstance(part, PreTrainedConfig) and part.model_type in CONFIG_MAPPING:
             text = name in ("text_config", "decoder", "llm_config")
-            fields[name] = _shrunk(part, changes if text else {}, part.model_type)
+            fields[name] = {
+                **_shrunk(type(part), changes if text else {}, part.model_type),
+                "model_type": part.model_type,
+                **OWN.get(f"{family}.{name}", {}),
+            }
     return fields
+
+
+def _kinds(default: Any) -> list[str]:
+    """The kinds of layers that the family's own configuration mixes; none if it has one kind, or names none."""
+    types = vars(default).get("layer_types")
+    kinds = [*dict.fromkeys(types)] if isinstance(types, list) else []
+    return kinds if 1 < len(kinds) <= LAYERS else []
 
 
 def _short(parameters: dict[str, Any]) -> dict[str, Any]:

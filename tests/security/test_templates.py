@@ -11,7 +11,7 @@ import jinja2
 import psutil
 import pytest
 
-from inference.chat.template_environment import environment
+from inference.chat.chat_template import of_model
 from inference.errors import TemplateError
 from inference.generation.requests import ChatPrompt
 from inference.workers.tokenizer import ModelTokenizer
@@ -65,7 +65,7 @@ def rendered(template: str, own: bool = False) -> str:
     """What a template makes of the conversation: one of a client of the control plane, or the model's `own`."""
     tokenizer = ModelTokenizer.load(model_info(), chat_template="" if own else template)
     if own:
-        tokenizer.template = environment().from_string(template)
+        tokenizer.template = of_model(template)
     messages = [dict(message) for message in MESSAGES]
     text = tokenizer.render(ChatPrompt(messages))
     assert messages == MESSAGES, "the template changed the conversation"
@@ -133,8 +133,8 @@ async def test_one_that_never_ends_costs_its_own_requests_alone(name):
 async def test_a_process_that_is_killed_is_replaced():
     tokenizer = ModelTokenizer.load(model_info(), chat_template="{{ messages[0].content }}!")
     assert tokenizer.render(ChatPrompt(MESSAGES)) == "Hi!"
-    tokenizer.template._process.kill()
-    tokenizer.template._process.wait()
+    tokenizer.template._template._process.kill()
+    tokenizer.template._template._process.wait()
     with pytest.raises(TemplateError):
         tokenizer.render(ChatPrompt(MESSAGES))
     assert tokenizer.render(ChatPrompt(MESSAGES)) == "Hi!"
@@ -144,7 +144,7 @@ def test_the_process_has_no_secrets_and_ends_with_its_template(monkeypatch):
     monkeypatch.setenv("DRAGOMAN_DATABASE_URL", "postgresql://u:secret@h/d")
     tokenizer = ModelTokenizer.load(model_info(), chat_template="{{ messages[0].content }}!")
     assert tokenizer.render(ChatPrompt(MESSAGES)) == "Hi!"
-    process = psutil.Process(tokenizer.template._process.pid)
+    process = psutil.Process(tokenizer.template._template._process.pid)
     assert "DRAGOMAN_DATABASE_URL" not in process.environ()
     del tokenizer
     gc.collect()

@@ -74,7 +74,7 @@ REASONS = [
     (empty, "config.json is missing"),
     (truncated, "model.safetensors is damaged or truncated"),
     (pickled, "pytorch_model.bin is pickled and never loaded"),
-    (unknown_architecture, "'t5' is not a causal language model"),
+    (unknown_architecture, "'t5' is no language model"),
     (missing_weights, "weights are missing"),
     (other_shapes, "other shapes than config.json says"),
     (broken_tokenizer, "tokenizer.json cannot be used"),

@@ -1,4 +1,4 @@
-"""Serves every causal family of the installed transformers at a tiny size, and compares its tokens with transformers'.
+"""Serves every family of language models of the installed transformers at a tiny size, and compares its tokens with transformers'.
 
     python -m tools.bench.sweep_families [--variants [NAME ...]] [--only NAME ...] [--timeout S] [--markdown FILE]
 
@@ -28,14 +28,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoConfig, GenerationConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.failures import words
 from engine.messages import Submit
 from engine.models.files import ModelError, max_model_len
+from engine.models.wrappers import generator_class
 from engine.sampling.params import SamplingParams
 from tests.models.random_models import DEMO, TOKENIZER_FILES
 from tests.models.tiny_families import VARIANTS, tiny_config, variant_fits
@@ -50,8 +54,8 @@ HEAD = """\
 
 A model is accepted or refused when it is loaded, by its own configuration and weights: its logits must equal those of
 transformers, whatever else is in the step (`engine/models/probe.py`). A model that fails this check fails its
-deployment, with the reason. This page lists the result for every family of causal language models in transformers
-{version}, at tiny shapes with random weights and with prompts that exceed every limit of the configuration: {totals}.
+deployment, with the reason. This page lists the result for every family of language models in transformers {version}, also
+of those that read images or sound beside text, whose decoder alone is served, at tiny shapes with random weights and with prompts that exceed every limit of the configuration: {totals}.
 Another configuration of a listed family may have another result.
 
 Run the sweep after every upgrade of transformers and review the changes. It takes some minutes, and exits with 1 if a row
@@ -75,7 +79,8 @@ def main() -> int:
     warm_up()
     variants = [] if options.variants is None else options.variants or [name for name in VARIANTS if name]
     rows: list[tuple[str, str, str, str]] = []
-    for family in options.only or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    families = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
+    for family in options.only or families:
         for variant in ["", *variants]:
             if not variant_fits(family, variant):
                 continue
@@ -135,13 +140,18 @@ def judge(family: str, variant: str) -> tuple[str, str]:
         target = Path(directory) / family
         try:
             make(target, family, variant)
-            model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+            config = AutoConfig.from_pretrained(target)
+            if config.is_encoder_decoder:  # the engine says so
+                answer(target, [[5, 6, 7]], MAX_LENGTH)
+            model = generator_class(config).from_pretrained(target, dtype=torch.float32).eval()
             vocab = int(model.config.get_text_config().vocab_size)
             generator = torch.Generator().manual_seed(1)
             limit = min(MAX_LENGTH, max_model_len(model.config, 0))
             lengths = [min(n, limit - NEW_TOKENS) for n in PROMPTS]
             asked = [torch.randint(3, vocab, (n,), generator=generator).tolist() for n in lengths]
             expected = [generate(model, prompt) for prompt in asked]
+        except ModelError as error:
+            return "refused", str(error)
         except Exception as error:  # transformers' own; the row says so
             return "unmade", f"{type(error).__name__}: {error}"
         del model
@@ -161,12 +171,13 @@ def judge(family: str, variant: str) -> tuple[str, str]:
 def make(target: Path, family: str, variant: str) -> None:
     """Write the tiny model: every matrix random and large enough that a mistake moves the logits."""
     config = tiny_config(family, variant)
+    kind, both = generator_class(config), config.is_encoder_decoder
     with torch.device("meta"):
-        size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+        size = sum(weight.numel() for weight in kind.from_config(config).parameters())
     if size > MOST_WEIGHTS:
         raise ValueError(f"{size} weights: its configuration was not made small")
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim < 2:
@@ -176,6 +187,7 @@ def make(target: Path, family: str, variant: str) -> None:
             else:
                 weight.normal_(0, 1.4 * weight.shape[-1] ** -0.5)
     model.generation_config = GenerationConfig(eos_token_id=2, pad_token_id=0)
+    model.config.is_encoder_decoder = both  # as published; the class of its decoder unsets it
     model.save_pretrained(target)
     for file in TOKENIZER_FILES:
         shutil.copy(DEMO / file, target / file)
