@@ -183,10 +183,18 @@ def tokenizer_file(directory: Path, cache_dir: str) -> Path:
         except Exception as error:  # tokenizers raises bare Exception
             raise ModelError(f"tokenizer.json cannot be used: {error}") from error
         return directory / "tokenizer.json"
+    # Where transformers has no class for it, code of the model would be what splits texts.
+    path = directory / "tokenizer_config.json"
+    mapped = read_json(path).get("auto_map") if path.is_file() else None
+    own_code = bool(mapped) and (not isinstance(mapped, dict) or "AutoTokenizer" in mapped)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         backend = tokenizer.backend_tokenizer
     except (ValueError, KeyError, TypeError, OSError, AttributeError, ImportError) as error:
+        if own_code:
+            raise ModelError(
+                "its tokenizer needs code of the model, which is never run; add a tokenizer.json"
+            ) from error
         raise ModelError(f"there is no tokenizer that can be used: {error}") from error
     content = backend.to_str().encode()
     name = f"tokenizer-{hashlib.sha256(content).hexdigest()}.json"

@@ -8,12 +8,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +33,9 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     it runs as fast as any other of its kind. Otherwise it is `model`, without the parts that no text needs.
     """
     decoder = model.get_decoder()
-    beside = _beside(model, decoder)
-    if not beside:
+    if not isinstance(decoder, PreTrainedModel) or decoder.config is model.config:
         return model
+    beside = _beside(model, decoder)
     alone = _alone(model, decoder)
     if alone is not None and _same_logits(model, alone):
         return alone

@@ -104,7 +104,7 @@ OWN: dict[str, dict[str, Any]] = {
     "glm4v_moe_text": {**_axes([2, 1, 1], 0.5), "n_routed_experts": 4},
     "ernie4_5_vl_moe_text": {**_axes([3, 3, 2]), "moe_intermediate_size": [48, 48]},
     "qwen2_vl.vision_config": {"depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 4},
-    "mistral4": {**_MLA, "rope_interleave": True},
+    "mistral4": {"head_dim": 16, "num_key_value_heads": 4, "rope_interleave": True},
 }
 """What some families need beside that."""
 _ROPE = {
