@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.block_pool import TRASH_BLOCK
+from engine.models.long_rope import LONG
 from engine.request import PENDING
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Chosen:
 class ForwardBatch:
     """The inputs of a forward pass. T rows, of which the last may be padding; L rows get logits.
 
-    input_ids, positions: [1, T] int64. slot_mapping: [T] int64. logits_rows: [L] int64.
+    input_ids, positions: [1, T] int64; those of long sequences with the mark `LONG`. slot_mapping: [T] int64. logits_rows: [L] int64.
     """
 
     input_ids: torch.Tensor
@@ -91,7 +92,8 @@ def build_batch(scheduled: ScheduledBatch, block_size: int, chosen: Chosen | Non
             assert chosen is not None
             ids[-1] = -1 - chosen.rows[request]
         ids += drafts
-        positions += range(start, end)
+        mark = LONG if request.is_long else 0
+        positions += range(mark + start, mark + end)
         table = request.block_table
         slots += [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
         used = table[: -(-end // block_size)]

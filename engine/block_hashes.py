@@ -16,11 +16,11 @@ DIGEST_BYTES = 16
 TOKEN_BYTES = 4
 
 
-def cache_key(adapter_digest: str, cache_salt: str) -> str:
-    """Besides the tokens, what must be equal for sequences to share blocks: the adapter ("" for none) and the tenant's
-    salt.
+def cache_key(adapter_digest: str, cache_salt: str, is_long: bool = False) -> str:
+    """Besides the tokens, what must be equal for sequences to share blocks: the adapter ("" for none), the tenant's salt,
+    and whether they are longer than the original length of a model that has one.
     """
-    return f"{adapter_digest}\0{cache_salt}"
+    return f"{adapter_digest}{'+' if is_long else ''}\0{cache_salt}"  # digests are hexadecimal
 
 
 def extend_hashes(hashes: list[bytes], key: str, token_ids: Sequence[int], num_tokens: int, block_size: int) -> None:

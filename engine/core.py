@@ -89,9 +89,10 @@ class EngineCore:
         self.offload = offload_for(config, prepared, pool)
         if self.offload is not None:
             gates.append(OffloadGate(self.offload, pool, self._step_time, config.max_num_batched_tokens))
-        scheduling = policy(config.scheduling_policy)
-        rows = max_prompt_rows(loaded.vocab_size)
-        self.scheduler = Scheduler(config, pool, limit, loaded.eos_token_ids, scheduling, gates, self._step_time, rows)
+        scheduling, rows = policy(config.scheduling_policy), max_prompt_rows(loaded.vocab_size)
+        self.scheduler = Scheduler(
+            config, pool, limit, loaded.eos_token_ids, scheduling, gates, self._step_time, rows, loaded.original_length
+        )
         self.runner = ModelRunner(backend, loaded, prepared.cache)
         self.requests: dict[tuple[int, int], Request] = {}
         self.stats = Stats(blocks_total=pool.num_usable)
@@ -111,7 +112,7 @@ class EngineCore:
         self.blocked = False
         """Whether the last step could do nothing because every request waits for an adapter."""
         self.info = model_info(prepared, config, backend.device.type)
-        self.transfers = Transfers(config, loaded.directory, prepared.cache, pool)
+        self.transfers = Transfers(config, loaded.directory, prepared.cache, pool, loaded.original_length)
 
     def submit(self, client: int, message: Submit | Embed) -> RequestOutput | None:
         """Queue a client's request. Returns its only output if it is refused, else None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -83,6 +84,8 @@ class Request:
     deadline: float | None = None
     tenant: Tenant = NOBODY
     band: int = 0
+    original_length: int = sys.maxsize
+    """Longer sequences rotate all of their positions otherwise (`engine.models.long_rope`)."""
 
     status: RequestStatus = RequestStatus.WAITING
     num_prompt_tokens: int = 0
@@ -95,6 +98,8 @@ class Request:
     """The first tokens that the prefix cache had when the request came."""
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
+    is_long: bool = False
+    """Whether its blocks are those of a sequence over the `original_length`."""
     num_prompt_logprobs: int = 0
     first_scheduled: float | None = None
     dropped: FinishReason | None = None
@@ -121,6 +126,27 @@ class Request:
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
         self.stop_token_ids = frozenset(self.params.stop_token_ids)
+
+    def begin_anew(self) -> None:
+        """It has no blocks: what is computed from now on is of a sequence of its present length."""
+        self.num_computed_tokens = self.num_read_tokens = 0
+        if self.is_long != (len(self.token_ids) > self.original_length):
+            self.is_long, self.block_hashes = not self.is_long, []
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether all of it must be computed again, since it has become longer than the `original_length`."""
+        return not self.is_long and len(self.token_ids) > self.original_length
+
+    @property
+    def room(self) -> int:
+        """The number of tokens that may be added before it is outgrown."""
+        return sys.maxsize if self.is_long else self.original_length - len(self.token_ids)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether no blocks of another worker are still on their way to the waiting request."""
+        return self.incoming is None or self.incoming.settled
 
     @property
     def begun(self) -> bool:
@@ -157,5 +183,7 @@ class Request:
 
     @property
     def cache_key(self) -> str:
-        """Besides the tokens, what must be equal for requests to share blocks: the tenant's salt and the adapter."""
-        return cache_key(self.adapter.digest if self.adapter else "", self.cache_salt)
+        """Besides the tokens, what must be equal for requests to share blocks: the tenant's salt, the adapter, and whether
+        they are long.
+        """
+        return cache_key(self.adapter.digest if self.adapter else "", self.cache_salt, self.is_long)

@@ -44,11 +44,14 @@ class Scheduler:
         gates: Sequence[Gate] = (),
         step_time: StepTime | None = None,
         max_prompt_rows: int = sys.maxsize,
+        original_length: int = sys.maxsize,
     ) -> None:
         """`gates` are asked in this order whether a request may start, may go on, or has failed. `step_time` is what
-        past steps took. `max_prompt_rows`: the most logits that a step computes for log-probabilities of prompts.
+        past steps took. `max_prompt_rows`: the most logits that a step computes for log-probabilities of prompts. A
+        sequence that passes the `original_length` is computed again from its beginning.
         """
         self.config, self.pool, self.max_model_len = config, pool, max_model_len
+        self._original_length = original_length
         self._step_time = step_time or StepTime()
         self._policy, self._gates, self._max_prompt_rows = policy, gates, max_prompt_rows
         self._limits = QueueLimits(config, self._step_time)
@@ -70,6 +73,8 @@ class Scheduler:
             refusal = gate.refusal(request)
             if refusal is not None:
                 return refusal
+        request.original_length = self._original_length
+        request.begin_anew()
         self.pool.extend_hashes(request)
         request.num_reusable_tokens = len(self.pool.match(self.pool.reusable(request))) * self.config.block_size
         # The limits are for new requests; a sequence that goes on here has been admitted once.
@@ -126,11 +131,14 @@ class Scheduler:
 
     def schedule(self, awaited: bool = False) -> ScheduledBatch:
         """The next step's batch; empty when nothing can run. `awaited`: somebody outside waits for the step's end."""
+        outgrown = [request for request in self.running if request.outgrown]
+        for request in outgrown:
+            self._preempt(request)
         self._make_room()
         limit, logits = self._prefill_limit(awaited), PromptLogits(self._max_prompt_rows)
         batch = ScheduledBatch(bounded=limit.bounded)
         budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens, limit, logits)
-        if not preempted and not limit.exhausted:
+        if not preempted and not outgrown and not limit.exhausted:
             self._admit_waiting(batch, budget, limit, logits)
         for request, count in zip(batch.requests, batch.num_new_tokens, strict=True):
             batch.ends.append(request.num_computed_tokens + count - len(batch.drafts.get(request, ())))
@@ -143,8 +151,8 @@ class Scheduler:
             return
         for gate in self._gates:
             gate.begin(self.running)
-        waiting = filter(_is_here, self.waiting)
-        for request in self._policy.yields([*waiting], [*self.running], most, self._passes):
+        waiting = [request for request in self.waiting if request.is_here]
+        for request in self._policy.yields(waiting, [*self.running], most, self._passes):
             self._preempt(request)
 
     def _passes(self, request: Request) -> bool:
@@ -282,7 +290,7 @@ class Scheduler:
     def _drafts(self, request: Request, limit: int) -> list[int]:
         """Draft tokens for a request in decode; none if the free blocks do not suffice without preemption."""
         params, position = request.params, request.num_computed_tokens
-        limit = min(limit, params.max_tokens - request.num_output_tokens - 1)
+        limit = min(limit, params.max_tokens - request.num_output_tokens - 1, request.room)
         last = len(request.token_ids) - 1
         if position != last or limit < 1 or not params.independent or request.num_output_tokens < params.min_tokens:
             return []
@@ -312,7 +320,7 @@ class Scheduler:
         for request in self._policy.startable([*self.waiting], self.running):
             if budget <= 0 or limit.exhausted or len(self.running) >= self.config.max_num_seqs:
                 break
-            if not _is_here(request) or logits.keeps_out(request):
+            if not request.is_here or logits.keeps_out(request):
                 continue
             request.stopped_by_gate = not self._passes(request)
             if request.stopped_by_gate:
@@ -364,7 +372,7 @@ class Scheduler:
         if request.hold is not None:
             request.hold.suspend()
         self.pool.free(request)
-        request.num_computed_tokens = request.num_read_tokens = 0
+        request.begin_anew()
         request.num_preemptions += 1
         self.num_preemptions += 1
         request.status = RequestStatus.WAITING
@@ -390,8 +398,3 @@ class Scheduler:
         if self._is_full(request, length):
             return FinishReason.LENGTH
         return FinishReason.MOVED if request.hold is not None else None
-
-
-def _is_here(request: Request) -> bool:
-    """Whether no blocks of another worker are still on their way to the waiting request."""
-    return request.incoming is None or request.incoming.settled

@@ -40,9 +40,13 @@ MAX_SENDS = 16
 class Transfers:
     """Holds and arrivals of one engine."""
 
-    def __init__(self, config: EngineConfig, directory: Path, cache: Any, pool: BlockPool) -> None:
-        """`cache` is the backend's KV cache; `directory` has the files of the model that has just been loaded. Raises ModelError."""
-        self._config, self._cache, self._pool = config, cache, pool
+    def __init__(
+        self, config: EngineConfig, directory: Path, cache: Any, pool: BlockPool, original_length: int
+    ) -> None:
+        """`cache` is the backend's KV cache; `directory` has the files of the model that has just been loaded, and
+        `original_length` is its. Raises ModelError.
+        """
+        self._config, self._cache, self._pool, self._original_length = config, cache, pool, original_length
         self._model = _digest(config, directory)
         self._transport = transport_for(config)
         self.holds = Holds(pool)
@@ -66,7 +70,9 @@ class Transfers:
             self.holds.add(request.hold)
         source = message.source
         needs_prompt = request.params.prompt_logprobs is not None and not message.generated
-        if source is not None and 0 < source.num_tokens <= len(request.token_ids) and not needs_prompt:
+        if source is None or needs_prompt or (source.num_tokens > self._original_length) != request.is_long:
+            return
+        if 0 < source.num_tokens <= len(request.token_ids):
             request.incoming = self._arrival(request, source)
 
     def fetch(self, message: Fetch) -> None:
@@ -81,7 +87,8 @@ class Transfers:
         self._used = True
         hashes: list[bytes] = []
         if self._config.prefix_caching:
-            extend_hashes(hashes, cache_key(message.adapter, message.cache_salt), tokens, len(tokens), size)
+            key = cache_key(message.adapter, message.cache_salt, len(tokens) > self._original_length)
+            extend_hashes(hashes, key, tokens, len(tokens), size)
         identity = self._identity(message.adapter, message.cache_salt, tokens)
         arrival = self._begin(source, identity, hashes, early=True)
         self._early[source.transfer_id] = arrival, time.monotonic() + HOLD_S

@@ -155,17 +155,22 @@ def check_weights(directory: Path) -> None:
             raise ModelError(f"the weight file {shard.name} is damaged or truncated: {error}") from error
 
 
-def max_model_len(hf_config: Any, wanted: int) -> int:
+def longest_position(hf_config: Any) -> int:
+    """The model's own limit of a sequence, in tokens."""
+    text = hf_config.get_text_config()
+    named = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions")]
+    return next((int(n) for n in named if isinstance(n, int) and n > 0), 2048)
+
+
+def max_model_len(hf_config: Any, wanted: int, by_sequence: bool = False) -> int:
     """The longest sequence in tokens: the model's own limit, or `wanted` (0: none) if that is less.
 
     Rotary embeddings that change with the length of the call ("dynamic", "longrope") would let sequences of one
-    batch disturb each other, so such models stop at the length where the change begins.
+    batch disturb each other, so such models stop at the length where the change begins, unless it is made `by_sequence`.
     """
-    text = hf_config.get_text_config()
-    named = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions")]
-    own = next((int(n) for n in named if isinstance(n, int) and n > 0), 2048)
+    text, own = hf_config.get_text_config(), longest_position(hf_config)
     rope = getattr(text, "rope_parameters", None) or {}
-    for parameters in [rope, *[v for v in rope.values() if isinstance(v, dict)]]:
+    for parameters in [] if by_sequence else [rope, *[v for v in rope.values() if isinstance(v, dict)]]:
         if parameters.get("rope_type") in {"dynamic", "longrope"}:
             own = min(own, int(parameters.get("original_max_position_embeddings") or own))
     if wanted > own:

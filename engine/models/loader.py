@@ -15,12 +15,14 @@ from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel
 
 from engine import attention
+from engine.models import long_rope
 from engine.models.files import (
     ModelError,
     check_generates,
     check_weights,
     end_of_text,
     locate,
+    longest_position,
     max_model_len,
     read_config,
     sampling_defaults,
@@ -62,6 +64,8 @@ class LoadedModel:
     sampling_defaults: dict[str, float]
     rounding: str | None
     """Why results are not batch-invariant (bitwise equal in any batch); None if they are."""
+    original_length: int
+    """Longer sequences rotate all of their positions otherwise (`engine.models.long_rope`)."""
 
 
 def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
@@ -77,7 +81,8 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
     dtype = backend.default_dtype() if config.dtype == "auto" else DTYPES[config.dtype]
     progress.begin("reading the weights")
     model = decoder_of(from_pretrained(generator_class(hf_config), directory, dtype, **backend.pretrained_options()))
-    limit = max_model_len(hf_config, config.max_model_len)
+    switch = long_rope.original_length(model, longest_position(hf_config))
+    limit = max_model_len(hf_config, config.max_model_len, by_sequence=switch is not None)
     text_config = hf_config.get_text_config()
     vocab_size = int(text_config.vocab_size)
     progress.begin("verifying the model")
@@ -85,7 +90,9 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
         # If the process crashes during verification, this is the last line of its log.
         logger.info("verifying %s", type(model).__name__)
         num_layers = int(text_config.num_hidden_layers)
-        proof = Proof(model, num_layers, vocab_size, limit)
+        proof = Proof(model, num_layers, vocab_size, limit, switch)
+        if switch is not None:
+            long_rope.install(model, switch)
         attention.install()
         model.set_attn_implementation(attention.NAME)
         rounding = tolerance_of(dtype, num_layers)
@@ -109,6 +116,7 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
         ),
         sampling_defaults=sampling_defaults(directory),
         rounding=backend.rounding(forward),
+        original_length=sys.maxsize if switch is None else switch,
     )
 
 

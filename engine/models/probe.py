@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from engine.batch import build_batch
 from engine.block_pool import BlockPool
 from engine.models import record
 from engine.models.limits import LOWERED, lowered, named_lengths
+from engine.models.long_rope import LONG
 from engine.models.record import ProbeError, record_layers, stateful_modules
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -74,9 +76,13 @@ class Case:
 class Proof:
     """Reference logits of transformers' forward pass, computed before the model is modified."""
 
-    def __init__(self, model: PreTrainedModel, num_layers: int, vocab_size: int, longest: int) -> None:
-        """`longest`: the longest sequence that will be served. Raises ProbeError if a layer is not supported."""
-        self._model, self._longest = model, longest
+    def __init__(
+        self, model: PreTrainedModel, num_layers: int, vocab_size: int, longest: int, original_length: int | None = None
+    ) -> None:
+        """`longest`: the longest sequence that will be served; those over the `original_length` have rotary embeddings of
+        their own. Raises ProbeError if a layer is not supported.
+        """
+        self._model, self._longest, self._original_length = model, longest, original_length
         generator = torch.Generator().manual_seed(0)
 
         def prompt(positions: list[int]) -> Prompt:
@@ -107,7 +113,7 @@ class Proof:
         """Compute the prompts through a small paged cache and compare the logits of every token; raises ProbeError."""
         for case in self.cases:
             with lowered(self._model, self._longest) if case.limits else nullcontext():
-                measured = _run(backend, forward, case, dtype)
+                measured = _run(backend, forward, case, dtype, self._original_length)
             for number, (prompt, found) in enumerate(zip(case.prompts, measured, strict=True)):
                 difference = _difference(found, prompt.expected, tolerance <= TOLERANCE[torch.float32])
                 if not difference <= tolerance:
@@ -152,7 +158,9 @@ def _compute(model: PreTrainedModel, prompts: list[Prompt]) -> None:
 
 
 @torch.inference_mode()
-def _run(backend: Backend, forward: Forward, case: Case, dtype: torch.dtype) -> list[torch.Tensor]:
+def _run(
+    backend: Backend, forward: Forward, case: Case, dtype: torch.dtype, original_length: int | None
+) -> list[torch.Tensor]:
     """The logits [tokens, V] of every prompt, computed over a paged cache."""
     num_blocks = 2 + sum(-(-len(prompt.ids) // BLOCK_SIZE) for prompt in case.prompts)
     pool = BlockPool(num_blocks, BLOCK_SIZE, prefix_caching=False)
@@ -163,7 +171,7 @@ def _run(backend: Backend, forward: Forward, case: Case, dtype: torch.dtype) -> 
         for request, count in reversed(step):  # interleaved allocation, so that blocks are not all consecutive
             pool.allocate(request, request.num_computed_tokens + count)
         batch = build_batch(ScheduledBatch([r for r, _ in step], [n for _, n in step]), BLOCK_SIZE)
-        _place(batch, case, step)
+        _place(batch, case, step, sys.maxsize if original_length is None else original_length)
         try:
             logits = backend.run(forward, cache, batch)
         except Exception as error:  # as above
@@ -190,17 +198,15 @@ def _steps(requests: list[Request]) -> Iterator[list[tuple[Request, int]]]:
         number += 1
 
 
-def _place(batch: ForwardBatch, case: Case, step: list[tuple[Request, int]]) -> None:
+def _place(batch: ForwardBatch, case: Case, step: list[tuple[Request, int]], original_length: int) -> None:
     """Set the prompts' positions in the batch, and request the logits of all their rows, the last first."""
-    positions = [
-        position
-        for request, count in step
-        for position in case.prompts[request.key[1]].positions[
-            request.num_computed_tokens : request.num_computed_tokens + count
-        ]
-    ]
-    batch.logits_rows = torch.arange(len(positions)).flip(0)
-    batch.positions = torch.tensor([positions + [0] * (batch.input_ids.shape[1] - len(positions))])
+    placed: list[int] = []
+    for request, count in step:
+        positions, first = case.prompts[request.key[1]].positions, request.num_computed_tokens
+        mark = LONG if max(positions) >= original_length else 0
+        placed += [mark + position for position in positions[first : first + count]]
+    batch.logits_rows = torch.arange(len(placed)).flip(0)
+    batch.positions = torch.tensor([placed + [0] * (batch.input_ids.shape[1] - len(placed))])
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor, exact: bool) -> float:

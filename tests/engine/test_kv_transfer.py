@@ -21,6 +21,8 @@ from tests.engine.engines import prompts
 from tests.engine.few_blocks import few_blocks
 from tests.engine.pairs import Door, Held, idle, joined, transport
 from tests.engine.test_replay import CASES, ON, PHRASE, SAMPLED
+from tests.models.random_models import make_model
+from tests.models.tiny_families import ORIGINAL
 from tests.waiting import wait_until
 
 PROMPT = prompts(1700, (41,), seed=3)[0]
@@ -312,6 +314,25 @@ def test_files_that_go_from_under_a_worker_change_nothing(tmp_path):
         for driver, listening in ((prefill, door), (decode, other)):
             driver.engine.close()
             listening.close()
+
+
+@pytest.mark.parametrize("length", [ORIGINAL - 1, ORIGINAL, ORIGINAL + 1])
+def test_sequences_about_an_original_length_take_only_blocks_of_their_kind(tmp_path, length):
+    """The first token of a prompt of just that length makes the sequence a long one, for which the blocks are of no use."""
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": ORIGINAL,
+        "short_factor": [1.0] * 8, "long_factor": [4.0] * 8,
+    }  # fmt: skip
+    lengths = {"original_max_position_embeddings": ORIGINAL, "max_position_embeddings": 512}
+    model = make_model(tmp_path, "phi3", rope_parameters=rope, **lengths)
+    (prefill, door), (decode, other) = make(tmp_path, "p", model), make(tmp_path, "d", model)
+    (prompt,) = prompts(400, (length,))
+    tokens, *_ = decode.alone(prompt, **{**ON, "salt": "alone"})
+    got, _, _, fetched = joined(prefill, decode, prompt, **{**ON, "salt": "joined"})
+    assert (got, fetched) == (tokens, 0 if length == ORIGINAL else -(-length // BLOCK))
+    for driver, listening in ((prefill, door), (decode, other)):
+        driver.engine.close()
+        listening.close()
 
 
 def test_a_worker_whose_files_cannot_be_read_again_computes_everything_itself(tmp_path, monkeypatch, caplog):

@@ -58,6 +58,10 @@ deployment, with the reason. This page lists the result for every family of lang
 of those that read images or sound beside text, whose decoder alone is served, at tiny shapes with random weights and with prompts that exceed every limit of the configuration: {totals}.
 Another configuration of a listed family may have another result.
 
+Images, sound and video are refused in requests; the parts of a model that read them are not kept in memory. Sequences longer than
+the original length of a rotary embedding of the kind `longrope` (Phi-3, Phi-4-mini) are computed as transformers computes
+them; one that grows past it is computed again from its beginning, once.
+
 Run the sweep after every upgrade of transformers and review the changes. It takes some minutes, and exits with 1 if a row
 is wrong or its process crashed. `--variants` adds windows, scaled rotary embeddings, biases and odd widths.
 """

@@ -54,6 +54,7 @@ class Engine:
         policy: Policy | None = None,
         step_time: StepTime | None = None,
         rows: int = sys.maxsize,
+        original_length: int = sys.maxsize,
         **options: Any,
     ) -> None:
         """`blocks` counts those that requests can hold. The requests are added."""
@@ -62,7 +63,7 @@ class Engine:
         config = EngineConfig(model="none", block_size=SIZE, **{**plain, **options})
         self.pool = BlockPool(blocks + 1, SIZE, caching)
         self.scheduler = Scheduler(
-            config, self.pool, max_model_len, eos, policy or Priority(), gates, step_time, max_prompt_rows=rows
+            config, self.pool, max_model_len, eos, policy or Priority(), gates, step_time, rows, original_length
         )
         self.add(*requests)
 

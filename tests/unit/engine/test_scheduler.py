@@ -723,3 +723,47 @@ class TestDrafts:
         engine = self.engine(ask(0, self.REPEATS), *(ask(n, 2) for n in range(1, 5)))
         engine.step(t0=3)
         assert engine.step() == dict.fromkeys(range(5), 1)
+
+
+class TestOriginalLength:
+    def test_a_sequence_that_passes_it_is_computed_again_from_its_beginning(self):
+        request = ask(0, 6)
+        engine = Engine(request, original_length=8, caching=True)
+        assert engine.step() == {0: 6}
+        assert engine.step() == {0: 1}
+        short = list(request.block_hashes)
+        assert not request.is_long
+        assert engine.step() == {0: 1}  # the eighth token
+        assert engine.step() == {}
+        assert (engine.waiting, request.is_long) == ([0], True)
+        assert engine.step() == {0: 9}
+        assert engine.step() == {0: 1}
+        assert request.block_hashes[0] != short[0]
+        assert request.num_preemptions == 1
+
+    def test_a_longer_prompt_is_long_at_once_and_shares_nothing_with_short_ones(self):
+        engine = Engine(ask(0, range(8), max_tokens=1), original_length=8, caching=True)
+        engine.step()
+        longer = ask(1, range(9))
+        engine.add(longer)
+        assert (longer.is_long, longer.num_reusable_tokens) == (True, 0)
+        assert engine.step() == {1: 9}
+        again = ask(2, range(9))
+        engine.add(again)
+        assert again.num_reusable_tokens == 8
+
+    def test_nobody_starts_in_the_step_that_takes_it_back(self):
+        engine = Engine(ask(0, 8), original_length=8)
+        engine.step()
+        engine.add(ask(1, 2))
+        assert engine.step() == {}
+        assert engine.step() == {0: 9, 1: 2}
+
+    def test_drafts_end_at_it(self):
+        prompt = [1, 2, 3, 4, 5] * 4
+        counts = {}
+        for length in (21, 22, 100):
+            engine = Engine(ask(0, prompt, max_tokens=20), original_length=length, speculative_tokens=4)
+            engine.step(t0=1)
+            counts[length] = engine.step()[0]
+        assert counts == {21: 1, 22: 2, 100: 2}
