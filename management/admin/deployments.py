@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils.html import format_html_join
 from unfold.decorators import action, display
 
-from management import live
+from management import chat_template, live
 from management.admin import engine_options
 from management.admin.base import ReadOnlyAdmin, ServiceAdmin, actor
 from management.admin.engine_options import EngineOptionsForm
@@ -72,6 +72,13 @@ class DeploymentForm(EngineOptionsForm):
         if name in deployments.RESERVED_NAMES:
             raise forms.ValidationError(f"{name} always means the default deployment.")
         return name
+
+    def clean_chat_template(self) -> str:
+        """Refuse one that cannot be used."""
+        template: str = self.cleaned_data["chat_template"]
+        if template != self.initial.get("chat_template") and (wrong := chat_template.problem(template)):
+            raise forms.ValidationError(f"This is no template that can be used: {wrong}.")
+        return template
 
     def clean(self) -> dict[str, Any]:
         """Refuse options that an engine would not accept in combination."""

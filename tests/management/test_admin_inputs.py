@@ -39,6 +39,12 @@ def test_lists_of_names_take_no_nul(browser, deployment, field):
     assert "Null characters are not allowed." in browser.post(url("deployment", "add"), form).content.decode()
 
 
+def test_a_chat_template_that_never_ends_is_refused(browser, deployment):
+    form = {"name": "other", "version": deployment.version.pk, "chat_template": "{{ 'x'|center(10**12) }}"}
+    page = browser.post(url("deployment", "add"), form).content.decode()
+    assert "This is no template that can be used: it takes too long or too much memory." in page
+
+
 def test_a_key_whose_id_has_a_nul_is_not_there(browser, db, monkeypatch):
     """PostgreSQL cannot compare with NUL, so it is not asked."""
     asked = []
