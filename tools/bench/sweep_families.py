@@ -55,7 +55,8 @@ HEAD = """\
 A model is accepted or refused when it is loaded, by its own configuration and weights: its logits must equal those of
 transformers, whatever else is in the step (`engine/models/probe.py`). A model that fails this check fails its
 deployment, with the reason. This page lists the result for every family of language models in transformers {version}, also
-of those that read images or sound beside text, whose decoder alone is served, at tiny shapes with random weights and with prompts that exceed every limit of the configuration: {totals}.
+of those that read images or sound beside text, whose decoder alone is served. The models have tiny shapes and random weights,
+and the prompts exceed every limit of the configuration: {totals}.
 Another configuration of a listed family may have another result.
 
 Images, sound and video are refused in requests; the parts of a model that read them are not kept in memory. Sequences longer than
