@@ -131,7 +131,7 @@ class RouteTable:
             else:
                 if path.endswith("/") and (found := self._without_slash(method, path)) is not None:
                     return found
-                raise RouteNotFound("Not Found")
+                raise RouteNotFound(f"Not Found: this server does not serve {method[:20]} {path[:200]}")
         routes = methods.get("GET" if method == "HEAD" else method)
         if routes is None:
             raise MethodNotAllowed(sorted(methods))

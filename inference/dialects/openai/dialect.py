@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -115,5 +116,14 @@ ROUTES = (
 )
 
 DIALECT = Dialect(
-    "openai", "OpenAI", front=RouteSet(ROUTES, render_error, STATUSES, prefixes=("/v1/",), mounts=(KSERVE,))
+    "openai",
+    "OpenAI",
+    # vLLM redirects paths with one more slash; clients that follow no redirects are answered too.
+    front=RouteSet(
+        tuple(replace(route, trailing_slash=True) for route in ROUTES),
+        render_error,
+        STATUSES,
+        prefixes=("/v1/",),
+        mounts=(KSERVE,),
+    ),
 )

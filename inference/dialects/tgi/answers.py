@@ -4,11 +4,17 @@ compares both.
 
 from __future__ import annotations
 
-from typing import Literal
+from enum import StrEnum
 
 import msgspec
 
-FinishReason = Literal["length", "eos_token", "stop_sequence"]
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    LENGTH = "length"
+    EOS_TOKEN = "eos_token"
+    STOP_SEQUENCE = "stop_sequence"
 
 
 class Token(msgspec.Struct):

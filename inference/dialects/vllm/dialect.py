@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from inference.dialects.vllm import generate, lora, tokenization
 from inference.dialects.vllm import status as operations
 from inference.dialects.vllm.generate import DemoRequest
@@ -37,4 +39,6 @@ ROUTES = (
     ),
 )  # fmt: skip
 
-DIALECT = Dialect("vllm", "vLLM", front=RouteSet(ROUTES, render, STATUSES))
+DIALECT = Dialect(
+    "vllm", "vLLM", front=RouteSet(tuple(replace(route, trailing_slash=True) for route in ROUTES), render, STATUSES)
+)

@@ -206,4 +206,5 @@ def test_operations(server):
     tokens = server.post("/tokenize", {"inputs": "Hé 1"}).json()
     raw = "Hé 1".encode()
     assert [raw[t["start"] : t["stop"]].decode() for t in tokens] == [t["text"] for t in tokens]
-    assert server.get("/nothing").json() == {"error": "Not Found", "error_type": "not_found"}
+    refused = {"error": "Not Found: this server does not serve GET /nothing", "error_type": "not_found"}
+    assert server.get("/nothing").json() == refused

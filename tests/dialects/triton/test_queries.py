@@ -51,7 +51,7 @@ def test_shared_memory_is_refused_by_name(server, kind):
 
 
 def test_unknown_routes_and_methods(server):
-    assert server.get("/v2/nothing").json() == {"error": "Not Found"}
+    assert server.get("/v2/nothing").json() == {"error": "Not Found: this server does not serve GET /v2/nothing"}
     answer = server.post("/v2/health/live", {})
     assert (answer.status_code, answer.json()) == (405, {"error": "Method Not Allowed"})
 

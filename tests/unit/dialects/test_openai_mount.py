@@ -7,7 +7,7 @@ import pytest
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/openai/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/openai/v1/chat/completions", "/v1/chat/completions/"])
 async def test_the_same_answer(serving, path):
     answer = await serving.post(path, CHAT)
     assert answer.status == 200
@@ -17,6 +17,13 @@ async def test_the_same_answer(serving, path):
 async def test_every_route_below_v1(serving):
     assert (await serving.get("/openai/v1/models")).json() == (await serving.get("/v1/models")).json()
     assert (await serving.get("/openai/v1/models/demo")).json()["id"] == "demo"
+    assert (await serving.get("/v1/models/")).json() == (await serving.get("/v1/models")).json()
+
+
+async def test_a_route_that_is_not_served_is_named(serving):
+    answer = await serving.post("/v1/audio/speech", {"model": "demo"})
+    error = answer.json()["error"]
+    assert (answer.status, error["message"]) == (404, "Not Found: this server does not serve POST /v1/audio/speech")
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [

@@ -43,7 +43,8 @@ async def test_the_routers_operations(serving):
     assert {"Details", "BestOfSequence", "PrefillToken", "StreamDetails", "Token", "Info", "SimpleToken"} <= set(
         schemas
     )
-    assert schemas["Details"]["properties"]["finish_reason"]["enum"] == ["eos_token", "length", "stop_sequence"]
+    assert schemas["Details"]["properties"]["finish_reason"] == {"$ref": "#/components/schemas/FinishReason"}
+    assert schemas["FinishReason"]["enum"] == ["eos_token", "length", "stop_sequence"]
 
 
 def described(method: str, path: str) -> Any:

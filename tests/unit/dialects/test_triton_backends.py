@@ -73,6 +73,17 @@ async def test_structured_outputs_as_text(serving, name):
     assert (submit.params.grammar.kind, submit.params.grammar.text) == ("choice", '["Positive","Negative"]')
 
 
+@pytest.mark.parametrize(("name", "value", "kind"), [
+    ("guided_json", '{"type": "object"}', "json_schema"),
+    ("guided_regex", "a+", "regex"),
+    ("guided_choice", '["Positive", "Negative"]', "choice"),
+    ("guided_grammar", 'root ::= "a"', "grammar"),
+])  # fmt: skip
+async def test_guides_of_older_releases(serving, name, value, kind):
+    await frames(serving, {"parameters": {**GREEDY, name: value}})
+    assert serving.worker.submits[0].params.grammar.kind == kind
+
+
 @pytest.mark.parametrize(("kind", "guide", "expected"), [
     ("json", None, "json_schema"),
     ("json_schema", '{"type": "object"}', "json_schema"),
@@ -192,6 +203,8 @@ def asks(*inputs: dict[str, object], **parameters: object) -> dict[str, object]:
     (asks(structured_outputs='{"regex": "a"}', guided_decoding='{"regex": "a"}'), "structured_outputs and guided_decoding"),
     (asks(guided_decoding_guide_type="xml"), "guided_decoding_guide_type must be one of json, json_schema"),
     (asks(guided_decoding_guide_type="regex"), "guided_decoding_guide must be given for regex"),
+    (asks(guided_json="{"), "guided_json: this is not valid JSON"),
+    (asks(guided_regex="a", guided_choice='["a"]'), "guided_regex and guided_choice"),
     (asks(guided_decoding_guide="a"), "guided_decoding_guide needs guided_decoding_guide_type"),
     (asks(return_context_logits=True), "return_context_logits is not supported"),
     (asks(return_generation_logits=True), "return_generation_logits is not supported"),
