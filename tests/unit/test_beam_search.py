@@ -100,3 +100,18 @@ async def test_fewer_sequences_than_beams_are_refused(serving, allowed, most_tok
     assert (answer.status, answer.json()["error"]["param"]) == (400, "n")
     assert answer.json()["error"]["message"].startswith(f"n must be at most {most} with these allowed_token_ids")
     assert serving.worker.submits == []
+
+
+@pytest.mark.parametrize("skip", [True, False])
+async def test_special_tokens_are_shown_where_they_are_asked_for(serving, skip):
+    serving.worker.scripts += [Script(tokens=[1, 300, 302], logprobs=[-0.1] * 3)] * 3
+    answer = await serving.post(COMPLETIONS, {**ASK, "max_tokens": 1, "skip_special_tokens": skip})
+    (choice,) = answer.json()["choices"]
+    assert choice["text"] == ("" if skip else "<|im_start|>")
+
+
+async def test_an_empty_sequence_has_a_score(serving):
+    """Its only token may be the end."""
+    serving.worker.scripts += [Script(tokens=[2], logprobs=[-0.5])]
+    answer = await serving.post(COMPLETIONS, {**ASK, "max_tokens": 1})
+    assert (answer.status, answer.json()["choices"][0]["text"]) == (200, "")

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
+from inference.chat.chat_template import ChatTemplate
 from inference.errors import MalformedBody
 from inference.generation.requests import ChatPrompt
 from inference.http.exchange import Exchange, parse_json
@@ -61,7 +62,8 @@ def test_large_bodies_are_worked_on_in_a_thread(size, elsewhere):
 )
 def test_long_conversations_are_rendered_in_a_thread(messages, arguments, elsewhere):
     recorder = Recorder()
-    tokenizer = ModelTokenizer(Tokenizer.from_file(str(DEMO / "tokenizer.json")), frozenset(), recorder, {}, {})
+    fast, template = Tokenizer.from_file(str(DEMO / "tokenizer.json")), ChatTemplate(recorder)
+    tokenizer = ModelTokenizer(fast, frozenset(), template, {}, {})
     ids = asyncio.run(tokenizer.encode(ChatPrompt(messages, template_arguments=arguments)))
     assert tokenizer.decode(ids) == "text"
     assert recorder.thread.startswith("offload") is elsewhere
