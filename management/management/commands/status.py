@@ -97,6 +97,8 @@ def render(found: dict[str, Any]) -> Group:
             counts = f"{decision['live']} → {decision['wanted']}"
             decisions.add_row(decision["at"][11:19], row["name"], decision["rule"], counts, seen)
     processes.add_row("reconcile", found["leader"] or _coloured("none leads"))
+    if not found["leader"]:
+        notes.append(Text(" No process leads: states are as they were last recorded.", style="red"))
     for name in found["web_processes"]:
         processes.add_row("web", name)
     parts: list[Any] = [deployments, *notes]

@@ -123,6 +123,7 @@ def test_status_shows_workers_and_what_they_do(capsys, deployment):
     shown = output(capsys, "status", "--once")
     assert "demo/0" in shown
     assert "compiling attend" in shown
+    assert "No process leads: states are as they were last recorded." in shown
     assert row["workers"][0]["role"] == "both"
     output(capsys, "change", "demo", "--max-workers", "2", "--prefill-workers", "1")
     (row,) = json.loads(output(capsys, "status", "--json"))["deployments"]
