@@ -31,12 +31,12 @@ async def load(exchange: Exchange, services: Services, state: MindieState) -> No
         return await _respond(exchange, "Req body converts to json fail.")
     name, path = body.get("lora_name"), body.get("lora_path") or ""
     base = body.get("master_model") or body.get("master_mode") or None
-    if state.instance is not None:  # adapters of instances with roles are those of config.json
-        return await _respond(exchange, NOT_LOADED)
     if not isinstance(name, str) or not NAME.fullmatch(name):
         return await _respond(exchange, "Input invalid lora name", 503)
     if not isinstance(path, str) or not PATH.fullmatch(path) or ".." in path.split("/"):
         return await _respond(exchange, "Input invalid lora path", 503)
+    if state.instance is not None:  # adapters of instances with roles are those of config.json
+        return await _respond(exchange, "Multi Lora does not support PD separation!")
     await _respond(exchange, await _load(exchange, services, state, name, path, base))
 
 

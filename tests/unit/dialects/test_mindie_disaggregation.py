@@ -173,7 +173,7 @@ async def test_adapters_cannot_be_loaded(pair):
     answer = await pair.prefill.serving.post(
         "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/a"}, plane="management"
     )
-    assert (answer.status, answer.text) == (200, "Failed to execute load LoRA request.")
+    assert (answer.status, answer.text) == (200, "Multi Lora does not support PD separation!")
     assert pair.prefill.serving.adapters == ()
 
 
