@@ -50,7 +50,7 @@ from inference.telemetry.base import Telemetry
 from inference.workers.adapters import AdapterControl
 from inference.workers.holding import HoldQueue
 from inference.workers.router import EngineRouter
-from management import live
+from management import live, publishing
 from management.api import authorization
 from management.api.scalegenai.errors import ApiError
 
@@ -170,6 +170,7 @@ class Server:
         warn_of_descriptors()
         write_no_core()
         live.set_source(self._stats)
+        publishing.set_refresh(self.control.refresh)
         server = PlaneServer(
             self.planes,
             self._listeners(),

@@ -65,6 +65,7 @@ INSTALLED_APPS = [
     "config",
 ]
 MIDDLEWARE = [
+    "management.publishing.publish_writes",
     "management.protection.content_security_policy",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",

@@ -69,7 +69,16 @@ def test_a_price_that_no_machine_has(live):
     created = create(live, "too-cheap", DEMO, max_price_per_hour=0.001, initial_worker_config=workers)
     (warning,) = shown(live, created["message"]["inf_id"])["metadata"]["warnings"]
     assert warning == "max_price_per_hour: no worker can be started: the cheapest machine for it costs 1.5"
-    wait_until(lambda: ask(live, "too-cheap").status_code != 404, 60)  # until the front has heard of it
     answer = ask(live, "too-cheap")
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     assert "max_price_per_hour" in answer.json()["error"]["message"]
+
+
+def test_what_was_just_created_is_known(live):
+    """Its first worker is waited for."""
+    workers = {"min_workers": 1, "max_workers": 1}
+    made = create(live, "fresh", DEMO, initial_worker_config=workers)
+    assert ask(live, "fresh").status_code == 200
+    deleted = calls.delete(f"{live.admin_url}/sg_inf/{made['message']['inf_id']}", timeout=60)
+    assert deleted.status_code == 200
+    assert ask(live, "fresh").status_code == 404
