@@ -319,16 +319,16 @@ class EngineClient:
             if not finished and self._failure is None:
                 self._send(Abort([message.request_id]))
 
-    async def close(self) -> None:
-        """Close the connection; the worker aborts this client's remaining requests."""
+    def close(self) -> Awaitable[object]:
+        """Close the connection now, and return what waits for its end: the worker aborts this client's remaining requests."""
         for task in self._tasks:
             task.cancel()
         self._fail("the connection was closed", died=False)
         ending: list[Awaitable[None]] = [*self._tasks]
         if self._writer is not None:
-            self._writer.close()  # before anything is awaited: who is cancelled here leaves no connection open
+            self._writer.close()  # not by a coroutine: one that is cancelled before it begins would leave it open
             ending.append(self._writer.wait_closed())
-        await asyncio.gather(*ending, return_exceptions=True)
+        return asyncio.gather(*ending, return_exceptions=True)
 
     def _send(self, message: messages.ToWorker) -> None:
         if self.failure is not None or self._writer is None:

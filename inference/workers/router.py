@@ -254,7 +254,7 @@ class EngineRouter:
 
     async def _reconcile(self, snapshot: Snapshot) -> None:
         wanted = {deployment.name: deployment for deployment in snapshot.deployments}
-        lost: list[EngineClient] = []
+        closing: list[Awaitable[object]] = []
         for name, target in list(self._targets.items()):
             workers = wanted[name].workers if name in wanted else ()
             for worker, client in list(target.clients.items()):
@@ -263,7 +263,7 @@ class EngineRouter:
                     logger.info("worker disconnected", worker=worker.worker_id, reason=client.failure or "left")
                     del target.clients[worker]
                     self._adapters.forget(worker)
-                    lost.append(client)
+                    closing.append(client.close())
             target.relieve()
             target.balancer.retain({*workers, *target.clients})
             if name not in wanted and not target.clients:
@@ -281,7 +281,7 @@ class EngineRouter:
         self._unusable = {entry: each for entry, each in self._unusable.items() if entry in snapshot.deployments}
         self._shared = {n: shared for n, shared in self._shared.items() if n in wanted or n in self._targets}
         # Together, and after everything else: one that has vanished keeps its side open for a while.
-        await asyncio.gather(*(client.close() for client in lost))
+        await asyncio.gather(*closing)
 
     def _start_connecting(self, deployment: DeploymentEntry, worker: WorkerEntry) -> None:
         """Connect to a worker unless that is done, being done, or to be tried later; no worker waits for another."""
