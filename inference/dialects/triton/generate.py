@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from inference.dialects.triton import errors
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 STREAM = StreamFormat(HEADERS, errors.render_event, keep_alive=b": keep-alive\n\n")
+INPUTS = ("text_input", "stream")
+"""Tensors of the model. Other names are parameters, of which the last counts."""
 ONE_ANSWER = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
     "number of responses"
@@ -108,6 +111,7 @@ async def _prepare(exchange: Exchange, services: Services, *, stepwise: bool = F
     path = exchange.parameters
     find(services.router, path["model"], path.get("version", ""))  # an unknown model is said before a wrong body
     body = dict(await exchange.json())
+    await exchange.work(_check_once, await exchange.body())
     request_id = body.pop("id", "")
     if not isinstance(request_id, str):
         raise InvalidRequest("id must be a string", "id")
@@ -115,7 +119,9 @@ async def _prepare(exchange: Exchange, services: Services, *, stepwise: bool = F
     if isinstance(text, list) and len(text) == 1:
         text = text[0]
     if not isinstance(text, str):
-        raise InvalidRequest("text_input must be a string", "text_input")
+        raise InvalidRequest("text_input must be a string: attempt to access JSON non-string as string", "text_input")
+    if not isinstance(body.get("stream"), bool | list | None):
+        raise InvalidRequest("stream must be a boolean: attempt to access JSON non-boolean as boolean", "stream")
     parameters = body.pop("parameters", None) or {}
     if not isinstance(parameters, dict):
         raise InvalidRequest("Expected JSON object for keyword: 'parameters'", "parameters")
@@ -128,3 +134,14 @@ async def _prepare(exchange: Exchange, services: Services, *, stepwise: bool = F
         inputs=[Tensor("text_input", "BYTES", [1], [text])],
     )
     return await prepare(inference, services, exchange, stepwise=stepwise)
+
+
+def _check_once(body: bytes) -> None:
+    """Raise InvalidRequest if the object of a valid JSON text has an input twice."""
+    if all(body.count(b'"%s"' % name.encode()) < 2 for name in INPUTS):
+        return
+    pairs: list[tuple[str, Any]] = json.loads(body, object_pairs_hook=list)
+    names = [name for name, _ in pairs]
+    twice = next((name for name in INPUTS if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidRequest(f"input '{twice}' already exists in request", twice)

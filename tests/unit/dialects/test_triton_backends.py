@@ -296,3 +296,22 @@ async def test_refused_embeddings(start, text, words):
     answer = await serving.post(INFER, {"inputs": [tensor("embedding_request", "BYTES", text)]})
     assert answer.status == 400
     assert words in answer.json()["error"]
+
+
+@pytest.mark.parametrize(("body", "text"), [
+    ('{"text_input": 5}', "attempt to access JSON non-string as string"),
+    ('{"text_input": "a", "stream": "false"}', "attempt to access JSON non-boolean as boolean"),
+    ('{"text_input": "a", "stream": 0}', "attempt to access JSON non-boolean as boolean"),
+    ('{"text_input": "a", "text_input": "b"}', "input 'text_input' already exists in request"),
+    ('{"stream": false, "text_input": "a", "stream": false}', "input 'stream' already exists in request"),
+])  # fmt: skip
+async def test_inputs_have_their_type_and_come_once(serving, body, text):
+    for path in ("generate", "generate_stream"):
+        answer = await serving.post(f"/v2/models/demo/{path}", body.encode())
+        assert (answer.status, text in answer.json()["error"]) == (400, True)
+    assert not serving.worker.submits
+
+
+async def test_an_inputs_name_elsewhere_is_no_second_one(serving):
+    body = '{"text_input": "the \\"stream\\" and \\"stream\\"", "stream": false, "parameters": {"stream": false, "seed": 1, "seed": 2}}'
+    assert (await serving.post("/v2/models/demo/generate", body.encode())).status == 200
