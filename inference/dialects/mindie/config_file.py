@@ -255,7 +255,9 @@ def read_config(path: Path) -> MindieConfig:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise MindieConfigError(f"{path}: {key}: {first['msg']}, got {str(first['input'])[:100]}") from error
+        given = first["input"]  # an object where the rule is about several of its keys, which the message names
+        got = "" if isinstance(given, dict) else f", got {str(given)[:100]}"
+        raise MindieConfigError(f"{path}: {key}: {first['msg']}{got}") from error
 
 
 def wire_settings(

@@ -32,9 +32,15 @@ def configure(environment: MindieEnvironment, server: ServerOptions) -> Setup:
         config = None if path is None else read_config(path)
     except MindieConfigError as error:
         raise MindieConfigError(f"{environment.config_variable}: {error}") from error
-    addresses = plane_addresses(environment, config, server.host)
+    try:
+        addresses = plane_addresses(environment, config, server.host)
+        between = inter_comm(environment, config, addresses["service"][0])
+        files = {tls_files(config, name, path) for name, (_, port) in addresses.items() if port}
+    except MindieConfigError as error:
+        raise MindieConfigError(
+            str(error) if path is None else f"{environment.config_variable}: {path}: {error}"
+        ) from error
     hosts = [host for host, _ in addresses.values()]
-    between = inter_comm(environment, config, addresses["service"][0])
     between_tls = inter_comm_tls(config, path) if between else None
 
     def start(services: Services, terminate: Terminate) -> Parts:
@@ -72,7 +78,6 @@ def configure(environment: MindieEnvironment, server: ServerOptions) -> Setup:
         listens[port_setting("inter_comm", config)] = between
     if config is None:
         return Setup(hosts, start=start, addresses=listens if environment.mindie_port else {})
-    files = {tls_files(config, name, path) for name, (_, port) in addresses.items() if port}
     # maxLinkNum requests run at once, and twice as many may wait.
     limit, tls = 3 * config.ServerConfig.maxLinkNum, [each for each in (*files, between_tls) if each is not None]
     return Setup(hosts, limit, wanted_deployment(config), start, listens, tls)

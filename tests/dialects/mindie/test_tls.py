@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from types import SimpleNamespace
 
 import pytest
 import trustme
@@ -11,6 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from OpenSSL import SSL
 
 from inference.dialects.mindie.config_file import MindieConfigError, read_config
+from inference.dialects.mindie.dialect import configure
+from inference.dialects.mindie.environment import MindieEnvironment
 from inference.dialects.mindie.listeners import tls_files
 from inference.server.rotation import ServerTls
 from inference.server.tls import TlsError, TlsFiles
@@ -107,6 +110,17 @@ def test_a_plane_without_authorities_would_be_open(tmp_path):
     path = write(tmp_path, server=server)
     with pytest.raises(MindieConfigError, match="managementTlsCaFile"):
         tls_files(read_config(path), "management", path)
+
+
+def test_the_file_and_the_key_are_named_at_start(tmp_path, monkeypatch):
+    server = {"httpsEnabled": True, "managementIpAddress": "127.0.0.2", "managementTlsCaFile": []}
+    path = write(tmp_path, server=server)
+    monkeypatch.setenv("DRAGOMAN_MINDIE_CONFIG", str(path))
+    environment = MindieEnvironment(mindie_config=path)
+    with pytest.raises(MindieConfigError) as caught:
+        configure(environment, SimpleNamespace(host="127.0.0.1"))
+    text = f"DRAGOMAN_MINDIE_CONFIG: {path}: ServerConfig.managementTlsCaFile must list at least one file"
+    assert str(caught.value) == text
 
 
 def test_tls_1_3_is_the_oldest_version(tmp_path):
