@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from inference.dialects.openai import batch, chat, completions, embeddings, models, render, responses
+from inference.dialects.openai import answers, batch, chat, completions, embeddings, models, render, responses
 from inference.dialects.openai.embeddings import EmbeddingsRequest, PoolingRequest
 from inference.dialects.openai.responses_schema import ResponsesRequest
 from inference.dialects.openai.schema import BatchChatCompletionRequest, ChatCompletionRequest, CompletionRequest
 from inference.errors import MalformedBody
-from inference.http.routing import Route, RouteSet
+from inference.http.routing import Described, Route, RouteSet
 from inference.planes.declaration import Dialect
 from inference.vendors import responses_errors
 from inference.vendors.openai_errors import STATUSES
@@ -36,8 +36,12 @@ async def _json_only(handler: Handler, exchange: Exchange, services: Services) -
     await handler(exchange, services)
 
 
-def _post(path: str, handler: Handler, summary: str, body: type, render: Render = render_error) -> Route:
-    return Route("POST", path, partial(_json_only, handler), render, summary, body=body, needs_permit=True)
+def _post(
+    path: str, handler: Handler, summary: str, body: type, render: Render = render_error, **described: Any
+) -> Route:
+    """`described`: the fields of `Described`."""
+    handler, told = partial(_json_only, handler), Described(**described)
+    return Route("POST", path, handler, render, summary, body=body, needs_permit=True, described=told)
 
 
 def _invoke(key: str, handler: Handler, body: type) -> Route:
@@ -70,10 +74,40 @@ async def _converse(exchange: Exchange, services: Services) -> None:
 
 
 ROUTES = (
-    Route("GET", "/v1/models", models.list_models, render_error, "List the models"),
-    Route("GET", "/v1/models/{id:path}", models.retrieve, render_error, "Retrieve a model"),
-    _post("/v1/completions", completions.create, "Complete a prompt", CompletionRequest),
-    _post("/v1/chat/completions", chat.create, "Answer a conversation", ChatCompletionRequest),
+    Route(
+        "GET",
+        "/v1/models",
+        models.list_models,
+        render_error,
+        "List the models",
+        described=Described("openai_get_model_info", answers.ModelsInfo),
+    ),
+    Route(
+        "GET",
+        "/v1/models/{id:path}",
+        models.retrieve,
+        render_error,
+        "Retrieve a model",
+        described=Described("retrieve_model", answers.ModelInfo),
+    ),
+    _post(
+        "/v1/completions",
+        completions.create,
+        "Complete a prompt",
+        CompletionRequest,
+        operation="completions",
+        answer=answers.Completion,
+        frames=answers.Completion,
+    ),
+    _post(
+        "/v1/chat/completions",
+        chat.create,
+        "Answer a conversation",
+        ChatCompletionRequest,
+        operation="chat_completions",
+        answer=answers.ChatCompletion,
+        frames=answers.ChatCompletionChunk,
+    ),
     _post("/v1/chat/completions/batch", batch.create, "Answer several conversations", BatchChatCompletionRequest),
     _post(
         "/v1/chat/completions/render",
@@ -87,7 +121,14 @@ ROUTES = (
         "Show the tokens and parameters of prompts",
         CompletionRequest,
     ),
-    _post("/v1/embeddings", embeddings.create, "Create embeddings of texts", EmbeddingsRequest),
+    _post(
+        "/v1/embeddings",
+        embeddings.create,
+        "Create embeddings of texts",
+        EmbeddingsRequest,
+        operation="embeddings",
+        answer=answers.Embeddings,
+    ),
     _post(
         "/v1/responses",
         responses.create,
