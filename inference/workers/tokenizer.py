@@ -71,7 +71,6 @@ class ModelTokenizer:
     fast: FastTokenizer
     special_ids: frozenset[int]
     template: ChatTemplate | None
-    special_texts: dict[str, str]
     configuration: dict[str, Any]
     """tokenizer_config.json, including the chat template from whichever file it was read."""
     tool_style: Style = "hermes"
@@ -108,8 +107,8 @@ class ModelTokenizer:
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         special_texts = {name: t for name in names if (t := _content(config.get(name))) is not None}
         special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
-        template = ChatTemplate(GuardedTemplate(chat_template)) if chat_template else of_model(text)
-        tool_template = of_model(tool_text)
+        given = ChatTemplate(GuardedTemplate(chat_template), special_texts) if chat_template else None
+        template, tool_template = given or of_model(text, special_texts), of_model(tool_text, special_texts)
         may_reason = (
             any(reasoning.END in written for written in (text, tool_text) if written)
             or fast.token_to_id(reasoning.END) is not None
@@ -120,7 +119,6 @@ class ModelTokenizer:
             fast,
             special_ids,
             template,
-            special_texts,
             shown,
             style_of(tool_text or text or ""),
             may_reason,
@@ -318,7 +316,7 @@ class ModelTokenizer:
         # As in transformers, a client's arguments replace special tokens.
         asked = {"messages": messages, "add_generation_prompt": prompt.add_generation_prompt}
         try:
-            text = template.render({**self.special_texts, **arguments, **asked})
+            text = template.render({**arguments, **asked})
         except WRONG as error:
             raise TemplateError(f"The chat template refused the messages: {str(error)[:300]}") from error
         if len(text) > MAX_RENDERED_CHARACTERS:

@@ -65,7 +65,7 @@ def rendered(template: str, own: bool = False) -> str:
     """What a template makes of the conversation: one of a client of the control plane, or the model's `own`."""
     tokenizer = ModelTokenizer.load(model_info(), chat_template="" if own else template)
     if own:
-        tokenizer.template = of_model(template)
+        tokenizer.template = of_model(template, {})
     messages = [dict(message) for message in MESSAGES]
     text = tokenizer.render(ChatPrompt(messages))
     assert messages == MESSAGES, "the template changed the conversation"

@@ -62,8 +62,8 @@ def test_large_bodies_are_worked_on_in_a_thread(size, elsewhere):
 )
 def test_long_conversations_are_rendered_in_a_thread(messages, arguments, elsewhere):
     recorder = Recorder()
-    fast, template = Tokenizer.from_file(str(DEMO / "tokenizer.json")), ChatTemplate(recorder)
-    tokenizer = ModelTokenizer(fast, frozenset(), template, {}, {})
+    fast, template = Tokenizer.from_file(str(DEMO / "tokenizer.json")), ChatTemplate(recorder, {})
+    tokenizer = ModelTokenizer(fast, frozenset(), template, {})
     ids = asyncio.run(tokenizer.encode(ChatPrompt(messages, template_arguments=arguments)))
     assert tokenizer.decode(ids) == "text"
     assert recorder.thread.startswith("offload") is elsewhere
