@@ -120,43 +120,48 @@ class RouteTable:
         """The routes of the path, and the path parameters; raises RouteNotFound or MethodNotAllowed. HEAD is routed
         as GET.
         """
-        path, parameters = self._own(path), dict[str, str]()
-        methods = self._exact.get(path)
-        if methods is None:
-            for pattern, candidates in self._patterns:
-                match = pattern.fullmatch(path)
-                if match:
-                    methods, parameters = candidates, match.groupdict()
-                    break
-            else:
-                if path.endswith("/") and (found := self._without_slash(method, path)) is not None:
-                    return found
-                raise RouteNotFound(f"Not Found: this server does not serve {method[:20]} {path[:200]}")
-        routes = methods.get("GET" if method == "HEAD" else method)
+        asked, path = "GET" if method == "HEAD" else method, self._own(path)
+        matched = self._match(path)
+        if matched is None:
+            if (found := self._with_slash(asked, path)) is not None:
+                return found
+            raise RouteNotFound(f"Not Found: this server does not serve {method[:20]} {path[:200]}")
+        methods, parameters = matched
+        routes = methods.get(asked)
         if routes is None:
             raise MethodNotAllowed(sorted(methods))
         return routes, parameters
 
-    def _without_slash(self, method: str, path: str) -> tuple[list[Route], dict[str, str]] | None:
+    def _match(self, path: str) -> tuple[dict[str, list[Route]], dict[str, str]] | None:
+        """The routes of just this path by method, and the path parameters."""
+        if path in self._exact:
+            return self._exact[path], {}
+        for pattern, methods in self._patterns:
+            match = pattern.fullmatch(path)
+            if match:
+                return methods, match.groupdict()
+        return None
+
+    def _with_slash(self, method: str, path: str) -> tuple[list[Route], dict[str, str]] | None:
         """The routes that take the path with its last slash."""
-        try:
-            routes, parameters = self.find(method, path[:-1])
-        except (RouteNotFound, MethodNotAllowed):
+        matched = self._match(path[:-1]) if path.endswith("/") else None
+        if matched is None:
             return None
-        return (routes, parameters) if all(route.trailing_slash for route in routes) else None
+        routes = [route for route in matched[0].get(method, ()) if route.trailing_slash]
+        return (routes, matched[1]) if routes else None
 
     def rank(self, method: str, path: str) -> int:
         """The length of the longest matching route's literal text, -1 without a match; planes on one port are chosen
         by it.
         """
         method, path = "GET" if method == "HEAD" else method, self._own(path)
+        if self._match(path) is None and self._with_slash(method, path) is not None:
+            path = path[:-1]
         if path in self._exact:
             return len(path) + 1 if method in self._exact[path] else 0
         fitting = [
             len(pattern.pattern) for pattern, methods in self._patterns if method in methods and pattern.fullmatch(path)
         ]
-        if not fitting and path.endswith("/") and self._without_slash(method, path) is not None:
-            return self.rank(method, path[:-1])
         return max(fitting, default=-1)
 
     def renderer(self, path: str) -> Render:

@@ -62,7 +62,7 @@ async def list_models(exchange: Exchange, services: Services) -> None:
 
 async def retrieve(exchange: Exchange, services: Services) -> None:
     """GET /v1/models/{id}; ids may contain slashes."""
-    name = exchange.parameters["id"]
+    name = exchange.parameters["id"].removesuffix("/")
     found = next((one for one in cards(services) if one["id"] == name), None)
     if found is None:
         raise ModelNotFound(name)

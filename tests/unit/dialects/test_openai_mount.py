@@ -17,7 +17,20 @@ async def test_the_same_answer(serving, path):
 async def test_every_route_below_v1(serving):
     assert (await serving.get("/openai/v1/models")).json() == (await serving.get("/v1/models")).json()
     assert (await serving.get("/openai/v1/models/demo")).json()["id"] == "demo"
-    assert (await serving.get("/v1/models/")).json() == (await serving.get("/v1/models")).json()
+
+
+@pytest.mark.parametrize(("path", "status"), [
+    ("/v1/models/", 200), ("/openai/v1/models/", 200), ("/v1/models/demo/", 200), ("/v1/models//", 404),
+    ("/v1/completions" + "/" * 5000, 404), ("/" * 5000, 404),
+])  # fmt: skip
+async def test_one_slash_more_is_taken_and_no_more(serving, path, status):
+    assert (await serving.get(path)).status == status
+
+
+async def test_a_slash_behind_a_path_of_several_dialects(serving):
+    """TGI takes none; its clients do not send one."""
+    answer = await serving.post("/tokenize/", {"model": "demo", "prompt": "a"})
+    assert (answer.status, answer.json()["count"]) == (200, 1)
 
 
 async def test_a_route_that_is_not_served_is_named(serving):
