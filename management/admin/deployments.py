@@ -75,8 +75,9 @@ class DeploymentForm(EngineOptionsForm):
 
     def clean_chat_template(self) -> str:
         """Refuse one that cannot be used."""
-        template: str = self.cleaned_data["chat_template"]
-        if template != self.initial.get("chat_template") and (wrong := chat_template.problem(template)):
+        template = with_plain_line_ends(self.cleaned_data["chat_template"])
+        changed = template != with_plain_line_ends(self.initial.get("chat_template", ""))
+        if changed and (wrong := chat_template.problem(template)):
             raise forms.ValidationError(f"This is no template that can be used: {wrong}.")
         return template
 
@@ -91,6 +92,11 @@ class DeploymentForm(EngineOptionsForm):
         except RegistryError as error:
             raise forms.ValidationError(str(error)) from error
         return cleaned
+
+
+def with_plain_line_ends(text: str) -> str:
+    """Browsers send two characters for each."""
+    return text.replace("\r\n", "\n")
 
 
 @admin.register(Deployment)
@@ -151,6 +157,15 @@ class DeploymentAdmin(ServiceAdmin):
         if not mine:
             return ""
         return f"{sum(s.running for s in mine)} running, {sum(s.waiting for s in mine)} waiting"
+
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
+    ) -> Any:
+        """Try a chat template before the page's transaction begins; the form asks again, and gets the same answer."""
+        template = with_plain_line_ends(request.POST.get("chat_template", ""))
+        if len(template) <= (Deployment._meta.get_field("chat_template").max_length or 0):
+            chat_template.problem(template)
+        return super().changeform_view(request, object_id, form_url, extra_context)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """The fields by purpose; read-only users see the engine options as they are stored."""

@@ -11,6 +11,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from engine.config import OPTIONS
+from management import chat_template
 from management.api.scalegenai.errors import ApiError, FieldError, InvalidFields
 from management.api.scalegenai.normaliser import normalise
 from management.api.scalegenai.sources import FoundAdapter, find_adapter, find_model
@@ -101,6 +102,8 @@ def _plan(wanted: Wanted) -> Plan:
         model = find_model(wanted.model)
     except InvalidFields as error:
         errors += error.errors
+    if wrong := chat_template.problem(wanted.columns["chat_template"]):
+        errors.append(FieldError(("custom_chat_template",), f"cannot be used: {wrong}", "template"))
     limit = longest_sequence(model.source) if model.source else None
     length = options.get("max_model_len", 0)
     if limit is not None and length > limit:

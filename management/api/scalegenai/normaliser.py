@@ -17,7 +17,7 @@ from management.api.scalegenai.errors import FieldError, InvalidFields, Location
 from management.api.scalegenai.schema import GPU_TYPES, LATENCIES, STRATEGIES, DeploymentIn, Section
 from management.api.scalegenai.secrecy import HIDDEN, without_secrets
 from management.autoscale.config import Strategy
-from management.chat_template import problem
+from management.chat_template import syntax_error
 from management.services.deployments import check_engine_options
 from management.services.errors import RegistryError
 
@@ -98,7 +98,7 @@ def normalise(body: Mapping[str, Any]) -> Wanted:
     found += contradictions(parsed)
     if len(str(extra)) > MAX_EXTRA_CHARACTERS:
         found.append(FieldError((), f"unknown fields must have at most {MAX_EXTRA_CHARACTERS} characters", "too_long"))
-    wrong = problem(parsed.custom_chat_template or "")
+    wrong = syntax_error(parsed.custom_chat_template or "")
     if wrong:
         found.append(FieldError(("custom_chat_template",), f"must be a Jinja template; {wrong}", "template"))
     # Refused fields have their defaults here, which contradict nothing that the client said.

@@ -188,3 +188,36 @@ def test_a_deleted_deployment_is_shown_with_what_it_was_given(call, create):
     assert call("DELETE", f"/sg_inf/{row.public_id}").status_code == 200
     assert not Adapter.objects.exists()
     assert call("GET", f"/sg_inf/{row.public_id}").json()["llm_loras"] == [lora]
+
+
+@pytest.mark.parametrize("template", [
+    "{{ 'x'|center(10**12) }}",
+    "{{ 10 ** (10 ** 8) }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+])  # fmt: skip
+def test_a_template_that_never_ends_is_refused(call, template):
+    """Its trial costs no more than two seconds, in a process of its own."""
+    body = {"name": "chat", "inf_type": "llm", "model": str(DEMO), "custom_chat_template": template}
+    response = call("POST", "/sg_inf/create", body)
+    assert response.status_code == 422
+    assert "custom_chat_template" in response.content.decode()
+    assert "it takes too long or too much memory" in response.content.decode()
+    assert not Deployment.objects.exists()
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ raise_exception('only tools') }}"])
+def test_templates_that_render_or_refuse_the_trial_are_taken(create, template):
+    assert create(custom_chat_template=template).chat_template == template
+
+
+def test_a_trial_that_cannot_be_made_blames_nobody(create, monkeypatch):
+    monkeypatch.setattr("management.chat_template.RENDERER", ("false",))
+    assert create(custom_chat_template="{{ messages[-1].content }}").chat_template
+
+
+def test_updates_try_no_template(create, call, monkeypatch):
+    """It cannot be changed, and the deployment's row is locked meanwhile."""
+    row = create(custom_chat_template="{{ messages[0].role }}")
+    monkeypatch.setattr("management.chat_template.subprocess.run", None)
+    response = call("PUT", f"/sg_inf/{row.public_id}", {"autoscaling_config": {"scale_to_zero": True}})
+    assert response.status_code == 200, response.content

@@ -200,21 +200,8 @@ def test_a_right_field_is_not_blamed_for_the_default_of_a_wrong_one(fields):
     assert len(wrong({**MINIMAL, **fields})) == 1
 
 
-@pytest.mark.parametrize("template", [
-    "{{ 'x'|center(10**12) }}",
-    "{{ 10 ** (10 ** 8) }}",
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
-])  # fmt: skip
-def test_a_template_that_never_ends_is_refused(template):
-    """Its trial costs no more than two seconds, in a process of its own."""
-    assert wrong({**MINIMAL, "custom_chat_template": template}) == {
-        "custom_chat_template": "must be a Jinja template; it takes too long or too much memory"
-    }
-
-
-@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ raise_exception('only tools') }}", ""])
-def test_templates_that_render_or_refuse_the_trial_are_taken(template):
-    assert normalise({**MINIMAL, "custom_chat_template": template}).columns["chat_template"] == template
+def test_a_constant_expression_of_a_template_is_not_evaluated():
+    assert normalise({**MINIMAL, "custom_chat_template": "{{ 'x'|center(10**12) }}{{ 9**9**9**9 }}"})
 
 
 def test_arguments_of_vllm_become_engine_options():
