@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from engine.failures import FailureCode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from engine.adapters.failures import AdapterCode, AdapterFailure
     from engine.failures import Failure
 
@@ -303,3 +306,13 @@ class InternalError(ServingError):
 
 class DeadlineExceeded(ServingError):
     """The request exceeded its deadline."""
+
+
+@contextmanager
+def about(model: str) -> Iterator[None]:
+    """What is raised here as Overloaded or Unavailable is about this model of a client's."""
+    try:
+        yield
+    except (Overloaded, Unavailable) as error:
+        error.model = model
+        raise

@@ -7,14 +7,21 @@ whether anything was written.
 from __future__ import annotations
 
 import threading
+from contextvars import ContextVar
 
 from django.db import connection, connections
 
 CHANNEL = "dragoman_changes"
 
 
+written: ContextVar[list[bool] | None] = ContextVar("written", default=None)
+"""A list that `announce` fills, of who wants to know whether this request wrote anything."""
+
+
 def announce() -> None:
     """Notify, when the present transaction is committed."""
+    if (asked := written.get()) is not None:
+        asked.append(True)
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute(f"NOTIFY {CHANNEL}")

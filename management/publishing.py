@@ -7,9 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import structlog
-from django.db import Error
 
-from management.database_errors import one_line
+from management import changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger(__name__)
 
-READING = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _refresh: Callable[[], None] | None = None
 
 
@@ -34,12 +32,17 @@ def publish_writes(get_response: Next) -> Next:
     """The middleware."""
 
     def answer(request: HttpRequest) -> HttpResponse:
-        response = get_response(request)
-        if _refresh is not None and request.method not in READING and response.status_code < 400:
+        wrote: list[bool] = []
+        token = changes.written.set(wrote)
+        try:
+            response = get_response(request)
+        finally:
+            changes.written.reset(token)
+        if wrote and _refresh is not None:
             try:
                 _refresh()
-            except Error as error:  # what was written is committed; it is read when the database is back
-                logger.warning("registries not read after a write", error=one_line(error))
+            except Exception:  # what was written is committed, and read by the next pass of who follows the registries
+                logger.warning("registries not read after a write", exc_info=True)
         return response
 
     return answer

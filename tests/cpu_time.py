@@ -100,9 +100,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         item.user_properties += [("cpu_s", cost), ("judged_s", judged), ("excused", reason)]
 
 
-def on_known_core(cost_s: float, yardstick: float) -> float:
-    """What is judged of a cost on a core with this yardstick."""
-    slower = yardstick / YARDSTICK_S
+def on_known_core(cost_s: float, core_yardstick_s: float) -> float:
+    """What is judged, in seconds, of a cost on a core whose `yardstick_s` is this."""
+    slower = core_yardstick_s / YARDSTICK_S
     return cost_s / max(1.0, slower) / (1 if slower <= ALIKE else 2)
 
 

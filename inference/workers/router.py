@@ -16,7 +16,7 @@ import structlog
 from engine.casualties import Casualties
 from engine.client import EngineClient, EngineDead
 from engine.messages import ModelInfo
-from inference.errors import ModelNotFound, ShuttingDown, Starting, TooLate, Unavailable
+from inference.errors import ModelNotFound, ShuttingDown, Starting, TooLate, Unavailable, about
 from inference.workers.adapter_sync import AdapterSync
 from inference.workers.holding import FAILED, TOO_DEAR, HoldQueue, unavailable
 from inference.workers.routing.backoff import Backoff
@@ -110,9 +110,8 @@ class EngineRouter:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for target in self._targets.values():
-            for client in target.clients.values():
-                await client.close()
+        clients = [client for target in self._targets.values() for client in target.clients.values()]
+        await asyncio.gather(*(client.close() for client in clients))
 
     @property
     def targets(self) -> list[Target]:
@@ -176,7 +175,8 @@ class EngineRouter:
             try:
                 return await run()
             except Starting as error:
-                await self._wait_for(error.deployment, tenant, give_up - time.monotonic())
+                with about(error.model):
+                    await self._wait_for(error.deployment, tenant, give_up - time.monotonic())
 
     async def _wait_for(self, name: str, tenant: str, timeout_s: float) -> None:
         entry = next((each for each in self._holder.current.deployments if each.name == name), None)

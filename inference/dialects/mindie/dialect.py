@@ -37,9 +37,9 @@ def configure(environment: MindieEnvironment, server: ServerOptions) -> Setup:
         between = inter_comm(environment, config, addresses["service"][0])
         files = {tls_files(config, name, path) for name, (_, port) in addresses.items() if port}
     except MindieConfigError as error:
-        raise MindieConfigError(
-            str(error) if path is None else f"{environment.config_variable}: {path}: {error}"
-        ) from error
+        if path is None or not str(error).startswith("ServerConfig."):  # a variable of the environment is wrong
+            raise
+        raise MindieConfigError(f"{environment.config_variable}: {path}: {error}") from error
     hosts = [host for host, _ in addresses.values()]
     between_tls = inter_comm_tls(config, path) if between else None
 

@@ -75,10 +75,16 @@ def naming(name: str, version: str) -> Iterator[None]:
     """Refusals of a model that is busy or has no worker name it."""
     try:
         yield
-    except (errors.Overloaded, errors.Unavailable) as error:
-        if name:
-            error.model = _quoted(name, version)
+    except ServingError as error:
+        named(error, name, version)
         raise
+
+
+def named(error: ServingError, name: str, version: str) -> ServingError:
+    """The error; a refusal of a model that is busy or has no worker names it."""
+    if name and isinstance(error, errors.Overloaded | errors.Unavailable):
+        error.model = _quoted(name, version)
+    return error
 
 
 class PredictionRefused(ServingError):

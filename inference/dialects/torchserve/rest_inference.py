@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inference.dialects.torchserve.errors import missing_name, naming, render
+from inference.dialects.torchserve.errors import missing_name, named, naming, render
 from inference.dialects.torchserve.inputs import parse_input
 from inference.dialects.torchserve.open_inference import answer_of, without_binary
 from inference.dialects.torchserve.predictions import OPENAI, Prediction, predict, read_input, unknown
@@ -101,7 +101,7 @@ async def _answer(exchange: Exchange, state: State, model: str, version: str, va
             await exchange.stream(
                 prediction.pieces(),
                 headers=[(b"content-type", JSON)] if given.text is None else STREAMED,
-                render_error=lambda error: render(error).body,
+                render_error=lambda error: render(named(error, model, version)).body,
                 keep_alive=None,
             )
             return

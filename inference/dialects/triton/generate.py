@@ -25,6 +25,8 @@ HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"c
 STREAM = StreamFormat(HEADERS, errors.render_event, keep_alive=b": keep-alive\n\n")
 INPUTS = ("text_input", "stream")
 """Tensors of the model. Other names are parameters, of which the last counts."""
+LISTS = ("guided_choice",)
+"""Parameters that are lists also where they have one element."""
 ONE_ANSWER = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
     "number of responses"
@@ -120,12 +122,12 @@ async def _prepare(exchange: Exchange, services: Services, *, stepwise: bool = F
         text = text[0]
     if not isinstance(text, str):
         raise InvalidRequest("text_input must be a string: attempt to access JSON non-string as string", "text_input")
-    if not isinstance(body.get("stream"), bool | list | None):
-        raise InvalidRequest("stream must be a boolean: attempt to access JSON non-boolean as boolean", "stream")
     parameters = body.pop("parameters", None) or {}
     if not isinstance(parameters, dict):
         raise InvalidRequest("Expected JSON object for keyword: 'parameters'", "parameters")
-    flat = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in body.items()}
+    flat = {name: _element(value) if name not in LISTS else value for name, value in body.items()}
+    if not isinstance(flat.get("stream"), bool | None):
+        raise InvalidRequest("stream must be a boolean: attempt to access JSON non-boolean as boolean", "stream")
     inference = Inference(
         model=path["model"],
         version=path.get("version", ""),
@@ -134,6 +136,11 @@ async def _prepare(exchange: Exchange, services: Services, *, stepwise: bool = F
         inputs=[Tensor("text_input", "BYTES", [1], [text])],
     )
     return await prepare(inference, services, exchange, stepwise=stepwise)
+
+
+def _element(value: Any) -> Any:
+    """The element of a list of one, as tensors of one element are written."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _check_once(body: bytes) -> None:

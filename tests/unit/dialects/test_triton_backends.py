@@ -80,8 +80,14 @@ async def test_structured_outputs_as_text(serving, name):
     ("guided_grammar", 'root ::= "a"', "grammar"),
 ])  # fmt: skip
 async def test_guides_of_older_releases(serving, name, value, kind):
+    """As parameters, which are texts, and beside the prompt."""
     await frames(serving, {"parameters": {**GREEDY, name: value}})
     assert serving.worker.submits[0].params.grammar.kind == kind
+
+
+async def test_a_choice_of_one(serving):
+    await frames(serving, {"guided_choice": ["Positive"]})
+    assert serving.worker.submits[0].params.grammar.text == '["Positive"]'
 
 
 @pytest.mark.parametrize(("kind", "guide", "expected"), [
@@ -301,6 +307,7 @@ async def test_refused_embeddings(start, text, words):
 @pytest.mark.parametrize(("body", "text"), [
     ('{"text_input": 5}', "attempt to access JSON non-string as string"),
     ('{"text_input": "a", "stream": "false"}', "attempt to access JSON non-boolean as boolean"),
+    ('{"text_input": "a", "stream": ["false"]}', "attempt to access JSON non-boolean as boolean"),
     ('{"text_input": "a", "stream": 0}', "attempt to access JSON non-boolean as boolean"),
     ('{"text_input": "a", "text_input": "b"}', "input 'text_input' already exists in request"),
     ('{"stream": false, "text_input": "a", "stream": false}', "input 'stream' already exists in request"),
