@@ -1,5 +1,5 @@
-"""The hash chain of the prefix cache: one hash per full block of a sequence. The router computes the same chain, so this
-file imports nothing.
+"""The hash chain of the prefix cache: one hash per full block of a sequence. The router computes the same chain, but
+not of long sequences, so this file imports nothing.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class EngineCore:
         self.offload = offload_for(config, prepared, pool)
         if self.offload is not None:
             gates.append(OffloadGate(self.offload, pool, self._step_time, config.max_num_batched_tokens))
-        scheduling, rows = policy(config.scheduling_policy), max_prompt_rows(loaded.vocab_size)
+        rows, scheduling = max_prompt_rows(loaded.vocab_size), policy(config.scheduling_policy)
         self.scheduler = Scheduler(
             config, pool, limit, loaded.eos_token_ids, scheduling, gates, self._step_time, rows, loaded.original_length
         )

@@ -127,11 +127,22 @@ class Request:
         self.num_prompt_tokens = len(self.token_ids)
         self.stop_token_ids = frozenset(self.params.stop_token_ids)
 
+    def leave(self) -> None:
+        """Let go of its grammar, and of what is between it and other workers: it leaves the engine."""
+        if self.matcher is not None:
+            self.matcher.close()
+        if self.hold is not None:
+            self.hold.leave()
+        if self.incoming is not None:
+            self.incoming.cancel()
+
     def begin_anew(self) -> None:
         """It has no blocks: what is computed from now on is of a sequence of its present length."""
         self.num_computed_tokens = self.num_read_tokens = 0
         if self.is_long != (len(self.token_ids) > self.original_length):
-            self.is_long, self.block_hashes = not self.is_long, []
+            self.is_long = not self.is_long
+            self.block_hashes = []
+            self.num_reusable_tokens = 0
 
     @property
     def outgrown(self) -> bool:

@@ -121,24 +121,20 @@ class Scheduler:
         """Take the request out of the engine and give its blocks back."""
         (self.running if request.status is RequestStatus.RUNNING else self.waiting).remove(request)
         request.status = RequestStatus.FINISHED
-        if request.matcher is not None:
-            request.matcher.close()
-        if request.hold is not None:
-            request.hold.leave()
-        if request.incoming is not None:
-            request.incoming.cancel()
+        request.leave()
         self.pool.free(request)
 
     def schedule(self, awaited: bool = False) -> ScheduledBatch:
         """The next step's batch; empty when nothing can run. `awaited`: somebody outside waits for the step's end."""
-        outgrown = [request for request in self.running if request.outgrown]
+        outgrown = [request for request in self.running if request.outgrown and not self._ends(request)]
+        unread = any(request.num_pending_tokens for request in outgrown)
         for request in outgrown:
             self._preempt(request)
         self._make_room()
         limit, logits = self._prefill_limit(awaited), PromptLogits(self._max_prompt_rows)
         batch = ScheduledBatch(bounded=limit.bounded)
         budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens, limit, logits)
-        if not preempted and not outgrown and not limit.exhausted:
+        if not preempted and not unread and not limit.exhausted:
             self._admit_waiting(batch, budget, limit, logits)
         for request, count in zip(batch.requests, batch.num_new_tokens, strict=True):
             batch.ends.append(request.num_computed_tokens + count - len(batch.drafts.get(request, ())))
@@ -254,9 +250,8 @@ class Scheduler:
         while i < len(self.running) and budget > 0:
             request = self.running[i]
             behind -= request.decodes
-            full = request.hold is not None or self._is_full(request, len(request.token_ids))
-            if request.num_pending_tokens and full:
-                i += 1  # it ends with its pending token
+            if self._ends(request):
+                i += 1
                 continue
             if not all(gate.may_step(request) for gate in self._gates):
                 i += 1
@@ -291,10 +286,8 @@ class Scheduler:
         """Draft tokens for a request in decode; none if the free blocks do not suffice without preemption."""
         params, position = request.params, request.num_computed_tokens
         limit = min(limit, params.max_tokens - request.num_output_tokens - 1, request.room)
-        last = len(request.token_ids) - 1
-        if position != last or limit < 1 or not params.independent or request.num_output_tokens < params.min_tokens:
-            return []
-        if request.num_pending_tokens:
+        free = params.independent and request.num_output_tokens >= params.min_tokens and not request.num_pending_tokens
+        if position != len(request.token_ids) - 1 or limit < 1 or not free:
             return []
         if request.lookup is None:
             request.lookup = PromptLookup()
@@ -373,6 +366,7 @@ class Scheduler:
             request.hold.suspend()
         self.pool.free(request)
         request.begin_anew()
+        self.pool.extend_hashes(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
         request.status = RequestStatus.WAITING
@@ -382,6 +376,11 @@ class Scheduler:
         """Whether the token ends this request's text."""
         ends = token in self.eos_token_ids and not request.params.ignore_eos
         return ends or token in request.stop_token_ids
+
+    def _ends(self, request: Request) -> bool:
+        """Whether the request ends with its pending token, which has not been read."""
+        full = request.hold is not None or self._is_full(request, len(request.token_ids))
+        return full and request.num_pending_tokens > 0
 
     def _is_full(self, request: Request, length: int) -> bool:
         """Whether the request has reached its `max_tokens`, or the longest sequence, with its first `length` tokens."""

@@ -50,6 +50,7 @@ class AdapterCode(StrEnum):
     NO_WEIGHTS = "no_weights"
     NOT_LINEAR = "not_linear"
     NO_LAYER = "no_layer"
+    TWICE = "twice"
     SHAPE = "shape"
     RANK = "rank"
     """The rank exceeds the worker's `max_adapter_rank`."""
@@ -107,6 +108,7 @@ TEMPLATES = {
     AdapterCode.NO_WEIGHTS: "{file} holds no adapted layer",
     AdapterCode.NOT_LINEAR: "{tensor}: only LoRA on linear layers is supported",
     AdapterCode.NO_LAYER: "{tensor}: the model has no linear layer {layer} that takes adapters",
+    AdapterCode.TWICE: "{file} has weights for {layer} under two names",
     AdapterCode.SHAPE: "{tensor}: its shape is {shape}, the layer takes {wanted}",
     AdapterCode.RANK: "{tensor}: the rank must be between 1 and {limit}, got {rank}",
     AdapterCode.HALF: "{layer}: lora_A or lora_B is missing",

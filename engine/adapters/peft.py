@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ EVERY_LINEAR = "all-linear"
 NARROWING = ("exclude_modules", "layers_to_transform", "layers_pattern")
 """Fields by which an adapter may have no weights for a layer that `target_modules` names."""
 DECODER = re.compile(r"\b(language_model|text_model)\.")
+"""What stands for a decoder in the path of a layer, where a model reads images too."""
 TENSORS = 3
 """The most tensors of one module: A, B and a magnitude."""
 
@@ -99,8 +101,8 @@ def read_adapter(
     pause: Callable[[], None] = never,
     digest: str | None = None,
 ) -> Adapter:
-    """Read the adapter in `directory` for a model with the linear layers `shapes` (path -> (out, in)). Raises
-    AdapterError, also if its content does not have the digest `digest`.
+    """Read the adapter in `directory` for a model with the linear layers `shapes` (path -> (out, in)). Its tensors may name
+    them with a DECODER elsewhere. Raises AdapterError, also if its content does not have the digest `digest`.
     """
     files = read_files(directory, max_weights_bytes(shapes, max_rank), pause)
     if digest is not None and files.digest != digest:
@@ -108,23 +110,28 @@ def read_adapter(
     _check_config(files.config)
     tensors, data = read_header(files.weights, max_header_bytes(shapes))
     parts: dict[str, dict[str, torch.Tensor]] = {}
-    known = {**{_bare(path): path for path in shapes}, **{path: path for path in shapes}}
+    known = {_bare(path): path for path in shapes}
+    layers: dict[str, str] = {}
+    """The model's layer of each path of the file."""
     for key, tensor in tensors.items():
         path, part = _parse(key)
-        layer = known.get(path) or known.get(_bare(path))
+        layer = path if path in shapes else known.get(_bare(path))
         if layer is None:
             raise AdapterError(AdapterCode.NO_LAYER, tensor=key, layer=path)
+        layers[path] = layer
         _check_shape(key, part, tensor.shape, shapes[layer], max_rank)
         parts.setdefault(path, {})[part] = _tensor(tensor, data)
         pause()
     if not parts:
         raise AdapterError(AdapterCode.NO_WEIGHTS, file=WEIGHTS)
+    if twice := next((layer for layer, count in Counter(layers.values()).items() if count > 1), None):
+        raise AdapterError(AdapterCode.TWICE, file=WEIGHTS, layer=twice)
     _check_targets(files.config, parts, shapes)
     ranks, alphas = (match(name, files.config.get(name) or {}, parts) for name in ("rank_pattern", "alpha_pattern"))
     modules = {}
     for path, weights in parts.items():
         rank, alpha = ranks.get(path, files.config["r"]), alphas.get(path, files.config["lora_alpha"])
-        modules[known.get(path) or known[_bare(path)]] = _weights(path, weights, files.config, rank, alpha)
+        modules[layers[path]] = _weights(path, weights, files.config, rank, alpha)
         pause()
     return Adapter(modules)
 

@@ -70,9 +70,10 @@ class Transfers:
             self.holds.add(request.hold)
         source = message.source
         needs_prompt = request.params.prompt_logprobs is not None and not message.generated
-        if source is None or needs_prompt or (source.num_tokens > self._original_length) != request.is_long:
-            return
-        if 0 < source.num_tokens <= len(request.token_ids):
+        if source is not None and (source.num_tokens > self._original_length) != request.is_long:
+            # The first token made it a long sequence, and these are the blocks of a short one.
+            self._drop_early(source.transfer_id)
+        elif source is not None and 0 < source.num_tokens <= len(request.token_ids) and not needs_prompt:
             request.incoming = self._arrival(request, source)
 
     def fetch(self, message: Fetch) -> None:
@@ -98,9 +99,7 @@ class Transfers:
         self.holds.release(transfer_ids)
         self.holds.poll()
         for transfer_id in transfer_ids:
-            early, _ = self._early.pop(transfer_id, (None, 0.0))
-            if early is not None:
-                early.cancel()
+            self._drop_early(transfer_id)
 
     def poll(self, stats: Stats) -> None:
         """Give back the blocks of holds that are over, and report."""
@@ -159,6 +158,11 @@ class Transfers:
         else:
             self._arrivals.begin(source, arrival, early)
         return arrival
+
+    def _drop_early(self, transfer_id: str) -> None:
+        early, _ = self._early.pop(transfer_id, (None, 0.0))
+        if early is not None:
+            early.cancel()
 
     def _forget_early(self) -> None:
         """Drop the early arrivals whose requests have not come."""

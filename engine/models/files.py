@@ -16,7 +16,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, TokenizersBackend
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
@@ -36,6 +36,9 @@ HUB_FILES = [
     "*/config.json",
     "*/model.safetensors",
 ]
+
+
+OWN_TOKENIZER = "its tokenizer needs code of the model, which is never run; add a tokenizer.json"
 
 
 class ModelError(Exception):
@@ -188,7 +191,8 @@ def tokenizer_file(directory: Path, cache_dir: str) -> Path:
         except Exception as error:  # tokenizers raises bare Exception
             raise ModelError(f"tokenizer.json cannot be used: {error}") from error
         return directory / "tokenizer.json"
-    # Where transformers has no class for it, code of the model would be what splits texts.
+    # Where transformers has no class for it, code of the model would be what splits texts. Its general class converts such
+    # files too, and splits them in its own way.
     path = directory / "tokenizer_config.json"
     mapped = read_json(path).get("auto_map") if path.is_file() else None
     own_code = bool(mapped) and (not isinstance(mapped, dict) or "AutoTokenizer" in mapped)
@@ -197,10 +201,10 @@ def tokenizer_file(directory: Path, cache_dir: str) -> Path:
         backend = tokenizer.backend_tokenizer
     except (ValueError, KeyError, TypeError, OSError, AttributeError, ImportError) as error:
         if own_code:
-            raise ModelError(
-                "its tokenizer needs code of the model, which is never run; add a tokenizer.json"
-            ) from error
+            raise ModelError(OWN_TOKENIZER) from error
         raise ModelError(f"there is no tokenizer that can be used: {error}") from error
+    if own_code and type(tokenizer) is TokenizersBackend:
+        raise ModelError(OWN_TOKENIZER)
     content = backend.to_str().encode()
     name = f"tokenizer-{hashlib.sha256(content).hexdigest()}.json"
     target = Path(cache_dir or tempfile.mkdtemp(prefix="dragoman-")) / name

@@ -65,7 +65,7 @@ class LoadedModel:
     rounding: str | None
     """Why results are not batch-invariant (bitwise equal in any batch); None if they are."""
     original_length: int
-    """Longer sequences rotate all of their positions otherwise (`engine.models.long_rope`)."""
+    """Longer sequences rotate all of their positions otherwise (`engine.models.long_rope`); sys.maxsize: none do."""
 
 
 def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
@@ -81,8 +81,8 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
     dtype = backend.default_dtype() if config.dtype == "auto" else DTYPES[config.dtype]
     progress.begin("reading the weights")
     model = decoder_of(from_pretrained(generator_class(hf_config), directory, dtype, **backend.pretrained_options()))
-    switch = long_rope.original_length(model, longest_position(hf_config))
-    limit = max_model_len(hf_config, config.max_model_len, by_sequence=switch is not None)
+    original_length = long_rope.original_length(model, longest_position(hf_config))
+    limit = max_model_len(hf_config, config.max_model_len, by_sequence=original_length is not None)
     text_config = hf_config.get_text_config()
     vocab_size = int(text_config.vocab_size)
     progress.begin("verifying the model")
@@ -90,9 +90,9 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
         # If the process crashes during verification, this is the last line of its log.
         logger.info("verifying %s", type(model).__name__)
         num_layers = int(text_config.num_hidden_layers)
-        proof = Proof(model, num_layers, vocab_size, limit, switch)
-        if switch is not None:
-            long_rope.install(model, switch)
+        proof = Proof(model, num_layers, vocab_size, limit, original_length)
+        if original_length is not None:
+            long_rope.install(model, original_length)
         attention.install()
         model.set_attn_implementation(attention.NAME)
         rounding = tolerance_of(dtype, num_layers)
@@ -116,7 +116,7 @@ def load_model(config: EngineConfig, backend: Backend) -> LoadedModel:
         ),
         sampling_defaults=sampling_defaults(directory),
         rounding=backend.rounding(forward),
-        original_length=sys.maxsize if switch is None else switch,
+        original_length=sys.maxsize if original_length is None else original_length,
     )
 
 
@@ -214,6 +214,8 @@ def from_pretrained(
         ImportError,
     ) as error:
         raise ModelError(f"transformers cannot load the model: {error}") from error
+    if getattr(model, "_hf_peft_config_loaded", False):  # where peft is installed
+        raise ModelError("adapter_config.json lies beside its weights; serve the adapter in it as an adapter")
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(heads))
     if missing:
         raise ModelError(f"{len(missing)} weights are missing, the first is {missing[0]}")

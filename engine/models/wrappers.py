@@ -5,6 +5,7 @@ text is left out of memory. What comes in as an image never reaches this code: t
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TOKENS = tuple(range(3, 27))
-"""Of the pass that shows which parts a text needs."""
+"""Of the pass that shows which parts a text needs, before those that stand for images and the like."""
+PLACEHOLDER = re.compile(r"(image|video|audio|vision|speech)\w*_token_(id|index)$")
+"""Names of such tokens in a configuration."""
 
 
 def generator_class(hf_config: PreTrainedConfig) -> Any:
@@ -35,11 +38,11 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     decoder = model.get_decoder()
     if not isinstance(decoder, PreTrainedModel) or decoder.config is model.config:
         return model
-    beside = _beside(model, decoder)
+    ids = _text(model, decoder)
     alone = _alone(model, decoder)
-    if alone is not None and _same_logits(model, alone):
+    if alone is not None and _same_logits(model, alone, ids):
         return alone
-    _drop(model, beside)
+    _drop(model, _beside(model, decoder), ids)
     return model
 
 
@@ -59,15 +62,15 @@ def _alone(model: PreTrainedModel, decoder: PreTrainedModel) -> PreTrainedModel 
     return alone.eval() if all(weight.device.type != "meta" for weight in alone.parameters()) else None
 
 
-def _same_logits(model: PreTrainedModel, alone: PreTrainedModel) -> bool:
+def _same_logits(model: PreTrainedModel, alone: PreTrainedModel, ids: torch.Tensor) -> bool:
     try:
-        return bool(torch.equal(_read_text(model), _read_text(alone)))
+        return bool(torch.equal(_read(model, ids), _read(alone, ids)))
     except Exception as error:  # of any kind, by what is around the decoder
         logger.info("%s is not served as %s: %s", type(model).__name__, type(alone).__name__, error)
         return False
 
 
-def _drop(model: PreTrainedModel, beside: list[tuple[nn.Module, str, nn.Module]]) -> None:
+def _drop(model: PreTrainedModel, beside: list[tuple[nn.Module, str, nn.Module]], ids: torch.Tensor) -> None:
     """Free the memory of the parts that no pass over a text calls. Models whose code looks at such a part without calling
     it keep all of them.
     """
@@ -78,7 +81,7 @@ def _drop(model: PreTrainedModel, beside: list[tuple[nn.Module, str, nn.Module]]
         for module in part.modules()
     ]
     try:
-        _read_text(model)
+        whole = _read(model, ids)
     except Exception as error:  # of any kind; the proof refuses the model by its reason
         logger.info("%s does not read a text: %s", type(model).__name__, error)
         return
@@ -89,9 +92,11 @@ def _drop(model: PreTrainedModel, beside: list[tuple[nn.Module, str, nn.Module]]
     for parent, name, _ in unused:
         setattr(parent, name, None)
     try:
-        _read_text(model)
-    except AttributeError as error:
+        same = torch.equal(_read(model, ids), whole)
+    except Exception as error:  # of any kind, by code that looks at such a part
         logger.info("%s keeps what reads images or sound: %s", type(model).__name__, error)
+        same = False
+    if not same:
         for parent, name, part in unused:
             setattr(parent, name, part)
 
@@ -113,6 +118,13 @@ def _beside(model: PreTrainedModel, decoder: nn.Module) -> list[tuple[nn.Module,
     return found
 
 
-def _read_text(model: PreTrainedModel) -> torch.Tensor:
-    logits: torch.Tensor = model(input_ids=torch.tensor([TOKENS], device=model.device), use_cache=False).logits
+def _text(model: PreTrainedModel, decoder: PreTrainedModel) -> torch.Tensor:
+    """Ids [1, T] of a text with every token that stands for an image or the like: some models embed these otherwise."""
+    held = (value for name, value in vars(model.config).items() if PLACEHOLDER.match(name) and isinstance(value, int))
+    known = [token for token in held if 0 <= token < decoder.config.vocab_size]
+    return torch.tensor([[*TOKENS, *known]], device=model.device)
+
+
+def _read(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
     return logits

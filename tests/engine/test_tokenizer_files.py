@@ -61,7 +61,7 @@ def test_sentencepiece(tmp_path):
 
 
 def test_tiktoken(tmp_path):
-    """As Kimi's are published: bytes by their ranks, special tokens in tokenizer_config.json, with gaps between them."""
+    """Bytes by their ranks, special tokens in tokenizer_config.json, with gaps between them."""
     mergeable = ranks()
     lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in mergeable.items())
     (tmp_path / "tiktoken.model").write_bytes(b"".join(lines))
@@ -98,8 +98,12 @@ def test_tekken(tmp_path, model_type):
     assert tokenizer.token_to_id("</s>") == 2
 
 
-def test_a_tokenizer_that_needs_the_models_code_is_refused(tmp_path):
-    (tmp_path / "tiktoken.model").write_bytes(b"YQ== 0\n")
-    write(tmp_path, "llama", {"auto_map": {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}})
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "kimi_k25"])
+def test_a_tokenizer_that_needs_the_models_code_is_refused(tmp_path, model_type):
+    """As Kimi's are published. transformers would split texts otherwise than that code, for some types without a word."""
+    lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks().items())
+    (tmp_path / "tiktoken.model").write_bytes(b"".join(lines))
+    own = {"AutoTokenizer": ["tokenization_own.TikTokenTokenizer", None]}
+    write(tmp_path, model_type, {"tokenizer_class": "TikTokenTokenizer", "auto_map": own})
     with pytest.raises(ModelError, match=r"needs code of the model, which is never run; add a tokenizer\.json"):
         tokenizer_file(tmp_path, str(tmp_path))

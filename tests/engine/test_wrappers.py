@@ -137,6 +137,26 @@ def test_names_of_older_releases(folder):
     driver.engine.close()
 
 
+def test_weights_of_a_layer_under_two_names_are_refused(folder):
+    model = make(folder, "mistral3")
+    target = folder / "twice"
+    adapted = get_peft_model(
+        AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32),
+        LoraConfig(r=4, target_modules=r".*language_model.*layers.0.*q_proj"),
+    )
+    adapted.save_pretrained(target)
+    tensors = load_file(target / WEIGHTS)
+    older = {
+        key.replace("model.language_model.", "language_model.model."): tensor.clone() for key, tensor in tensors.items()
+    }
+    save_file({**tensors, **older}, target / WEIGHTS)
+    driver = Driver(core(model))
+    driver.submit(0, [5, 6, 7], adapter=AdapterRef(content_digest(target), str(target)))
+    driver.run()
+    assert driver.outputs[0][0].error.facts["adapter"] == AdapterCode.TWICE
+    driver.engine.close()
+
+
 def test_an_encoder_with_a_decoder_is_refused_by_name(tmp_path):
     target = make(tmp_path, "mistral3")
     tiny_config("t5gemma2").save_pretrained(target)

@@ -734,9 +734,8 @@ class TestOriginalLength:
         short = list(request.block_hashes)
         assert not request.is_long
         assert engine.step() == {0: 1}  # the eighth token
-        assert engine.step() == {}
-        assert (engine.waiting, request.is_long) == ([0], True)
         assert engine.step() == {0: 9}
+        assert request.is_long
         assert engine.step() == {0: 1}
         assert request.block_hashes[0] != short[0]
         assert request.num_preemptions == 1
@@ -752,12 +751,32 @@ class TestOriginalLength:
         engine.add(again)
         assert again.num_reusable_tokens == 8
 
-    def test_nobody_starts_in_the_step_that_takes_it_back(self):
-        engine = Engine(ask(0, 8), original_length=8)
-        engine.step()
-        engine.add(ask(1, 2))
-        assert engine.step() == {}
+    def test_sequences_that_pass_it_share_what_one_of_them_computes_again(self):
+        engine = Engine(ask(0, range(7)), ask(1, range(7)), original_length=8, caching=True)
+        assert engine.step() == {0: 7}
+        assert engine.step() == {0: 1, 1: 3}
+        assert engine.step() == {1: 1, 0: 9}
+        assert engine.step() == {0: 1, 1: 1}  # and eight tokens from the cache
+
+    def test_an_unread_token_is_read_before_its_sequence_begins_again(self):
+        request, other = ask(0, 8), ask(1, 2)
+        engine = Engine(request, original_length=8)
+        running = engine.scheduler.schedule()
+        engine.scheduler.launched(running, [request])
+        engine.add(other)
+        assert engine.plan() == {}
+        assert engine.waiting == [0, 1]
+        assert engine.scheduler.update(running, {request: [7]}) == {}
         assert engine.step() == {0: 9, 1: 2}
+
+    def test_one_that_ends_with_its_unread_token_goes_on(self):
+        request = ask(0, 8, max_tokens=1)
+        engine = Engine(request, original_length=8)
+        running = engine.scheduler.schedule()
+        engine.scheduler.launched(running, [request])
+        engine.add(ask(1, 2))
+        assert engine.plan() == {1: 2}
+        assert (engine.running, request.num_preemptions) == ([0, 1], 0)
 
     def test_drafts_end_at_it(self):
         prompt = [1, 2, 3, 4, 5] * 4
