@@ -45,7 +45,8 @@ class Chosen:
 class ForwardBatch:
     """The inputs of a forward pass. T rows, of which the last may be padding; L rows get logits.
 
-    input_ids, positions: [1, T] int64; those of long sequences with the mark `LONG`. slot_mapping: [T] int64. logits_rows: [L] int64.
+    input_ids, positions: [1, T] int64; those of long sequences with the mark `LONG`. slot_mapping: [T] int64.
+    logits_rows: [L] int64.
     """
 
     input_ids: torch.Tensor

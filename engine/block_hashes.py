@@ -17,8 +17,8 @@ TOKEN_BYTES = 4
 
 
 def cache_key(adapter_digest: str, cache_salt: str, is_long: bool = False) -> str:
-    """Besides the tokens, what must be equal for sequences to share blocks: the adapter ("" for none), the tenant's salt,
-    and whether they are longer than the original length of a model that has one.
+    """Besides the tokens, what must be equal for sequences to share blocks: the adapter ("" for none), the tenant's
+    salt, and whether they are longer than the original length of a model that has one.
     """
     return f"{adapter_digest}{'+' if is_long else ''}\0{cache_salt}"  # digests are hexadecimal
 

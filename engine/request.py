@@ -194,7 +194,7 @@ class Request:
 
     @property
     def cache_key(self) -> str:
-        """Besides the tokens, what must be equal for requests to share blocks: the tenant's salt, the adapter, and whether
-        they are long.
+        """Besides the tokens, what must be equal for requests to share blocks: the tenant's salt, the adapter, and
+        whether they are long.
         """
         return cache_key(self.adapter.digest if self.adapter else "", self.cache_salt, self.is_long)

@@ -1,5 +1,5 @@
-"""Checks chat templates that clients write: their syntax here, and one rendering in the process that renders them for requests
-too, which the kernel ends when it takes too long or too much memory.
+"""Checks chat templates that clients write: their syntax here, and one rendering in the process that renders them for
+requests too, which the kernel ends when it takes too long or too much memory.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _environment = ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols
 
 
 def problem(template: str) -> str:
-    """Why a chat template cannot be used; "" if nothing speaks against it. One that refuses the conversation of the trial is
-    accepted: it may take others. It starts a process, so no transaction may wait for it.
+    """Why a chat template cannot be used; "" if nothing speaks against it. One that refuses the conversation of the
+    trial is accepted: it may take others. It starts a process, so no transaction may wait for it.
     """
     wrong = syntax_error(template)
     if wrong or not template:

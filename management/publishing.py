@@ -1,5 +1,5 @@
-"""What a request of the control plane writes is served by this process before the request is answered: a client that creates
-a deployment may ask for it at once. Other processes follow by themselves (`management.changes`).
+"""What a request of the control plane writes is served by this process before the request is answered: a client that
+creates a deployment may ask for it at once. Other processes follow by themselves (`management.changes`).
 """
 
 from __future__ import annotations

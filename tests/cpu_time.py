@@ -1,12 +1,12 @@
 """A pytest plugin that says what each test costs, and fails a run of `make test` in which one costs too much.
 
-A test's cost is CPU time: that of the test's own process and of all processes that it started and that have ended,
-with the set-up and clean-up of its own fixtures. What tests share does not count: the set-up of fixtures of a wider scope,
-and the clean-up behind a file's last test. Nor is a test judged that was the first of its process to import libraries, or
-during which kernels were compiled, here or in another process: they are kept for the next run.
+A test's cost is CPU time: that of the test's own process and of all processes that it started and that have ended, with
+the set-up and clean-up of its own fixtures. What tests share does not count: the set-up of fixtures of a wider scope,
+and the clean-up behind a file's last test. Nor is a test judged that was the first of its process to import libraries,
+or during which kernels were compiled, here or in another process: they are kept for the next run.
 
-Cores differ, and one that shares its units with a busy one is slower. A cost over the limit is judged in seconds of a core
-of known speed, and where that is only an estimate, it must be twice the limit to fail the run.
+Cores differ, and one that shares its units with a busy one is slower. A cost over the limit is judged in seconds of a
+core of known speed, and where that is only an estimate, it must be twice the limit to fail the run.
 """
 
 from __future__ import annotations

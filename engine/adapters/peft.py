@@ -101,8 +101,8 @@ def read_adapter(
     pause: Callable[[], None] = never,
     digest: str | None = None,
 ) -> Adapter:
-    """Read the adapter in `directory` for a model with the linear layers `shapes` (path -> (out, in)). Its tensors may name
-    them with a DECODER elsewhere. Raises AdapterError, also if its content does not have the digest `digest`.
+    """Read the adapter in `directory` for a model with the linear layers `shapes` (path -> (out, in)). Its tensors may
+    name them with a DECODER elsewhere. Raises AdapterError, also if its content does not have the digest `digest`.
     """
     files = read_files(directory, max_weights_bytes(shapes, max_rank), pause)
     if digest is not None and files.digest != digest:

@@ -168,8 +168,8 @@ def longest_position(hf_config: Any) -> int:
 def max_model_len(hf_config: Any, wanted: int, by_sequence: bool = False) -> int:
     """The longest sequence in tokens: the model's own limit, or `wanted` (0: none) if that is less.
 
-    Rotary embeddings that change with the length of the call ("dynamic", "longrope") would let sequences of one
-    batch disturb each other, so such models stop at the length where the change begins, unless it is made `by_sequence`.
+    Rotary embeddings that change with the length of the call ("dynamic", "longrope") would let sequences of one batch
+    disturb each other, so such models stop at the length where the change begins, unless it is made `by_sequence`.
     """
     text, own = hf_config.get_text_config(), longest_position(hf_config)
     rope = getattr(text, "rope_parameters", None) or {}
@@ -191,8 +191,8 @@ def tokenizer_file(directory: Path, cache_dir: str) -> Path:
         except Exception as error:  # tokenizers raises bare Exception
             raise ModelError(f"tokenizer.json cannot be used: {error}") from error
         return directory / "tokenizer.json"
-    # Where transformers has no class for it, code of the model would be what splits texts. Its general class converts such
-    # files too, and splits them in its own way.
+    # Where transformers has no class for it, code of the model would be what splits texts. Its general class converts
+    # such files too, and splits them in its own way.
     path = directory / "tokenizer_config.json"
     mapped = read_json(path).get("auto_map") if path.is_file() else None
     own_code = bool(mapped) and (not isinstance(mapped, dict) or "AutoTokenizer" in mapped)

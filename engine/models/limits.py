@@ -29,8 +29,8 @@ where it changes BY_CALL.
 STRENGTHS = re.compile(r"(llama_4_scaling_beta|attn_scale|.*temperature_(scale|beta))$")
 """Names of the strengths of such changes; set to 1 in the test, so that rounding does not hide the change."""
 BY_CALL = {"dynamic", "longrope"}
-"""Rotary embeddings that change with the longest sequence of a call. The engine makes that a matter of each sequence, or stops
-short of that length.
+"""Rotary embeddings that change with the longest sequence of a call. The engine makes that a matter of each sequence,
+or stops short of that length.
 """
 
 

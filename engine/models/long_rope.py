@@ -1,8 +1,8 @@
-"""Rotary embeddings of the kind `longrope` (LongRoPE, arXiv 2402.13753; Phi-3, Phi-4-mini): a sequence longer than the original
-length of its model rotates all of its positions by other frequencies.
+"""Rotary embeddings of the kind `longrope` (LongRoPE, arXiv 2402.13753; Phi-3, Phi-4-mini): a sequence longer than the
+original length of its model rotates all of its positions by other frequencies.
 
-transformers chooses the frequencies for a whole call, so sequences of a step would disturb each other. Here each row has
-those of its own sequence: rows of long sequences are marked by `LONG`, which is added to their positions.
+transformers chooses the frequencies for a whole call, so sequences of a step would disturb each other. Here each row
+has those of its own sequence: rows of long sequences are marked by `LONG`, which is added to their positions.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Rotary(nn.Module):
 
 
 def original_length(model: PreTrainedModel, longest: int) -> int | None:
-    """The length in tokens up to which the model's sequences are short, if those of up to `longest` can be served; None:
-    its embedding is of another kind, or it does more than `Rotary` computes.
+    """The length in tokens up to which the model's sequences are short, if those of up to `longest` can be served;
+    None: its embedding is of another kind, or it does more than `Rotary` computes.
     """
     modules = [module for module in model.modules() if getattr(module, "rope_type", None) == "longrope"]
     lengths = {int(module.config.rope_parameters["original_max_position_embeddings"]) for module in modules}

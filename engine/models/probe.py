@@ -79,8 +79,8 @@ class Proof:
     def __init__(
         self, model: PreTrainedModel, num_layers: int, vocab_size: int, longest: int, original_length: int | None = None
     ) -> None:
-        """`longest`: the longest sequence that will be served; those over the `original_length` have rotary embeddings of
-        their own. Raises ProbeError if a layer is not supported.
+        """`longest`: the longest sequence that will be served; those over the `original_length` have rotary embeddings
+        of their own. Raises ProbeError if a layer is not supported.
         """
         self._model, self._longest, self._original_length = model, longest, original_length
         generator = torch.Generator().manual_seed(0)

@@ -1,5 +1,5 @@
-"""Models that read images, sound or video beside text: their decoder is served, and what makes embeddings of anything but
-text is left out of memory. What comes in as an image never reaches this code: the dialects refuse it.
+"""Models that read images, sound or video beside text: their decoder is served, and what makes embeddings of anything
+but text is left out of memory. What comes in as an image never reaches this code: the dialects refuse it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _same_logits(model: PreTrainedModel, alone: PreTrainedModel, ids: torch.Tens
 
 
 def _drop(model: PreTrainedModel, beside: list[tuple[nn.Module, str, nn.Module]], ids: torch.Tensor) -> None:
-    """Free the memory of the parts that no pass over a text calls. Models whose code looks at such a part without calling
-    it keep all of them.
+    """Free the memory of the parts that no pass over a text calls. Models whose code looks at such a part without
+    calling it keep all of them.
     """
     called: set[nn.Module] = set()
     hooks = [

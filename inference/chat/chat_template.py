@@ -1,7 +1,7 @@
 """A model's chat template, with the form in which it takes the content of a message: a text, or a list of parts.
 
-Templates of models that read images beside text often loop over parts and print nothing of a content that is a text. Which
-form a template takes is seen by rendering one message of ours, before the first conversation.
+Templates of models that read images beside text often loop over parts and print nothing of a content that is a text.
+Which form a template takes is seen by rendering one message of ours, before the first conversation.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ChatTemplate:
     """Renders conversations whose contents are texts, in the form that the template takes."""
 
     def __init__(self, template: jinja2.Template | GuardedTemplate, special_texts: dict[str, str]) -> None:
-        """`special_texts`: the model's special tokens by name. The first rendering tries the form, by up to four more of
-        another conversation: with these alone, for what a client sends must not decide for others.
+        """`special_texts`: the model's special tokens by name. The first rendering tries the form, by up to four more
+        of another conversation: with these alone, for what a client sends must not decide for others.
         """
         self._template, self._special_texts = template, special_texts
         self._in_parts: bool | None = None

@@ -318,7 +318,9 @@ def test_files_that_go_from_under_a_worker_change_nothing(tmp_path):
 
 @pytest.mark.parametrize("length", [ORIGINAL - 1, ORIGINAL, ORIGINAL + 1])
 def test_sequences_about_an_original_length_take_only_blocks_of_their_kind(tmp_path, length):
-    """The first token of a prompt of just that length makes the sequence a long one, for which the blocks are of no use."""
+    """The first token of a prompt of just that length makes the sequence a long one, for which the blocks are of no
+    use.
+    """
     rope = {
         "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": ORIGINAL,
         "short_factor": [1.0] * 8, "long_factor": [4.0] * 8,

@@ -1,4 +1,4 @@
-"""Tokenizers that are published without a tokenizer.json: a worker converts them, and their ids stay their libraries'."""
+"""Tokenizers that are published without a tokenizer.json: they are converted, and their ids stay their libraries'."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ CORPUS = [
 TEXTS = [
     "The capital of Norway", "äöü ß 日本語 🙂 é", "def f(x):\n    return x + 1", "12345 67", "It's here; don't", "tabs\tand lines\n\n",
 ]  # fmt: skip
-PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def write(folder, model_type, config):
@@ -100,7 +103,7 @@ def test_tekken(tmp_path, model_type):
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "kimi_k25"])
 def test_a_tokenizer_that_needs_the_models_code_is_refused(tmp_path, model_type):
-    """As Kimi's are published. transformers would split texts otherwise than that code, for some types without a word."""
+    """As Kimi's are published. transformers would split texts otherwise than that code, for some types silently."""
     lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks().items())
     (tmp_path / "tiktoken.model").write_bytes(b"".join(lines))
     own = {"AutoTokenizer": ["tokenization_own.TikTokenTokenizer", None]}

@@ -1,4 +1,4 @@
-"""Serves every family of language models of the installed transformers at a tiny size, and compares its tokens with transformers'.
+"""Serves every family of language models of transformers at a tiny size, and compares its tokens with transformers'.
 
     python -m tools.bench.sweep_families [--variants [NAME ...]] [--only NAME ...] [--timeout S] [--markdown FILE]
 
@@ -54,17 +54,17 @@ HEAD = """\
 
 A model is accepted or refused when it is loaded, by its own configuration and weights: its logits must equal those of
 transformers, whatever else is in the step (`engine/models/probe.py`). A model that fails this check fails its
-deployment, with the reason. This page lists the result for every family of language models in transformers {version}, also
-of those that read images or sound beside text, whose decoder alone is served. The models have tiny shapes and random weights,
-and the prompts exceed every limit of the configuration: {totals}.
+deployment, with the reason. This page lists the result for every family of language models in transformers {version},
+also of those that read images or sound beside text, whose decoder alone is served. The models have tiny shapes and
+random weights, and the prompts exceed every limit of the configuration: {totals}.
 Another configuration of a listed family may have another result.
 
-Images, sound and video are refused in requests; the parts of a model that read them are not kept in memory. Sequences longer than
-the original length of a rotary embedding of the kind `longrope` (Phi-3, Phi-4-mini) are computed as transformers computes
-them; one that grows past it is computed again from its beginning, once.
+Images, sound and video are refused in requests; the parts of a model that read them are not kept in memory. Sequences
+longer than the original length of a rotary embedding of the kind `longrope` (Phi-3, Phi-4-mini) are computed as
+transformers computes them; one that grows past it is computed again from its beginning, once.
 
-Run the sweep after every upgrade of transformers and review the changes. It takes some minutes, and exits with 1 if a row
-is wrong or its process crashed. `--variants` adds windows, scaled rotary embeddings, biases and odd widths.
+Run the sweep after every upgrade of transformers and review the changes. It takes some minutes, and exits with 1 if a
+row is wrong or its process crashed. `--variants` adds windows, scaled rotary embeddings, biases and odd widths.
 """
 NEAR_TIE = 1e-3
 """If the two best reference logits are closer than this, either token counts as right."""

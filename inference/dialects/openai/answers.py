@@ -1,5 +1,5 @@
-"""The answers of OpenAI's routes, for the documentation: by the names that TGI's router gave them where it had them, so that
-clients generated from either get the same types. They are built where they are sent, and a test compares both.
+"""The answers of OpenAI's routes, for the documentation: by the names that TGI's router gave them where it had them, so
+that clients generated from either get the same types. They are built where they are sent, and a test compares both.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The grammar that a request asks for: vLLM's `structured_outputs`, its older `guided_decoding`, `guided_json` and the like,
-or TensorRT-LLM's guide.
+"""The grammar that a request asks for: vLLM's `structured_outputs`, its older `guided_decoding`, `guided_json` and the
+like, or TensorRT-LLM's guide.
 """
 
 from __future__ import annotations
