@@ -320,9 +320,7 @@ class EngineClient:
                 self._send(Abort([message.request_id]))
 
     def close(self) -> Awaitable[object]:
-        """Close the connection now, and return what waits for its end: the worker aborts this client's remaining
-        requests.
-        """
+        """Close the connection now, and return what waits for its end; the worker aborts what it computes for it."""
         for task in self._tasks:
             task.cancel()
         self._fail("the connection was closed", died=False)
