@@ -59,3 +59,9 @@ async def test_a_refused_input_is_named(embedder, given, part):
     assert (answer.status, error["param"]) == (400, "input"), error
     assert part in error["message"]
     assert not embedder.worker.embeds
+
+
+async def test_the_engine_is_told_the_time_that_is_left(embedder):
+    assert (await embedder.post("/v1/embeddings", {"model": "demo", "input": "a"})).status == 200
+    (asked,) = embedder.worker.embeds
+    assert 500 < asked.timeout_s <= 600
