@@ -22,6 +22,8 @@ import pytest
 LIMIT_S = 5.0
 YARDSTICK_S = 0.115
 """What `yardstick_s` is on the core whose seconds count, one of 2023 that has nothing else to do."""
+MUCH = 3
+"""With a load average over as many runnable processes for each core, others slow this run in ways that no yardstick shows."""
 ALIKE = 1.15
 """Up to this ratio of its yardstick to that, a core counts as one of known speed."""
 MODULES = 100
@@ -93,17 +95,19 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         end = cpu_s() if nextitem is not None and nextitem.path == item.path else before
         cost = judged = end - item.stash[_BEGAN] - item.stash[_SHARED]
         if cost > LIMIT_S:
-            judged = on_known_core(cost, yardstick_s())
+            judged = on_known_core(cost, yardstick_s(), os.getloadavg()[0] > MUCH * (os.cpu_count() or 1))
         reason = "compiled kernels" if last_compiled() > item.stash[_KERNELS] else ""
         if not reason and len(sys.modules) > item.stash[_MODULES] + MODULES:
             reason = "imported libraries"
         item.user_properties += [("cpu_s", cost), ("judged_s", judged), ("excused", reason)]
 
 
-def on_known_core(cost_s: float, core_yardstick_s: float) -> float:
-    """What is judged, in seconds, of a cost on a core whose `yardstick_s` is this."""
+def on_known_core(cost_s: float, core_yardstick_s: float, crowded: bool = False) -> float:
+    """What is judged, in seconds, of a cost on a core whose `yardstick_s` is this, of a machine with too much to do if
+    `crowded`.
+    """
     slower = core_yardstick_s / YARDSTICK_S
-    return cost_s / max(1.0, slower) / (1 if slower <= ALIKE else 2)
+    return cost_s / max(1.0, slower) / (2 if crowded or slower > ALIKE else 1)
 
 
 class Costs:

@@ -18,6 +18,10 @@ def test_costs_on_other_cores(slower, judged_s):
     assert on_known_core(6.0, YARDSTICK_S * slower) == pytest.approx(judged_s)
 
 
+def test_a_cost_on_a_machine_with_too_much_to_do_is_an_estimate():
+    assert on_known_core(6.0, YARDSTICK_S, crowded=True) == 3.0
+
+
 @pytest.mark.parametrize(("test", "excused", "fails"), [
     ("tests/a.py::test_a", "", True),
     ("tests/a.py::test_a", "compiled kernels", False),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from inference.chat.template_environment import environment
+from inference.chat.chat_template import of_model
 from inference.dialects.openai.chat import parse_prompt
 from inference.dialects.openai.schema import ChatCompletionRequest
 from inference.errors import InvalidRequest, TemplateError
@@ -266,7 +266,7 @@ TRIMMING = PLAIN.replace("m.content", "m.content | trim")
 def test_a_final_message_is_continued_at_its_end(template, content, end, apart):
     """White space at its end stays where the template leaves it."""
     tokenizer = ModelTokenizer.load(model_info(), parse_special_tokens=not apart)
-    tokenizer = replace(tokenizer, template=environment().from_string(template))
+    tokenizer = replace(tokenizer, template=of_model(template, {}))
     messages = [{"role": "user", "content": "e <"}, {"role": "assistant", "content": content}]
     text = tokenizer.render(ChatPrompt(messages, add_generation_prompt=False, continue_final_message=True))
     shown = tokenizer.control.unescape(text) if tokenizer.control is not None else text
@@ -284,7 +284,7 @@ def test_a_final_message_is_continued_at_its_end(template, content, end, apart):
     ],
 )
 def test_a_final_message_that_cannot_be_continued(template, content, reason):
-    tokenizer = replace(TOKENIZER, template=environment().from_string(template))
+    tokenizer = replace(TOKENIZER, template=of_model(template, {}))
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": content}]
     with pytest.raises(TemplateError, match=reason):
         tokenizer.render(ChatPrompt(messages, add_generation_prompt=False, continue_final_message=True))
@@ -298,10 +298,11 @@ def test_arguments_of_a_template_replace_special_tokens(own):
     """As in transformers, whose template it may be, or a client's own."""
     tokenizer = ModelTokenizer.load(model_info(), chat_template=own)
     if not own:
-        tokenizer = replace(tokenizer, template=environment().from_string(SHOWN))
+        tokenizer = replace(tokenizer, template=of_model(SHOWN, {"bos_token": "<s>", "eos_token": "none"}))
     given = {"eos_token": "</s>", "messages": [], "self": 1, "add_generation_prompt": False}
     chat = ChatPrompt([{"role": "user", "content": "Hello"}], template_arguments=given)
-    assert tokenizer.render(chat) == f"{tokenizer.special_texts.get('bos_token', '')}</s>HelloTrue"
+    begin = tokenizer.configuration.get("bos_token") or "" if own else "<s>"
+    assert tokenizer.render(chat) == f"{begin}</s>HelloTrue"
 
 
 async def test_arguments_with_a_meaning_of_their_own_are_left_out(serving):

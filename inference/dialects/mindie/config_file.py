@@ -29,7 +29,11 @@ Port = Annotated[int, Field(ge=1024, le=65535)]
 
 
 class MindieConfigError(SetupError):
-    """config.json, or an address from the environment, cannot be used; the text names the key and its range."""
+    """config.json, or an address `of_environment`, cannot be used; the text names the key and its range."""
+
+    def __init__(self, message: str, *, of_environment: bool = False) -> None:
+        super().__init__(message)
+        self.of_environment = of_environment
 
 
 class Strict(BaseModel):

@@ -37,7 +37,7 @@ def configure(environment: MindieEnvironment, server: ServerOptions) -> Setup:
         between = inter_comm(environment, config, addresses["service"][0])
         files = {tls_files(config, name, path) for name, (_, port) in addresses.items() if port}
     except MindieConfigError as error:
-        if path is None or not str(error).startswith("ServerConfig."):  # a variable of the environment is wrong
+        if path is None or error.of_environment:
             raise
         raise MindieConfigError(f"{environment.config_variable}: {path}: {error}") from error
     hosts = [host for host, _ in addresses.values()]

@@ -62,9 +62,10 @@ def _checked(name: str, address: str, allow_all: bool) -> str:
     try:
         unspecified = bool(address) and ipaddress.ip_address(address).is_unspecified
     except ValueError as error:
-        raise MindieConfigError(f"{name}: {error}") from error
+        raise MindieConfigError(f"{name}: {error}", of_environment=True) from error
     if unspecified and not allow_all:
-        raise MindieConfigError(f"{name} {address} needs allowAllZeroIpListening to be true in config.json")
+        text = f"{name} {address} needs allowAllZeroIpListening to be true in config.json"
+        raise MindieConfigError(text, of_environment=True)
     return address
 
 
