@@ -23,7 +23,7 @@ LIMIT_S = 5.0
 YARDSTICK_S = 0.115
 """What `yardstick_s` is on the core whose seconds count, one of 2023 that has nothing else to do."""
 MUCH = 3
-"""With a load average over as many runnable processes for each core, others slow this run in ways that no yardstick shows."""
+"""With a load average over as many processes for each core, others slow this run in ways that no yardstick shows."""
 ALIKE = 1.15
 """Up to this ratio of its yardstick to that, a core counts as one of known speed."""
 MODULES = 100

@@ -46,7 +46,8 @@ class Transfers:
         """`cache` is the backend's KV cache; `directory` has the files of the model that has just been loaded, and
         `original_length` is its. Raises ModelError.
         """
-        self._config, self._cache, self._pool, self._original_length = config, cache, pool, original_length
+        self._config, self._cache, self._pool = config, cache, pool
+        self._original_length = original_length
         self._model = _digest(config, directory)
         self._transport = transport_for(config)
         self.holds = Holds(pool)

@@ -67,7 +67,9 @@ class ChatTemplate:
 
 
 def of_model(text: str | None, special_texts: dict[str, str]) -> ChatTemplate | None:
-    """A template that came with a model; None without one, or if it cannot be used: such a model still completes texts."""
+    """A template that came with a model; None without one, or if it cannot be used: such a model still completes
+    texts.
+    """
     if text is None:
         return None
     try:

@@ -17,9 +17,10 @@ LENGTHS = (5, ORIGINAL - 10, ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, 3 * ORIGINAL)
 """Of prompts; twenty tokens follow each."""
 
 
-@pytest.fixture(scope="module")
-def model(models_dir):
-    return make_model(models_dir, "phi3", rope_parameters=ROPE, original_max_position_embeddings=ORIGINAL)
+@pytest.fixture(scope="module", params=["phi3", "llama", "qwen2"])
+def model(request, models_dir):
+    fields = {"original_max_position_embeddings": ORIGINAL} if request.param == "phi3" else {}
+    return make_model(models_dir / "longrope", request.param, rope_parameters=ROPE, **fields)
 
 
 def assert_equal(model, prompt, tokens):

@@ -44,6 +44,13 @@ def make(folder: Path, family: str) -> Path:
     return target
 
 
+def adapter_of(model: Path, target: Path, modules: str) -> Path:
+    """peft's adapter of the whole model's modules that the pattern names."""
+    whole = AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32)
+    get_peft_model(whole, LoraConfig(r=4, target_modules=modules)).save_pretrained(target)
+    return target
+
+
 class Whole(Reference):
     """transformers' own generate by the whole model, with peft's adapter where one is given."""
 
@@ -98,12 +105,7 @@ def test_what_no_text_needs_is_left_out_of_memory(family, folder):
 
 def test_an_adapter_of_what_reads_images_is_refused(folder):
     model = make(folder, "internvl")
-    target = folder / "vision-adapter"
-    adapted = get_peft_model(
-        AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32),
-        LoraConfig(r=4, target_modules=r".*vision_tower.*q_proj"),
-    )
-    adapted.save_pretrained(target)
+    target = adapter_of(model, folder / "vision-adapter", r".*vision_tower.*q_proj")
     engine = core(model)
     driver = Driver(engine)
     driver.submit(0, [5, 6, 7], adapter=AdapterRef(content_digest(target), str(target)))
@@ -116,12 +118,7 @@ def test_an_adapter_of_what_reads_images_is_refused(folder):
 def test_names_of_older_releases(folder):
     """Adapters that were trained when the language model stood around its decoder."""
     model = make(folder, "mistral3")
-    target = folder / "older-adapter"
-    adapted = get_peft_model(
-        AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32),
-        LoraConfig(r=4, target_modules=r".*language_model.*q_proj"),
-    )
-    adapted.save_pretrained(target)
+    target = adapter_of(model, folder / "older-adapter", r".*language_model.*q_proj")
     newer = AdapterRef(content_digest(target), str(target))
     older = folder / "renamed-adapter"
     shutil.copytree(target, older)
@@ -139,12 +136,7 @@ def test_names_of_older_releases(folder):
 
 def test_weights_of_a_layer_under_two_names_are_refused(folder):
     model = make(folder, "mistral3")
-    target = folder / "twice"
-    adapted = get_peft_model(
-        AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32),
-        LoraConfig(r=4, target_modules=r".*language_model.*layers.0.*q_proj"),
-    )
-    adapted.save_pretrained(target)
+    target = adapter_of(model, folder / "twice", r".*language_model.*layers.0.*q_proj")
     tensors = load_file(target / WEIGHTS)
     older = {
         key.replace("model.language_model.", "language_model.model."): tensor.clone() for key, tensor in tensors.items()

@@ -110,8 +110,7 @@ async def test_special_tokens_are_shown_where_they_are_asked_for(serving, skip):
     assert choice["text"] == ("" if skip else "<|im_start|>")
 
 
-async def test_an_empty_sequence_has_a_score(serving):
-    """Its only token may be the end."""
+async def test_a_sequence_that_ends_with_its_first_token_is_an_answer(serving):
     serving.worker.scripts += [Script(tokens=[2], logprobs=[-0.5])]
     answer = await serving.post(COMPLETIONS, {**ASK, "max_tokens": 1})
     assert (answer.status, answer.json()["choices"][0]["text"]) == (200, "")

@@ -16,7 +16,8 @@ PARTS = LOOP + "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% e
 FIRST = (
     "{% for message in messages %}<{{ message.role }}>"
     "{% if message['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}"
-    "{% for line in message['content'] | selectattr('type', 'equalto', 'text') %}{{ line.text }}{% endfor %}{% endfor %}"
+    "{% for line in message['content'] | selectattr('type', 'equalto', 'text') %}{{ line.text }}{% endfor %}"
+    "{% endfor %}"
 )
 TEXTS = "{% for message in messages %}<{{ message.role }}>{{ message['content'] }}{% endfor %}"
 BOTH = (

@@ -38,7 +38,8 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.failures import words
 from engine.messages import Submit
-from engine.models.files import ModelError, max_model_len
+from engine.models import long_rope
+from engine.models.files import ModelError, longest_position, max_model_len
 from engine.models.wrappers import generator_class
 from engine.sampling.params import SamplingParams
 from tests.models.random_models import DEMO, TOKENIZER_FILES
@@ -151,7 +152,8 @@ def judge(family: str, variant: str) -> tuple[str, str]:
             model = generator_class(config).from_pretrained(target, dtype=torch.float32).eval()
             vocab = int(model.config.get_text_config().vocab_size)
             generator = torch.Generator().manual_seed(1)
-            limit = min(MAX_LENGTH, max_model_len(model.config, 0))
+            by_sequence = long_rope.original_length(model, longest_position(model.config)) is not None
+            limit = min(MAX_LENGTH, max_model_len(model.config, 0, by_sequence))
             lengths = [min(n, limit - NEW_TOKENS) for n in PROMPTS]
             asked = [torch.randint(3, vocab, (n,), generator=generator).tolist() for n in lengths]
             expected = [generate(model, prompt) for prompt in asked]

@@ -73,11 +73,8 @@ def _quoted(name: str, version: str) -> str:
 @contextmanager
 def naming(name: str, version: str) -> Iterator[None]:
     """Refusals of a model that is busy or has no worker name it."""
-    try:
+    with errors.about(_quoted(name, version) if name else ""):
         yield
-    except ServingError as error:
-        named(error, name, version)
-        raise
 
 
 def named(error: ServingError, name: str, version: str) -> ServingError:

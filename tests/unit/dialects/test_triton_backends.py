@@ -320,5 +320,6 @@ async def test_inputs_have_their_type_and_come_once(serving, body, text):
 
 
 async def test_an_inputs_name_elsewhere_is_no_second_one(serving):
-    body = '{"text_input": "the \\"stream\\" and \\"stream\\"", "stream": false, "parameters": {"stream": false, "seed": 1, "seed": 2}}'
+    text, parameters = '"the \\"stream\\" and \\"stream\\""', '{"stream": false, "seed": 1, "seed": 2}'
+    body = f'{{"text_input": {text}, "stream": false, "parameters": {parameters}}}'
     assert (await serving.post("/v2/models/demo/generate", body.encode())).status == 200
