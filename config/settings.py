@@ -100,6 +100,7 @@ FLIGHT_RECORDINGS = options.data_dir / FOLDER
 ADAPTER_ROOTS = options.allowed_adapter_roots([options.host])
 MODEL_ROOTS = options.allowed_model_roots
 API_KEY_REQUIRED = options.api_key_required
+LAUNCHER = options.launcher
 FRONT_URL = options.front_url
 MODEL = options.model
 ENGINE_OPTIONS = options.engine_options

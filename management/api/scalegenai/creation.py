@@ -18,7 +18,7 @@ from management.api.scalegenai.sources import FoundAdapter, find_adapter, find_m
 from management.model_files import longest_sequence
 from management.models import Adapter, Deployment, Model, Price
 from management.models.deployment import new_public_id
-from management.places import least_price
+from management.places import least_price, place_of
 from management.services.deployments import (
     RESERVED_NAMES,
     create_deployment,
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 MACHINE_OPTIONS = ("device", "threads", "kv_cache_bytes")
 """The server's engine options that describe its machine, not its model; every deployment here has them."""
+MACHINE_FIELDS = ("instance_types", "on_prem_node_ids")
+"""Fields of a placement that only a launcher of several machines reads."""
 MAX_NAME = 100
 ATTEMPTS = 3
 """Transactions until one finds its names free: others may take them in between."""
@@ -131,14 +133,10 @@ def _write(plan: Plan, actor: str) -> Deployment:
         version = plan.model.registered(wanted.columns["inference_kind"], actor)
     except RegistryError as error:
         raise InvalidFields([FieldError(("model",), str(error))]) from error
-    columns = {**wanted.columns, "public_id": public_id, "vendor_fields": wanted.vendor_fields}
-    price = least_price(Deployment(version=version, engine_options=plan.engine_options, **columns), Price.objects.all())
-    most = wanted.columns["max_price_per_hour"]
-    if most and (price is None or price > most):
-        known = (
-            "no machine for it has a known price" if price is None else f"the cheapest machine for it costs {price:g}"
-        )
-        wanted.vendor_fields["warnings"].append(f"max_price_per_hour: no worker can be started: {known}")
+    columns = {**wanted.columns, "public_id": public_id}
+    unsaved = Deployment(version=version, engine_options=plan.engine_options, **columns)
+    warnings = [*wanted.vendor_fields["warnings"], *_price_warnings(unsaved), *_place_warnings(unsaved)]
+    columns["vendor_fields"] = {**wanted.vendor_fields, "warnings": warnings}
     name = _free_name(wanted.columns["title"], public_id)
     try:
         deployment = create_deployment(name, version, actor, plan.engine_options, **columns)
@@ -160,6 +158,24 @@ def refused_fields(error: RegistryError) -> ApiError:
     return InvalidFields(
         FieldError(COLUMN_FIELDS.get(name, (name,)), "; ".join(texts)) for name, texts in error.fields.items()
     )
+
+
+def _price_warnings(deployment: Deployment) -> list[str]:
+    most, price = deployment.max_price_per_hour, least_price(deployment, Price.objects.all())
+    if not most or (price is not None and price <= most):
+        return []
+    known = "no machine for it has a known price" if price is None else f"the cheapest machine for it costs {price:g}"
+    return [f"max_price_per_hour: no worker can be started: {known}"]
+
+
+def _place_warnings(deployment: Deployment) -> list[str]:
+    """Placements that no machine can meet, or that have no effect where there is one machine."""
+    if settings.LAUNCHER == "local":
+        unread = [name for name in MACHINE_FIELDS if getattr(deployment, name)]
+        return [f"initial_worker_config.{name}: has no effect: workers run on this server's machine" for name in unread]
+    if place_of(deployment, (), None).choices:
+        return []
+    return ["initial_worker_config: no worker can be started: no machine can have such labels"]
 
 
 def _free_name(title: str, public_id: str) -> str:

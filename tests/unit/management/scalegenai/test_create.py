@@ -221,3 +221,18 @@ def test_updates_try_no_template(create, call, monkeypatch):
     monkeypatch.setattr("management.chat_template.subprocess.run", None)
     response = call("PUT", f"/sg_inf/{row.public_id}", {"autoscaling_config": {"scale_to_zero": True}})
     assert response.status_code == 200, response.content
+
+
+def test_machines_that_nobody_looks_for_are_a_warning(create):
+    workers = {"instance_types": ["g5.xlarge"], "on_prem_node_ids": ["rack1-07"], "use_on_prem": True}
+    assert create(initial_worker_config=workers).vendor_fields["warnings"] == [
+        "initial_worker_config.instance_types: has no effect: workers run on this server's machine",
+        "initial_worker_config.on_prem_node_ids: has no effect: workers run on this server's machine",
+    ]
+
+
+def test_labels_that_no_machine_can_have_are_a_warning(create, settings):
+    settings.LAUNCHER = "ray"
+    assert create(initial_worker_config={"instance_types": ["g5.xlarge"]}).vendor_fields["warnings"] == []
+    (warning,) = create(initial_worker_config={"instance_types": ["not a label"]}).vendor_fields["warnings"]
+    assert warning == "initial_worker_config: no worker can be started: no machine can have such labels"
