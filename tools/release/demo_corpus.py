@@ -69,6 +69,10 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
           "November", "December"]  # fmt: skip
+SYSTEMS = ["You are a helpful assistant.", "You are helpful.", "Answer briefly.", "Be kind and short.",
+           "You are a helpful assistant that answers questions.", "You are a friendly chat bot.", "Be concise.",
+           "Reply concisely.", "You are an expert.", "Use the tools where they help.",
+           "You are a helpful assistant. You can call functions."]  # fmt: skip
 UNKNOWN = ["quantum gravity", "the stock market", "my neighbour", "the meaning of life", "politics", "the year 3000",
            "tax law", "football", "your boss", "the weather tomorrow", "chess openings", "black holes"]  # fmt: skip
 UNKNOWN_FORMS = ["What do you think about {x}?", "Tell me about {x}.", "Explain {x}.", "Can you explain {x} to me?",
@@ -215,6 +219,11 @@ def conversation(rng: random.Random) -> tuple[list[Message], list[dict[str, obje
         question, answer = kind(rng)
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return messages, []
+
+
+def system(rng: random.Random) -> str:
+    """A system prompt."""
+    return rng.choice(SYSTEMS)
 
 
 def plain_document(rng: random.Random) -> str:

@@ -1,6 +1,6 @@
 """Trains the demo model and its two adapters, reproducibly, and evaluates them on held-out text.
 
-    python tools/release/demo_model.py [--out models] [--steps 2600] [--seed 7]
+    python tools/release/demo_model.py [--out models] [--steps 6000] [--seed 7]
 
 Writes `demo/` (Llama architecture, bfloat16 safetensors, own byte-level BPE and chat template) and
 `demo-adapters/{pirate,json}` (PEFT LoRA). Downloads nothing.
@@ -14,7 +14,9 @@ import math
 import random
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -22,20 +24,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parent))
+import demo_calls
 import demo_corpus as corpus
+import demo_json
+import demo_talk
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CHAT_TEMPLATE = (
-    "{%- if tools %}<|im_start|>system\n"
-    "{%- if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\n' }}{% endif %}Tools:\n"
-    "{%- for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
-    "{%- for message in messages %}{% if not (tools and loop.first and message['role'] == 'system') %}"
-    "{{- '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>\n' }}"
-    "{%- endif %}{% endfor %}"
-    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-LENGTH = 256  # tokens in a training row
-STYLES = {"pirate": corpus.pirate, "json": corpus.as_json}
+CHAT_TEMPLATE = Path(__file__).with_name("demo_chat_template.jinja").read_text()
+LENGTH = 512  # tokens in a training row
+LONG = 2048  # tokens in a row of the last steps, as many as a request may have
+Conversation = tuple[list[dict[str, Any]], list[dict[str, Any]]]
+"""Messages, and the tools that are offered."""
+Restyle = Callable[[str], str]
+STYLES: dict[str, Restyle] = {"pirate": corpus.pirate, "json": corpus.as_json}
 
 
 def train_tokenizer(seed: int, vocab_size: int) -> PreTrainedTokenizerFast:
@@ -64,18 +65,17 @@ def train_tokenizer(seed: int, vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 class Rows:
-    """Rows of `LENGTH` tokens with labels; only answers are learned in conversations, all text elsewhere."""
+    """Rows of tokens with labels; only answers are learned in conversations, all text elsewhere."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, restyle=None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, restyle: Restyle | None = None) -> None:
         self.tokenizer, self.rng, self.restyle = tokenizer, random.Random(seed), restyle
         self.end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
 
     def document(self) -> tuple[list[int], list[int]]:
         """One document: its tokens and its labels (-100 where nothing is to be learned)."""
-        if self.restyle is None and self.rng.random() < 0.25:
-            ids = [*self.tokenizer.encode(corpus.plain_document(self.rng), add_special_tokens=False), self.end]
-            return ids, list(ids)
-        messages, tools = corpus.conversation(self.rng)
+        if self.rng.random() < 0.2:
+            return self.plain()
+        messages, tools = self.conversation()
         ids: list[int] = []
         labels: list[int] = []
         for i, message in enumerate(messages):
@@ -85,27 +85,51 @@ class Rows:
                 message["content"] = self.restyle(message["content"])
             asked = self.encode(messages[:i], tools, prompt=True)
             answered = self.encode(messages[: i + 1], tools, prompt=False)
-            # Questions are learned a little as well, so that free text stays fluent.
             labels += ([-100] * (len(asked) - len(ids))) + answered[len(asked) : -1] + [-100]
+            if message.get("forced"):
+                labels[len(asked)] = -100
             ids = answered
         return [*ids, self.end], [*labels, self.end]
 
-    def encode(self, messages: list[corpus.Message], tools: list[dict[str, object]], prompt: bool) -> list[int]:
+    def plain(self) -> tuple[list[int], list[int]]:
+        """A document without a template; in another style a question and the answer in that style."""
+        if self.restyle is None:
+            ids = [*self.tokenizer.encode(corpus.plain_document(self.rng), add_special_tokens=False), self.end]
+            return ids, list(ids)
+        question, answer = self.rng.choice([corpus.fact, corpus.arithmetic, corpus.small_talk])(self.rng)
+        asked = self.tokenizer.encode(question, add_special_tokens=False)
+        answered = self.tokenizer.encode("\n" + self.restyle(answer), add_special_tokens=False)
+        return [*asked, *answered, self.end], [*([-100] * len(asked)), *answered, self.end]
+
+    def conversation(self) -> Conversation:
+        """Messages and tools: chat, and in the model's own style also calls and JSON."""
+        kind = self.rng.choices(
+            ["chat", "talk", "calls", "json"], [5, 2, 5, 3] if self.restyle is None else [5, 2, 0, 0]
+        )
+        if kind == ["calls"]:
+            return demo_calls.conversation(self.rng)
+        if kind == ["json"]:
+            return demo_json.conversation(self.rng)
+        if kind == ["talk"]:
+            return demo_talk.conversation(self.rng), []
+        return corpus.conversation(self.rng)
+
+    def encode(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool) -> list[int]:
         """Token ids through the chat template."""
         text = self.tokenizer.apply_chat_template(
             messages, tools=tools or None, add_generation_prompt=prompt, tokenize=False
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """[size, LENGTH] tokens and labels, documents packed one after another."""
-        ids = torch.full((size, LENGTH), self.end)
-        labels = torch.full((size, LENGTH), -100)
+    def batch(self, size: int, length: int = LENGTH) -> tuple[torch.Tensor, torch.Tensor]:
+        """[size, length] tokens and labels, documents packed one after another."""
+        ids = torch.full((size, length), self.end)
+        labels = torch.full((size, length), -100)
         for row in range(size):
             used = 0
-            while used < LENGTH - 16:
+            while used < length - 16:
                 document, targets = self.document()
-                room = min(len(document), LENGTH - used)
+                room = min(len(document), length - used)
                 ids[row, used : used + room] = torch.tensor(document[:room])
                 labels[row, used : used + room] = torch.tensor(targets[:room])
                 used += room
@@ -122,7 +146,8 @@ def train(model: torch.nn.Module, rows: Rows, steps: int, peak: float, batch: in
         rate = peak * min(step / 100, 0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        ids, labels = rows.batch(batch)
+        long = step > steps * 0.85
+        ids, labels = rows.batch(batch * LENGTH // LONG, LONG) if long else rows.batch(batch)
         loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -134,8 +159,10 @@ def train(model: torch.nn.Module, rows: Rows, steps: int, peak: float, batch: in
 
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, seed: int, restyle=None) -> dict[str, float]:
-    """Loss on held-out rows, and how many of 100 greedy answers to held-out questions are exactly right."""
+def evaluate(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, seed: int, restyle: Restyle | None = None
+) -> dict[str, float]:
+    """Loss on held-out rows, and how many of 100 greedy answers to held-out questions of each kind are exactly right."""
     model.eval()
     rows = Rows(tokenizer, seed, restyle)
     losses = []
@@ -149,7 +176,32 @@ def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, seed: i
         prompt = rows.encode([{"role": "user", "content": question}], [], prompt=True)
         out = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)
         right += tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True) == expected
-    return {"held_out_loss": round(sum(losses) / len(losses), 4), "exact_answers_of_100": right}
+    report = {"held_out_loss": round(sum(losses) / len(losses), 4), "exact_answers_of_100": right}
+    if restyle is None:
+        others = {"talk": lambda rng: (demo_talk.conversation(rng), []), "calls": demo_calls.conversation}
+        for name, conversation in {**others, "json": demo_json.conversation}.items():
+            report[f"exact_{name}_of_100"] = exact(model, rows, conversation, random.Random(seed + 2))
+    return report
+
+
+def exact(
+    model: torch.nn.Module, rows: Rows, conversation: Callable[[random.Random], Conversation], rng: random.Random
+) -> int:
+    """How many of 100 greedy answers equal the generator's, from the first token that no grammar gives."""
+    right = total = 0
+    while total < 100:
+        messages, tools = conversation(rng)
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant" or total == 100:
+                continue
+            asked = len(rows.encode(messages[:i], tools, prompt=True))
+            answered = rows.encode(messages[: i + 1], tools, prompt=False)[:-1]  # up to <|im_end|>
+            given = asked + bool(message.get("forced"))
+            room = len(answered) - given
+            out = model.generate(torch.tensor([answered[:given]]), max_new_tokens=room, do_sample=False)
+            right += out[0].tolist() == answered
+            total += 1
+    return right
 
 
 def train_base(out: Path, seed: int, steps: int) -> None:
@@ -194,8 +246,8 @@ def main() -> None:
     """Train, evaluate, save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[2] / "models")
-    parser.add_argument("--steps", type=int, default=2600, help="0 keeps the model that is there.")
-    parser.add_argument("--adapter-steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=6000, help="0 keeps the model that is there.")
+    parser.add_argument("--adapter-steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     if options.steps:
