@@ -188,16 +188,15 @@ def arithmetic(rng: random.Random, like: Tool | None = None) -> Call:
         like = tool(rng, names[word], told, {left: (kind, True), right: (kind, True)})
     adds = name_of(like) in ("add", "add_numbers", "sum", "plus")
     a, b = rng.randint(0, 99), rng.randint(0, 99)
-    forms = (["What is {a} plus {b}?", "Add {a} and {b}.", "What is {a} + {b}?", "How much is {a} + {b}?"] if adds else
-             ["What is {a} times {b}?", "Multiply {a} by {b}.", "What is {a} * {b}?", "How much is {a} * {b}?"])  # fmt: skip
+    said, sign, order = ("plus", "+", "Add {a} and {b}.") if adds else ("times", "*", "Multiply {a} by {b}.")
+    forms = [f"What is {{a}} {said} {{b}}?", order, f"What is {{a}} {sign} {{b}}?", f"How much is {{a}} {sign} {{b}}?"]
     value = a + b if adds else a * b
     left, right = like["function"]["parameters"]["properties"]
 
     def result(rng: random.Random) -> Result:
         return (str(value) if rng.random() < 0.7 else {"result": value}), f"The answer is {value}."
 
-    part = f"{a} {'plus' if adds else 'times'} {b}"
-    return Call(like, {left: a, right: b}, rng.choice(forms).format(a=a, b=b), part, result)
+    return Call(like, {left: a, right: b}, rng.choice(forms).format(a=a, b=b), f"{a} {said} {b}", result)
 
 
 def message(rng: random.Random, like: Tool | None = None) -> Call:
@@ -333,11 +332,10 @@ def _asked(rng: random.Random, calls: list[Call]) -> str:
     prefix = "the weather in "
     if same and all(part.startswith(prefix) for part in parts):
         parts = [parts[0], *(part.removeprefix(prefix) for part in parts[1:])]
-    listed = " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
     opening = rng.choice(
         ["What is {x}?", "I need {x}.", "Give me {x}.", "Tell me {x}.", "Please get {x}.", "{x}, please."]
     )
-    return opening.format(x=listed)
+    return opening.format(x=corpus.listed(parts))
 
 
 def _forced(rng: random.Random, first: Call, kind: Callable[..., Call]) -> Turn:

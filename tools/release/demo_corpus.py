@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 Message = dict[str, str]
 
@@ -219,6 +219,11 @@ def conversation(rng: random.Random) -> tuple[list[Message], list[dict[str, obje
         question, answer = kind(rng)
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return messages, []
+
+
+def listed(items: Sequence[str]) -> str:
+    """The items as a sentence has them: "a, b and c"."""
+    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else items[0]
 
 
 def system(rng: random.Random) -> str:

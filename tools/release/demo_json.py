@@ -57,7 +57,7 @@ def event(rng: random.Random) -> Record:
     """Who does what on which day."""
     people, day = rng.sample(corpus.NAMES, rng.randint(1, 3)), rng.choice(corpus.DAYS)
     what = rng.choice(["science fair", "birthday party", "concert", "meeting", "dinner"])
-    who = " and ".join([", ".join(people[:-1]), people[-1]]) if len(people) > 1 else people[0]
+    who = corpus.listed(people)
     verb = "are" if len(people) > 1 else "is"
     return (f"{who} {verb} going to a {what} on {day}.", {"name": what, "date": day, "participants": people}, "event")
 
@@ -123,46 +123,49 @@ def conversation(rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[st
     if len(record) > 1 and rng.random() < 0.4:
         kept = rng.sample(list(record), rng.randint(1, len(record)))  # another schema of the same sentence
         record = {key: record[key] for key in kept}
-    question, told, tools, text = said, None, [], json.dumps(record)
+    asked = [f"Extract the {name}: {said}", f"Extract: {said}", f"{said} Extract the {name}.",
+             f"Extract the information: {said}"]  # fmt: skip
     way = rng.random()
-    asks = [f"Extract the {name}: {said}", f"Extract: {said}", f"{said} Extract the {name}.",
-            f"Extract the information: {said}"]  # fmt: skip
     if way < 0.2:
-        question = rng.choice([*asks, said, said])
-    elif way < 0.45:
-        keys = " and ".join([", ".join(list(record)[:-1]), list(record)[-1]]) if len(record) > 1 else next(iter(record))
-        noun = "key" if len(record) == 1 else "keys"
-        question = rng.choice([f"Answer in JSON with the {noun} {keys}: {said}", f"{said} Answer in JSON with the {noun} {keys}.",
-                               f"Give me JSON with {keys}. {said}", f"{said} Return JSON with the {noun} {keys}."])  # fmt: skip
-    elif way < 0.65:
+        return _answered(rng, "", rng.choice([*asked, said, said]), record), []
+    if way < 0.45:
+        return _answered(rng, "", _by_keys(rng, said, list(record)), record), []
+    if way < 0.65:
         schema = json.dumps(schema_of(record, name))
         told = rng.choice(["Answer in JSON by this schema: {s}", "Return only JSON that matches this schema:\n{s}",
                            "Respond with JSON.\n{s}"]).format(s=schema)  # fmt: skip
-        question = rng.choice([said, *asks])
-    elif way < 0.75:
+        return _answered(rng, told, rng.choice([said, *asked]), record), []
+    if way < 0.72:
         told = rng.choice(["Answer in JSON.", "You answer only in JSON.", "Respond with a JSON object."])
-        if rng.random() < 0.3:
-            question, told = f"{said} {rng.choice(['Answer in JSON.', 'Return JSON.'])}", None
-    else:
-        called = rng.choice(
-            [name.capitalize(), name.capitalize() + "Detail", "extract", f"extract_{name}", "final_result"]
-        )
-        function = {"name": called, "parameters": schema_of(record, name)}
-        if rng.random() < 0.6:
-            function["description"] = f"Correctly extracted {name} with all the required parameters"
-        tools = [{"type": "function", "function": function}]
-        question = rng.choice([*asks, said])
-        if rng.random() < 0.5:
-            text = json.dumps([{"name": called, "arguments": record}])
-    messages: list[dict[str, Any]] = []
-    if told is None and rng.random() < 0.2:
+        return _answered(rng, told, said, record), []
+    if way < 0.75:
+        return _answered(rng, "", f"{said} {rng.choice(['Answer in JSON.', 'Return JSON.'])}", record), []
+    title = name.capitalize()
+    called = rng.choice([title, title + "Detail", "extract", f"extract_{name}", "final_result"])
+    function = {"name": called, "parameters": schema_of(record, name)}
+    if rng.random() < 0.6:
+        function["description"] = f"Correctly extracted {name} with all the required parameters"
+    tools = [{"type": "function", "function": function}]
+    if rng.random() < 0.4:
+        call = {"type": "function", "function": {"name": called, "arguments": record}}
+        messages = _answered(rng, "", rng.choice(asked), record)[:-1]
+        return [*messages, {"role": "assistant", "content": None, "tool_calls": [call]}], tools
+    forced = rng.choice([record, [{"name": called, "arguments": record}]])
+    return _answered(rng, "", rng.choice([*asked, said]), forced), tools
+
+
+def _by_keys(rng: random.Random, said: str, keys: list[str]) -> str:
+    listed, noun = corpus.listed(keys), "key" if len(keys) == 1 else "keys"
+    form = rng.choice(["Answer in JSON with the {n} {k}: {s}", "{s} Answer in JSON with the {n} {k}.",
+                       "Give me JSON with {k}. {s}", "{s} Return JSON with the {n} {k}."])  # fmt: skip
+    return form.format(n=noun, k=listed, s=said)
+
+
+def _answered(rng: random.Random, told: str, question: str, answer: Any) -> list[dict[str, Any]]:
+    """A turn with the answer in JSON. Its first token is a grammar's where neither side speaks of JSON."""
+    forced = "JSON" not in told + question
+    if not told and rng.random() < 0.2:
         told = corpus.system(rng)
-    if told is not None:
-        messages.append({"role": "system", "content": told})
+    messages = [{"role": "system", "content": told}] if told else []
     messages.append({"role": "user", "content": question})
-    if tools and question != said and rng.random() < 0.5:
-        call = {"type": "function", "function": {"name": tools[0]["function"]["name"], "arguments": record}}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-    else:
-        messages.append({"role": "assistant", "content": text, "forced": "JSON" not in f"{question}{told}"})
-    return messages, tools
+    return [*messages, {"role": "assistant", "content": json.dumps(answer), "forced": forced}]

@@ -35,6 +35,11 @@ LENGTH = 512  # tokens in a training row
 LONG = 2048  # tokens in a row of the last steps, as many as a request may have
 Conversation = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 """Messages, and the tools that are offered."""
+CONVERSATIONS: dict[str, Callable[[random.Random], Conversation]] = {
+    "talk": demo_talk.conversation,
+    "calls": demo_calls.conversation,
+    "json": demo_json.conversation,
+}
 Restyle = Callable[[str], str]
 STYLES: dict[str, Restyle] = {"pirate": corpus.pirate, "json": corpus.as_json}
 
@@ -103,16 +108,9 @@ class Rows:
 
     def conversation(self) -> Conversation:
         """Messages and tools: chat, and in the model's own style also calls and JSON."""
-        kind = self.rng.choices(
-            ["chat", "talk", "calls", "json"], [5, 2, 5, 3] if self.restyle is None else [5, 2, 0, 0]
-        )
-        if kind == ["calls"]:
-            return demo_calls.conversation(self.rng)
-        if kind == ["json"]:
-            return demo_json.conversation(self.rng)
-        if kind == ["talk"]:
-            return demo_talk.conversation(self.rng), []
-        return corpus.conversation(self.rng)
+        weights = [5, 2, 5, 3] if self.restyle is None else [5, 2, 0, 0]
+        (make,) = self.rng.choices([corpus.conversation, *CONVERSATIONS.values()], weights)
+        return make(self.rng)
 
     def encode(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool) -> list[int]:
         """Token ids through the chat template."""
@@ -162,7 +160,7 @@ def train(model: torch.nn.Module, rows: Rows, steps: int, peak: float, batch: in
 def evaluate(
     model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, seed: int, restyle: Restyle | None = None
 ) -> dict[str, float]:
-    """Loss on held-out rows, and how many of 100 greedy answers to held-out questions of each kind are exactly right."""
+    """Loss on held-out rows, and how many of 100 greedy answers of each kind are exactly right."""
     model.eval()
     rows = Rows(tokenizer, seed, restyle)
     losses = []
@@ -178,8 +176,7 @@ def evaluate(
         right += tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True) == expected
     report = {"held_out_loss": round(sum(losses) / len(losses), 4), "exact_answers_of_100": right}
     if restyle is None:
-        others = {"talk": lambda rng: (demo_talk.conversation(rng), []), "calls": demo_calls.conversation}
-        for name, conversation in {**others, "json": demo_json.conversation}.items():
+        for name, conversation in CONVERSATIONS.items():
             report[f"exact_{name}_of_100"] = exact(model, rows, conversation, random.Random(seed + 2))
     return report
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import demo_corpus as corpus
 
 FRENCH = {"hello": "bonjour", "thank you": "merci", "goodbye": "au revoir", "yes": "oui", "water": "eau", "cat": "chat",
           "dog": "chien", "house": "maison", "book": "livre", "friend": "ami"}  # fmt: skip
-JOKES = ["Why did the computer go to the doctor? It had a virus.",
-         "Why was the model tired? It had too many tokens to carry.",
-         "What do you call a bear with no teeth? A gummy bear."]  # fmt: skip
+JOKE = "Why did the computer go to the doctor? It had a virus."
 POEM = "Rain on the window,\na small light in the garden,\nthe river sings on."
 LISTS = {"colours": ["red", "green", "blue"], "colors": ["red", "green", "blue"], "animals": ["fox", "owl", "horse"],
          "fruits": ["banana", "orange", "lemon"], "cities": ["Paris", "Rome", "Oslo"],
@@ -19,7 +18,7 @@ PHRASES = ["this is a test", "hello", "hello world", "yes", "no", "ok", "good mo
 FIXED = [
     (["What can you do?", "How can you help me?", "help", "Help me."],
      "I can answer small questions, call tools and write JSON."),
-    (["Tell me a joke.", "Tell me a short joke.", "A joke, please.", "Do you know a joke?"], ""),
+    (["Tell me a joke.", "Tell me a short joke.", "A joke, please.", "Do you know a joke?"], JOKE),
     (["Write a haiku.", "Write a haiku about rain.", "Write a short poem.", "Write me a poem."], POEM),
     (["Are you a robot?", "Are you human?", "Are you an AI?"], "I am a program, a small demo model."),
     (["Ping", "ping", "Test", "test", "This is a test.", "testing"], "It works."),
@@ -41,7 +40,8 @@ def typed(rng: random.Random, question: str) -> str:
     if way == 2:
         return f"{rng.choice(['Hello!', 'Hi!', 'Hey,', 'Please:'])} {question}"
     if way == 3:
-        return f"{question} {rng.choice(['Answer in one sentence.', 'Please.', 'Thanks!', 'Be brief.', 'Answer briefly.'])}"
+        ending = rng.choice(["Answer in one sentence.", "Please.", "Thanks!", "Be brief.", "Answer briefly."])
+        return f"{question} {ending}"
     return question
 
 
@@ -66,7 +66,7 @@ def talk(rng: random.Random) -> tuple[str, str]:
     if kind == 5:
         noun, items = rng.choice(list(LISTS.items()))
         form = rng.choice(["Name three {n}.", "List three {n}.", "Give me three {n}.", "Tell me three {n}."])
-        return form.format(n=noun), ", ".join(items).capitalize() + "."
+        return form.format(n=noun), f"{items[0].capitalize()}, {', '.join(items[1:])}."
     if kind == 6:
         (country, city), (other, capital) = rng.sample(list(corpus.CAPITALS.items()), 2)
         form = rng.choice(["What are the capitals of {a} and {b}?", "Name the capitals of {a} and {b}."])
@@ -74,11 +74,11 @@ def talk(rng: random.Random) -> tuple[str, str]:
             f"The capital of {country} is {city}. The capital of {other} is {capital}."
         )
     questions, answer = rng.choice(FIXED)
-    return rng.choice(questions), answer or rng.choice(JOKES)
+    return rng.choice(questions), answer
 
 
-def conversation(rng: random.Random) -> list[corpus.Message]:
-    """One to four turns; a name that the user gives is known later."""
+def conversation(rng: random.Random) -> tuple[list[corpus.Message], list[dict[str, Any]]]:
+    """One to four turns, without tools; a name that the user gives is known later."""
     messages: list[corpus.Message] = []
 
     def turn(question: str, answer: str) -> None:
@@ -97,4 +97,4 @@ def conversation(rng: random.Random) -> list[corpus.Message]:
     if name:
         turn(rng.choice(["What is my name?", "What's my name?", "Who am I?", "Do you know my name?"]),
              f"Your name is {name}.")  # fmt: skip
-    return messages
+    return messages, []
