@@ -135,7 +135,9 @@ def test_thoughts_are_free_and_what_follows_them_is_not(tokenizer, begun):
     grammar = Grammar("regex", "[0-9]{3}x", None if begun else begin, end, begun)
     driver = Driver(core(DEMO, max_model_len=256))
     prompt = prompts(1700, (9,))[0]
-    driver.submit(0, prompt, max_tokens=60, grammar=grammar, logit_bias={begin: 12.0, end: 12.0}, ignore_eos=False)
+    # The more often the mark of the beginning has come, the less it is favoured, until the other one is.
+    thinking = {"logit_bias": {begin: 80.0, end: 50.0}, "frequency_penalty": 2.0}
+    driver.submit(0, prompt, max_tokens=60, grammar=grammar, ignore_eos=False, **thinking)
     driver.submit(1, prompt, max_tokens=60, grammar=grammar, logit_bias={begin: -100.0})
     driver.run()
     tokens = driver.tokens(0)

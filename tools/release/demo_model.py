@@ -1,6 +1,6 @@
 """Trains the demo model and its two adapters, reproducibly, and evaluates them on held-out text.
 
-    python tools/release/demo_model.py [--out models] [--steps 6000] [--seed 7]
+    python tools/release/demo_model.py [--out models] [--steps 6000] [--seed 7] [--resume]
 
 Writes `demo/` (Llama architecture, bfloat16 safetensors, own byte-level BPE and chat template) and
 `demo-adapters/{pirate,json}` (PEFT LoRA). Downloads nothing.
@@ -201,8 +201,8 @@ def exact(
     return right
 
 
-def train_base(out: Path, seed: int, steps: int) -> None:
-    """Tokenizer and model, from nothing to `out`/demo in bfloat16."""
+def train_base(out: Path, seed: int, steps: int, resume: bool) -> None:
+    """Tokenizer and model to `out`/demo in bfloat16: from nothing, or from the model that is there."""
     torch.manual_seed(seed)
     tokenizer = train_tokenizer(seed, vocab_size=2048)
     end, turn_end = (tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_end|>"))
@@ -211,11 +211,15 @@ def train_base(out: Path, seed: int, steps: int) -> None:
         intermediate_size=512, max_position_embeddings=2048, tie_word_embeddings=True, rms_norm_eps=1e-5,
         bos_token_id=None, eos_token_id=turn_end, pad_token_id=end,
     )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    model = load_base(out)[0] if resume else LlamaForCausalLM(config)
+    if model.config.vocab_size != len(tokenizer):
+        raise SystemExit(
+            f"{out / 'demo'} has {model.config.vocab_size} tokens, this text {len(tokenizer)}: train anew."
+        )
     model.generation_config.eos_token_id = [turn_end, end]
     model.generation_config.pad_token_id = end
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, vocabulary {len(tokenizer)}")
-    train(model, Rows(tokenizer, seed), steps, peak=2e-3)
+    train(model, Rows(tokenizer, seed), steps, peak=1e-3 if resume else 2e-3)
     model.to(torch.bfloat16).save_pretrained(out / "demo")
     tokenizer.save_pretrained(out / "demo")
 
@@ -244,11 +248,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[2] / "models")
     parser.add_argument("--steps", type=int, default=6000, help="0 keeps the model that is there.")
+    parser.add_argument("--resume", action="store_true", help="Go on from the model that is there: its text changed.")
     parser.add_argument("--adapter-steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     if options.steps:
-        train_base(options.out, options.seed, options.steps)
+        train_base(options.out, options.seed, options.steps, options.resume)
     base, tokenizer = load_base(options.out)
     report = {"demo": evaluate(base, tokenizer, seed=10_007)}
     for name in STYLES:

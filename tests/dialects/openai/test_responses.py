@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import msgspec
 import pytest
 
 QUESTION = "What is the capital of Spain?"
@@ -207,7 +206,7 @@ def test_the_grammar_of_a_custom_tool_is_told_to_the_model(server, form, told):
     body = {"input": "a", "tools": [tool], "max_output_tokens": 1, "enable_response_messages": True}
     answer = server.post("/v1/responses", body)
     assert answer.status_code == 200, answer.text
-    assert msgspec.json.encode(told).decode()[1:-1] in answer.json()["input_messages"][0]["message"]
+    assert told in answer.json()["input_messages"][0]["message"]
 
 
 CODES = [
