@@ -94,9 +94,10 @@ def build_batch(scheduled: ScheduledBatch, block_size: int, chosen: Chosen | Non
             ids[-1] = -1 - chosen.rows[request]
         ids += drafts
         mark = LONG if request.is_long else 0
-        positions += range(mark + start, mark + end)
         table = request.block_table
-        slots += [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
+        for position in range(start, end):
+            positions.append(mark + position)
+            slots.append(table[position // block_size] * block_size + position % block_size)
         used = table[: -(-end // block_size)]
         sequences.append(SequenceSlice(row, count, end, used))
         if request.adapter is not None:

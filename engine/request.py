@@ -167,7 +167,8 @@ class Request:
     @property
     def decodes(self) -> bool:
         """Whether all tokens but the last have been computed, so that the next step gives the next token."""
-        return self.num_computed_tokens >= len(self.token_ids) - 1 and bool(self.num_output_tokens)
+        length = len(self.token_ids)
+        return self.num_computed_tokens >= length - 1 and length > self.num_prompt_tokens
 
     def prompt_rows(self, end: int) -> range:
         """The positions below `end`, not computed yet, whose logits are wanted for log-probabilities of the prompt. The logits at

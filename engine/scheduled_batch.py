@@ -34,4 +34,6 @@ class ScheduledBatch:
         of tokens before them.
         """
         parts = zip(self.requests, self.num_new_tokens, self.ends, strict=True)
-        return [(count, end - count) for r, count, end in parts if count != 1 + len(self.drafts.get(r, ()))]
+        return [
+            (count, end - count) for r, count, end in parts if count > 1 and count != 1 + len(self.drafts.get(r, ()))
+        ]

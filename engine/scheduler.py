@@ -97,25 +97,22 @@ class Scheduler:
         for gate in self._gates:
             gate.poll(busy=bool(self.running))
         self._limits.shed(self.waiting, self.running, now)
-        dropped = []
-        for request in [*self.running, *self.waiting]:
+        requests, dropped = [*self.running, *self.waiting], []
+        failures: dict[Request, Failure] = {}
+        for gate in reversed(self._gates):  # the first gate's reason is told
+            failures.update(gate.failures(requests))
+        for request in requests:
             reason = request.dropped
             if reason is None and request.deadline is not None and request.deadline <= now:
                 reason = FinishReason.TIMEOUT
                 if not request.begun:
                     reason, request.failure = FinishReason.ERROR, Failure(FailureCode.TOO_LATE)
-            elif reason is None and self._fails(request):
-                reason = FinishReason.ERROR
+            elif reason is None and request in failures:
+                reason, request.failure = FinishReason.ERROR, failures[request]
             if reason is not None:
                 self.finish(request)
                 dropped.append((request, reason))
         return dropped
-
-    def _fails(self, request: Request) -> bool:
-        """Whether the request's adapter or grammar has failed; sets its `failure`."""
-        failures = (gate.failure(request) for gate in self._gates)
-        request.failure = next((failure for failure in failures if failure is not None), None)
-        return request.failure is not None
 
     def finish(self, request: Request) -> None:
         """Take the request out of the engine and give its blocks back."""
@@ -126,14 +123,16 @@ class Scheduler:
 
     def schedule(self, awaited: bool = False) -> ScheduledBatch:
         """The next step's batch; empty when nothing can run. `awaited`: somebody outside waits for the step's end."""
-        outgrown = [request for request in self.running if request.outgrown and not self._ends(request)]
+        may_grow_out = self._original_length < sys.maxsize
+        outgrown = [r for r in self.running if r.outgrown and not self._ends(r)] if may_grow_out else []
         unread = any(request.num_pending_tokens for request in outgrown)
         for request in outgrown:
             self._preempt(request)
         self._make_room()
-        limit, logits = self._prefill_limit(awaited), PromptLogits(self._max_prompt_rows)
+        decoding = sum(request.decodes for request in self.running)
+        limit, logits = self._prefill_limit(decoding, awaited), PromptLogits(self._max_prompt_rows)
         batch = ScheduledBatch(bounded=limit.bounded)
-        budget, preempted = self._schedule_running(batch, self.config.max_num_batched_tokens, limit, logits)
+        budget, preempted = self._schedule_running(batch, decoding, limit, logits)
         if not preempted and not unread and not limit.exhausted:
             self._admit_waiting(batch, budget, limit, logits)
         for request, count in zip(batch.requests, batch.num_new_tokens, strict=True):
@@ -157,9 +156,8 @@ class Scheduler:
             gate.consider(request)
         return all(gate.may_start(request) for gate in self._gates)
 
-    def _prefill_limit(self, awaited: bool) -> PrefillLimit:
+    def _prefill_limit(self, decoding: int, awaited: bool) -> PrefillLimit:
         """The time of this step's prompts: what `max_step_ms` leaves beside the sequences that decode, if anybody waits."""
-        decoding = sum(request.decodes for request in self.running)
         if not (decoding or awaited) or not self.config.max_step_ms:
             return PrefillLimit(self._step_time, math.inf)
         return PrefillLimit(self._step_time, self._step_time.prompts_s(self.config.max_step_ms, decoding))
@@ -239,27 +237,27 @@ class Scheduler:
             request.matcher.advance(token)
 
     def _schedule_running(
-        self, batch: ScheduledBatch, budget: int, limit: PrefillLimit, logits: PromptLogits
+        self, batch: ScheduledBatch, behind: int, limit: PrefillLimit, logits: PromptLogits
     ) -> tuple[int, bool]:
-        """Schedule the next tokens of the running requests, in order; prompts leave a token to each that decodes. When blocks run
-        out, the policy's victims are preempted. Returns the remaining budget, and whether a request was preempted.
+        """Schedule the next tokens of the running requests, in order; prompts leave a token to each that decodes, of which there are
+        `behind`. When blocks run out, the policy's victims are preempted. Returns the remaining budget, and whether a request was
+        preempted.
         """
-        preempted, i = False, 0
-        behind = sum(request.decodes for request in self.running)
+        preempted, i, budget = False, 0, self.config.max_num_batched_tokens
+        pausing = {request for gate in self._gates for request in gate.pausing(self.running)}
         max_drafts = allowance(len(self.running), self.config.speculative_tokens)
         while i < len(self.running) and budget > 0:
             request = self.running[i]
-            behind -= request.decodes
-            if self._ends(request):
+            decodes = request.decodes
+            behind -= decodes
+            if request in pausing or self._ends(request):
                 i += 1
                 continue
-            if not all(gate.may_step(request) for gate in self._gates):
-                i += 1
-                continue
-            room = budget if request.decodes else max(budget - behind, 0)
-            count = logits.grant(request, min(len(request.token_ids) - request.num_computed_tokens, room))
-            if count and not request.decodes:
-                count = limit.grant(count, request.num_computed_tokens)
+            room = budget if decodes else max(budget - behind, 0)
+            count = min(len(request.token_ids) - request.num_computed_tokens, room)
+            if not decodes:
+                count = logits.grant(request, count)
+                count = limit.grant(count, request.num_computed_tokens) if count else 0
             if not count:
                 i += 1
                 continue

@@ -12,7 +12,7 @@ from engine.failures import Failure, FailureCode, adapter_failure
 from engine.gates.base import Gate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from engine.adapters.slots import AdapterSlots
     from engine.request import Request
@@ -39,9 +39,9 @@ class AdapterGate(Gate):
     def poll(self, busy: bool) -> None:
         self._adapters.poll(busy)
 
-    def failure(self, request: Request) -> Failure | None:
-        found = None if request.adapter is None else self._adapters.failure(request.adapter.digest)
-        return None if found is None else adapter_failure(found)
+    def failures(self, requests: Sequence[Request]) -> Iterable[tuple[Request, Failure]]:
+        adapted = [(r, self._adapters.failure(r.adapter.digest)) for r in requests if r.adapter is not None]
+        return [(request, adapter_failure(found)) for request, found in adapted if found is not None]
 
     def begin(self, running: Sequence[Request]) -> None:
         self._running, self._closing = running, {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from engine.failures import Failure
     from engine.request import Request
@@ -24,9 +24,9 @@ class Gate(Protocol):
         """Collect results that arrived since the last step; `busy`: whether sequences are running."""
         return
 
-    def failure(self, request: Request) -> Failure | None:
-        """Why the request failed; None unless it did."""
-        return None
+    def failures(self, requests: Sequence[Request]) -> Iterable[tuple[Request, Failure]]:
+        """Those of the engine's requests that failed, each with the reason."""
+        return ()
 
     def begin(self, running: Sequence[Request]) -> None:
         """Called before a step's admissions. `running` grows by each request that starts."""
@@ -42,6 +42,6 @@ class Gate(Protocol):
         """
         return True
 
-    def may_step(self, request: Request) -> bool:
-        """Whether a running request may be in the next step."""
-        return True
+    def pausing(self, running: Sequence[Request]) -> Iterable[Request]:
+        """The running requests that may not be in the next step."""
+        return ()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from engine.gates.base import Gate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from engine.failures import Failure
     from engine.request import Request
 
@@ -14,11 +16,12 @@ if TYPE_CHECKING:
 class GrammarGate(Gate):
     """Asks the request's matcher."""
 
-    def failure(self, request: Request) -> Failure | None:
-        return None if request.matcher is None else request.matcher.failure
+    def failures(self, requests: Sequence[Request]) -> Iterable[tuple[Request, Failure]]:
+        constrained = [(r, r.matcher.failure) for r in requests if r.matcher is not None]
+        return [(request, failure) for request, failure in constrained if failure is not None]
 
     def may_start(self, request: Request) -> bool:
         return not request.waits_for_grammar
 
-    def may_step(self, request: Request) -> bool:
-        return not request.waits_for_grammar
+    def pausing(self, running: Sequence[Request]) -> Iterable[Request]:
+        return [r for r in running if r.matcher is not None and not r.matcher.ready]

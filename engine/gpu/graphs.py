@@ -64,15 +64,19 @@ class DecodeGraphs:
         def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
-        self._ids, self._positions = (
-            buffer(1, max_num_seqs, dtype=torch.int64),
-            buffer(1, max_num_seqs, dtype=torch.int64),
-        )
-        self._slots = buffer(max_num_seqs, dtype=torch.int64)
-        self._tables, self._lengths = buffer(max_num_seqs, blocks), buffer(max_num_seqs)
-        self._tile_sequence, self._tile_start = buffer(max_num_seqs), buffer(max_num_seqs)
+        self._numbers = buffer(3 * max_num_seqs, dtype=torch.int64)
+        """A graph of n rows reads the first 3 n: their input ids, positions and slots."""
+        self._counts = buffer(2 * max_num_seqs)
+        """Likewise 2 n: the lengths of their sequences, and their tiles' sequences."""
+        self._chosen = buffer(max_num_seqs, dtype=torch.int64)
+        """The tokens of the step before."""
+        self._tables, self._tile_start = buffer(max_num_seqs, blocks), buffer(max_num_seqs)
+        self._host_tables = torch.zeros(max_num_seqs, blocks, dtype=torch.int32)
+        self._blocks: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        """What each row of the tables has, which most steps leave as it is."""
         self._query_starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(max_num_seqs, device=device)
+        self._all_rows = torch.arange(max_num_seqs)
         self._row_slots = torch.full((max_num_seqs,), slots.count, dtype=torch.int64, device=device)
         self._groups = {spec.num_heads // spec.num_kv_heads for spec in specs}
         self._sizes = capture_sizes(max_num_seqs)
@@ -99,7 +103,7 @@ class DecodeGraphs:
 
     def _capture_all(self, adapted: bool) -> None:
         for size, splits in product(reversed(self._sizes), reversed(self._splits)):
-            self._set(size, [], [], [], [], [])
+            self._pad(size)
             self._graphs[size, splits, adapted] = self._record(size, splits, adapted)
 
     def _record(self, size: int, splits: int, adapted: bool) -> tuple[Callable[[], None], torch.Tensor]:
@@ -120,22 +124,18 @@ class DecodeGraphs:
         factors (or none at all, where no layer takes them).
         """
         count = len(batch.sequences)
-        alone = count <= self._sizes[-1] and all(s.count == 1 for s in batch.sequences)
+        alone = count <= self._sizes[-1] and batch.sequences[-1].row + batch.sequences[-1].count == count
         factored = any(digest in self._adapters.with_factors for _, _, digest in batch.segments)
         if not alone or factored or (batch.segments and not self._layers):
             return False
-        return bool(batch.logits_rows.tolist() == [*range(count)])
+        return bool(torch.equal(batch.logits_rows, self._all_rows[:count]))
 
     def run(self, batch: ForwardBatch) -> torch.Tensor:
         """Replay the batch's graph. Returns logits [sequences, V], which are valid until the next run."""
         count = len(batch.sequences)
         size = next(n for n in self._sizes if n >= count)
-        tables = [s.blocks for s in batch.sequences]
         lengths = [s.length for s in batch.sequences]
-        ids, positions = batch.input_ids[0, :count].tolist(), batch.positions[0, :count].tolist()
-        self._set(size, ids, positions, batch.slot_mapping[:count].tolist(), tables, lengths)
-        if batch.chosen is not None:
-            self._ids[0, :count] = fill_in(self._ids[0, :count], batch.chosen)
+        self._set(size, batch, lengths)
         if batch.segments:
             self._put(self._row_slots[:size], self._adapters.slots_of(batch.segments, size))
         needed = self._cache.num_splits(max(lengths))
@@ -143,40 +143,49 @@ class DecodeGraphs:
         replay()
         return logits[:count]
 
-    def _set(
-        self,
-        size: int,
-        ids: list[int],
-        positions: list[int],
-        slots: list[int],
-        tables: list[list[int]],
-        lengths: list[int],
-    ) -> None:
+    def _set(self, size: int, batch: ForwardBatch, lengths: list[int]) -> None:
         """Fill the first `size` rows; padding rows write to block 0."""
-        count, rest = len(ids), [0] * (size - len(ids))
+        count = len(lengths)
+        numbers, counts = torch.zeros(3, size, dtype=torch.int64), torch.zeros(2, size, dtype=torch.int32)
+        numbers[0, :count] = batch.input_ids[0, :count]
+        numbers[1, :count] = batch.positions[0, :count]
+        numbers[2, :count] = batch.slot_mapping[:count]
+        counts[0, :count] = torch.tensor(lengths, dtype=torch.int32)
+        counts[1, :count] = self._all_rows[:count]
+        counts[1, count:] = -1
+        self._put(self._numbers[: 3 * size], numbers.view(-1))
+        self._put(self._counts[: 2 * size], counts.view(-1))
+        if batch.chosen is not None:
+            self._chosen[: len(batch.chosen)].copy_(batch.chosen)
+        self._set_tables([s.blocks for s in batch.sequences])
 
-        def put(target: torch.Tensor, numbers: list[int]) -> None:
-            self._put(target, torch.tensor(numbers, dtype=target.dtype))
+    def _set_tables(self, tables: list[list[int]]) -> None:
+        """Write the block tables of rows that have other blocks than in the step before."""
+        changed = [row for row, blocks in enumerate(tables) if self._blocks[row] != blocks]
+        for row in changed:
+            self._blocks[row] = tables[row]
+            self._host_tables[row, : len(tables[row])] = torch.tensor(tables[row], dtype=torch.int32)
+        if changed:
+            first, end, widest = changed[0], changed[-1] + 1, max(map(len, tables))
+            self._put(self._tables[first:end, :widest], self._host_tables[first:end, :widest].contiguous())
 
-        put(self._ids[0, :size], ids + rest)
-        put(self._positions[0, :size], positions + rest)
-        put(self._slots[:size], slots + rest)
-        put(self._lengths[:size], lengths + rest)
-        put(self._tile_sequence[:size], [*range(count), *(-1 for _ in rest)])
-        if count:
-            widest = max(map(len, tables))
-            rows = torch.tensor([table + [0] * (widest - len(table)) for table in tables], dtype=torch.int32)
-            self._put(self._tables[:count, :widest], rows)
+    def _pad(self, size: int) -> None:
+        """Let the first `size` rows be padding."""
+        self._numbers[: 3 * size].zero_()
+        self._counts[:size].zero_()
+        self._counts[size : 2 * size].fill_(-1)
 
     def _put(self, target: torch.Tensor, numbers: torch.Tensor) -> None:
         target.copy_(pinned(numbers, self._device), non_blocking=True)
 
     def _step(self, size: int, splits: int, adapted: bool) -> torch.Tensor:
         dtype, room = self._cache.dtype, shared_memory(self._device)
+        ids, positions, slots = self._numbers[: 3 * size].view(3, size)
+        lengths, tile_sequence = self._counts[: 2 * size].view(2, size)
         plans = {
             group: Plan(
-                self._tile_sequence[:size], self._tile_start[:size], tile_rows(group, 1, dtype, room), self._query_starts[: size + 1],
-                self._lengths[:size], self._tables[:size], splits, self._cache.split_keys,
+                tile_sequence, self._tile_start[:size], tile_rows(group, 1, dtype, room), self._query_starts[: size + 1],
+                lengths, self._tables[:size], splits, self._cache.split_keys,
             )
             for group in self._groups
         }  # fmt: skip
@@ -185,8 +194,8 @@ class DecodeGraphs:
         else:
             self._adapters.begin_step((), size)
         try:
-            with attend_with(DeviceAttention.captured(self._cache, self._slots[:size], plans)):
-                return self._forward(self._ids[:, :size], self._positions[:, :size], self._rows[:size])
+            with attend_with(DeviceAttention.captured(self._cache, slots, plans)):
+                return self._forward(fill_in(ids, self._chosen)[None], positions[None], self._rows[:size])
         finally:
             self._adapters.end_step()
 

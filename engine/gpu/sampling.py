@@ -88,7 +88,8 @@ class DeviceSampler(Sampler):
             return None
         if any(p.filtered and not p.greedy and (p.typical_p < 1 or not bounded(p, vocab)) for p in params):
             return None
-        return DeviceTokens(choose(logits, params, uniforms_of(rows)))
+        greedy = all(p.greedy for p in params)
+        return DeviceTokens(logits.argmax(-1) if greedy else choose(logits, params, uniforms_of(rows)))
 
 
 def choose(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> torch.Tensor:

@@ -273,7 +273,9 @@ def test_captured_steps_compute_what_slots_will_have(models_dir, device):
     core = engine(make_model(models_dir, "qwen2"), device, max_num_seqs=4, speculative_tokens=0, max_adapters=2)
     graphs, layers = recorded(core, device).graphs, core.runner.backend._layers
     places = [(layer._a.data_ptr(), layer._b.data_ptr()) for layer in layers]
-    graphs._set(2, [5, 6], [0, 0], [16, 32], [[1], [2]], [1, 1])
+    slices = [SequenceSlice(0, 1, 1, [1]), SequenceSlice(1, 1, 1, [2])]
+    rows = [torch.tensor([[5, 6]]), torch.tensor([[0, 0]]), torch.tensor([16, 32])]
+    graphs._set(2, ForwardBatch(*rows, slices, torch.tensor([0, 1]), [], {}, []), [1, 1])
 
     def logits(slots: list[int]) -> torch.Tensor:
         graphs._row_slots[:2] = torch.tensor(slots, device=device)

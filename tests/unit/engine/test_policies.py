@@ -87,8 +87,8 @@ class Closed(Gate):
     def may_start(self, request):
         return request.priority == 7
 
-    def failure(self, request):
-        return Failure(FailureCode.STEP_FAILED) if request.key[1] == 2 else None
+    def failures(self, requests):
+        return [(request, Failure(FailureCode.STEP_FAILED)) for request in requests if request.key[1] == 2]
 
 
 def test_a_gate_holds_up_only_whom_it_stops():

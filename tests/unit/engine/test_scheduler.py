@@ -102,8 +102,8 @@ class TestExpiring:
             def poll(self, busy):
                 polled.append(busy)
 
-            def failure(self, request):
-                return Failure(self.code) if request.key[1] == 1 else None
+            def failures(self, requests):
+                return [(request, Failure(self.code)) for request in requests if request.key[1] == 1]
 
         engine = Engine(ask(0), ask(1), gates=[Open(), Fails(FailureCode.STEP_FAILED), Fails(FailureCode.DRAINING)])
         ((failed, reason),) = engine.scheduler.expire(0.0)
@@ -389,8 +389,8 @@ class Stops(Gate):
     def may_start(self, request):
         return request.key[1] not in self.start
 
-    def may_step(self, request):
-        return request.key[1] not in self.step
+    def pausing(self, running):
+        return [request for request in running if request.key[1] in self.step]
 
 
 class TestGates:

@@ -1,0 +1,117 @@
+"""Measures the host's part of a decode step on a device: the engine beside a device that computes nothing and is never waited for.
+
+    TRITON_INTERPRET=1 python -m tools.bench.host [--streams 1 32 128 256] [--context 1024] [--steps 200] [--sampled] [--profile]
+
+Scheduling, the batch's tensors, the buffers of the captured graphs, sampling, reading and publishing are those of a CUDA device, over
+CPU tensors. A graph's replay does nothing, so what is left is Python and torch's part on the host. Launches on a real device cost more: copies
+into its memory take a few microseconds each. It needs no device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import os
+import pstats
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.gpu.backend import DeviceBackend
+from engine.gpu.graphs import DecodeGraphs
+from engine.messages import Submit
+from engine.sampling.params import SamplingParams
+from tests.models.random_models import make_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.backend import Forward
+    from engine.batch import ForwardBatch
+    from engine.gpu.attention import DeviceKVCache
+    from engine.shapes import AttentionSpec
+
+VOCAB = 400
+
+
+class NullGraphs(DecodeGraphs):
+    """Graphs whose replay does nothing; their logits stay what they are."""
+
+    def _record(self, size: int, splits: int, adapted: bool) -> tuple[Callable[[], None], torch.Tensor]:
+        return (lambda: None), torch.zeros(size, VOCAB)
+
+
+class NullBackend(DeviceBackend):
+    """A device's backend whose steps return at once, after a model has been loaded and proven."""
+
+    def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: DeviceKVCache, max_model_len: int) -> None:
+        """Graphs as on a device."""
+        self._graphs = NullGraphs(
+            forward, specs, cache, self._config.max_num_seqs, max_model_len, self.device, self._slots, self._layers
+        )
+        self._graphs.capture()
+
+    def _compute(self, forward: Forward, cache: DeviceKVCache, batch: ForwardBatch) -> torch.Tensor:
+        if self._graphs is None:
+            return super()._compute(forward, cache, batch)
+        if self._graphs.fits(batch):
+            return self._graphs.run(batch)
+        return torch.zeros(max(1, len(batch.logits_rows)), VOCAB)
+
+
+def decode_steps(core: EngineCore, streams: int, context: int, steps: int, params: SamplingParams) -> list[float]:
+    """Seconds of each step in which all sequences decode."""
+    generator = torch.Generator().manual_seed(streams)
+    for number in range(streams):
+        prompt = torch.randint(10, VOCAB, (context,), generator=generator).tolist()
+        if core.submit(1, Submit(number, prompt, params)) is not None:
+            raise SystemExit("a sequence was refused")
+    times: list[float] = []
+    while core.has_work:
+        before, start = core.stats.decode_steps, time.perf_counter()
+        core.step()
+        if core.stats.decode_steps > before and len(core.scheduler.running) == streams:
+            times.append(time.perf_counter() - start)
+    return times[2 : steps - 2]
+
+
+def main() -> None:
+    """One row for each number of streams."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", nargs="+", type=int, default=[1, 32, 128, 256])
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--sampled", action="store_true", help="temperature and top-k in place of greedy")
+    parser.add_argument("--profile", action="store_true", help="where the time goes with the most streams")
+    options = parser.parse_args()
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise SystemExit("tools.bench.host: set TRITON_INTERPRET=1, because the model is proven without a device")
+    rules = {"temperature": 0.8, "top_k": 40, "seed": 1} if options.sampled else {"temperature": 0.0}
+    params = SamplingParams(max_tokens=options.steps, ignore_eos=True, **rules)
+    with tempfile.TemporaryDirectory() as folder:
+        length = options.context + options.steps + 16
+        model = make_model(Path(folder), "qwen2", vocab_size=VOCAB, max_position_embeddings=length)
+        config = EngineConfig(model=str(model), dtype="float32", max_num_seqs=max(options.streams), speculative_tokens=0,
+                              max_num_batched_tokens=8192, threads=1, kv_cache_bytes=(max(options.streams) * length // 16 + 16) * 16 * 768)  # fmt: skip
+        core = EngineCore(config, NullBackend(config, torch.device("cpu")))
+        print("| streams | ms a step, median | p90 |\n| --- | --- | --- |", flush=True)
+        for streams in options.streams:
+            decode_steps(core, streams, options.context, 20, params)
+            times = decode_steps(core, streams, options.context, options.steps, params)
+            p90 = statistics.quantiles(times, n=10)[-1]
+            print(f"| {streams} | {statistics.median(times) * 1e3:.3f} | {p90 * 1e3:.3f} |", flush=True)
+        if options.profile:
+            with cProfile.Profile() as profile:
+                decode_steps(core, max(options.streams), options.context, options.steps, params)
+            pstats.Stats(profile).sort_stats("tottime").print_stats(30)
+        core.close()
+
+
+if __name__ == "__main__":
+    main()
