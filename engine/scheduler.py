@@ -239,9 +239,9 @@ class Scheduler:
     def _schedule_running(
         self, batch: ScheduledBatch, behind: int, limit: PrefillLimit, logits: PromptLogits
     ) -> tuple[int, bool]:
-        """Schedule the next tokens of the running requests, in order; prompts leave a token to each that decodes, of which there are
-        `behind`. When blocks run out, the policy's victims are preempted. Returns the remaining budget, and whether a request was
-        preempted.
+        """Schedule the next tokens of the running requests, in order; prompts leave a token to each of the `behind` that
+        decode. When blocks run out, the policy's victims are preempted. Returns the remaining budget, and whether a
+        request was preempted.
         """
         preempted, i, budget = False, 0, self.config.max_num_batched_tokens
         pausing = {request for gate in self._gates for request in gate.pausing(self.running)}

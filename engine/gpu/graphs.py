@@ -76,7 +76,7 @@ class DecodeGraphs:
         """What each row of the tables has, which most steps leave as it is."""
         self._query_starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(max_num_seqs, device=device)
-        self._all_rows = torch.arange(max_num_seqs)
+        self._host_rows = torch.arange(max_num_seqs)
         self._row_slots = torch.full((max_num_seqs,), slots.count, dtype=torch.int64, device=device)
         self._groups = {spec.num_heads // spec.num_kv_heads for spec in specs}
         self._sizes = capture_sizes(max_num_seqs)
@@ -128,7 +128,7 @@ class DecodeGraphs:
         factored = any(digest in self._adapters.with_factors for _, _, digest in batch.segments)
         if not alone or factored or (batch.segments and not self._layers):
             return False
-        return bool(torch.equal(batch.logits_rows, self._all_rows[:count]))
+        return bool(torch.equal(batch.logits_rows, self._host_rows[:count]))
 
     def run(self, batch: ForwardBatch) -> torch.Tensor:
         """Replay the batch's graph. Returns logits [sequences, V], which are valid until the next run."""
@@ -151,7 +151,7 @@ class DecodeGraphs:
         numbers[1, :count] = batch.positions[0, :count]
         numbers[2, :count] = batch.slot_mapping[:count]
         counts[0, :count] = torch.tensor(lengths, dtype=torch.int32)
-        counts[1, :count] = self._all_rows[:count]
+        counts[1, :count] = self._host_rows[:count]
         counts[1, count:] = -1
         self._put(self._numbers[: 3 * size], numbers.view(-1))
         self._put(self._counts[: 2 * size], counts.view(-1))
@@ -184,8 +184,8 @@ class DecodeGraphs:
         lengths, tile_sequence = self._counts[: 2 * size].view(2, size)
         plans = {
             group: Plan(
-                tile_sequence, self._tile_start[:size], tile_rows(group, 1, dtype, room), self._query_starts[: size + 1],
-                lengths, self._tables[:size], splits, self._cache.split_keys,
+                tile_sequence, self._tile_start[:size], tile_rows(group, 1, dtype, room),
+                self._query_starts[: size + 1], lengths, self._tables[:size], splits, self._cache.split_keys,
             )
             for group in self._groups
         }  # fmt: skip

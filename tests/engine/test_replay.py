@@ -53,7 +53,10 @@ CASES = {
     "sampled schema": {**SAMPLED, "max_tokens": 60, "grammar": Grammar("json_schema", json.dumps(SCHEMA)), "logprobs": 1},
     "regex": {**SAMPLED, "ignore_eos": False, "grammar": REGEX},
     "choice": {"grammar": Grammar("choice", '["a long choice", "a longer choice", "something else"]')},
-    "tag": {**SAMPLED, "grammar": Grammar("structural_tag", json.dumps(TAG)), "allowed_token_ids": TAGGED, "temperature": 1000.0, "seed": 2, "max_tokens": 120},
+    "tag": {
+        **SAMPLED, "grammar": Grammar("structural_tag", json.dumps(TAG)), "allowed_token_ids": TAGGED, "temperature": 1000.0, "seed": 2,
+        "max_tokens": 120,
+    },
     "reasoning begun": {**SAMPLED, "grammar": Grammar("regex", "[0-9]{3}x", None, END, True), "logit_bias": {END: 9.0}},
     "reasoning": {**SAMPLED, "grammar": Grammar("regex", "[0-9]{3}x", BEGIN, END), "logit_bias": {BEGIN: 12.0, END: 9.0}},
 }  # fmt: skip

@@ -1,10 +1,10 @@
-"""Measures the host's part of a decode step on a device: the engine beside a device that computes nothing and is never waited for.
+"""Measures the host's part of a decode step on a device: the engine over a device that computes nothing.
 
-    TRITON_INTERPRET=1 python -m tools.bench.host [--streams 1 32 128 256] [--context 1024] [--steps 200] [--sampled] [--profile]
+    TRITON_INTERPRET=1 python -m tools.bench.host [--streams 1 32 128 256] [--context 1024] [--steps 200] [--profile]
 
-Scheduling, the batch's tensors, the buffers of the captured graphs, sampling, reading and publishing are those of a CUDA device, over
-CPU tensors. A graph's replay does nothing, so what is left is Python and torch's part on the host. Launches on a real device cost more: copies
-into its memory take a few microseconds each. It needs no device.
+Scheduling, the batch's tensors, the buffers of the captured graphs, greedy sampling, reading and publishing are those of
+a CUDA device, over CPU tensors. A graph's replay does nothing, so what is left is Python and torch's part on the host.
+Copies and launches on a real device are not in it.
 """
 
 from __future__ import annotations
@@ -87,18 +87,24 @@ def main() -> None:
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 32, 128, 256])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--sampled", action="store_true", help="temperature and top-k in place of greedy")
     parser.add_argument("--profile", action="store_true", help="where the time goes with the most streams")
     options = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise SystemExit("tools.bench.host: set TRITON_INTERPRET=1, because the model is proven without a device")
-    rules = {"temperature": 0.8, "top_k": 40, "seed": 1} if options.sampled else {"temperature": 0.0}
-    params = SamplingParams(max_tokens=options.steps, ignore_eos=True, **rules)
+    params = SamplingParams(max_tokens=options.steps, temperature=0.0, ignore_eos=True)
     with tempfile.TemporaryDirectory() as folder:
         length = options.context + options.steps + 16
         model = make_model(Path(folder), "qwen2", vocab_size=VOCAB, max_position_embeddings=length)
-        config = EngineConfig(model=str(model), dtype="float32", max_num_seqs=max(options.streams), speculative_tokens=0,
-                              max_num_batched_tokens=8192, threads=1, kv_cache_bytes=(max(options.streams) * length // 16 + 16) * 16 * 768)  # fmt: skip
+        blocks = max(options.streams) * length // 16 + 16
+        config = EngineConfig(
+            model=str(model),
+            dtype="float32",
+            max_num_seqs=max(options.streams),
+            speculative_tokens=0,
+            max_num_batched_tokens=8192,
+            threads=1,
+            kv_cache_bytes=blocks * 16 * 768,  # 16 tokens of this model's keys and values
+        )
         core = EngineCore(config, NullBackend(config, torch.device("cpu")))
         print("| streams | ms a step, median | p90 |\n| --- | --- | --- |", flush=True)
         for streams in options.streams:
