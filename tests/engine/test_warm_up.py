@@ -82,7 +82,8 @@ def test_it_needs_no_more_blocks_than_there_are(blocks):
 
 
 def test_it_leaves_no_trace():
-    engine = core(DEMO)
+    """It writes over blocks that hold no sequence, so prefixes cached before it would be lost: it comes before any."""
+    engine = core(DEMO, prefix_caching=False)
     assert engine.stats.steps == engine.stats.generation_tokens == 0
     assert engine.refresh_stats().blocks_used == 0
     assert not engine.adapters.in_slots
