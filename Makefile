@@ -10,7 +10,7 @@ PROTOCOL_CLIENTS := .venv-protocol-clients
 SCALEGEN := .venv-scalegen
 MODEL ?=
 
-.PHONY: help serve test test-all unit lint types coverage mutants test-gpu bench bench-web bench-gpu curve gpu-wheels load faults soak protocol setup setup-dev otel redis nixl ray lock clean
+.PHONY: help serve test test-all unit lint types coverage mutants test-gpu bench bench-web gpu-campaign curve gpu-wheels load faults soak protocol setup setup-dev otel redis nixl ray lock clean
 
 serve: $(VENV)/.serve  ## Serve the demo model, or MODEL=directory-or-hub-id
 	@exec $(VENV)/bin/python -W ignore manage.py serve $(if $(MODEL),--model "$(MODEL)")
@@ -81,26 +81,25 @@ faults: $(VENV)/.dev  ## Every fault and attack, and all tests that are slow: an
 	$(VENV)/bin/python -m pytest tests/engine tests/dialects tests/server tests/gpu -n 0 -m slow
 
 
-# On a machine that has torch, transformers, Triton, numba and peft, and may have no network: what else the engine and
-# its tests import comes from .gpu-wheels, which `make gpu-wheels GPU_PYTHON_VERSION=3.12` fills elsewhere.
+# On a machine that has torch, transformers and Triton, and may have no network: what else the server and its tests import
+# comes from .gpu-wheels, which `make gpu-wheels GPU_PYTHON_VERSION=3.12` fills elsewhere.
 GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,python3)
 GPU_PYTHON_VERSION ?= 3.12
-GPU_PACKAGES := msgspec llguidance psutil pytest hypothesis sortedcontainers pluggy iniconfig pygments packaging
 GPU_RUN = PYTHONPATH=.gpu-site:. $(GPU_PYTHON)
 
-gpu-wheels: $(VENV)/.dev  ## Wheels for a GPU machine without network
-	$(VENV)/bin/pip download --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) -d .gpu-wheels $(GPU_PACKAGES)
+gpu-wheels: $(VENV)/.dev  ## Packages for a GPU machine without network
+	$(VENV)/bin/python -m tools.gpu.packages --python-version $(GPU_PYTHON_VERSION)
 
 .gpu-site:
-	$(GPU_PYTHON) -c "import msgspec, llguidance, psutil, pytest, hypothesis" || \
-	  $(GPU_PYTHON) -m pip install --no-index --no-deps --find-links .gpu-wheels --target .gpu-site $(GPU_PACKAGES)
+	$(GPU_PYTHON) -c "import django, llguidance, msgspec, pytest" || \
+	  (mkdir .gpu-site && tar xJf .gpu-wheels/site.tar.xz -C .gpu-site)
 
 test-gpu: .gpu-site  ## The engine's tests on a CUDA device
 	$(GPU_RUN) -m pytest -c /dev/null --rootdir . -p no:cacheprovider tests/gpu
 
-bench-gpu: .gpu-site  ## The engine's speed on a CUDA device
-	$(GPU_RUN) -m tools.bench.gpu
-	$(GPU_RUN) -m tools.bench.gpu_products
+gpu-campaign: .gpu-site  ## Tests and figures of a CUDA device, continued by the next call. RESULTS=FILE, PARTS, DRY=1
+	$(GPU_RUN) -W ignore -m tools.gpu.campaign $(if $(DRY),--dry) $(if $(RESULTS),--results "$(RESULTS)") \
+	  $(if $(BUDGET_S),--budget-s $(BUDGET_S)) $(if $(PARTS),--parts $(PARTS))
 
 setup: $(VENV)/.serve  ## Install what serving needs
 

@@ -2,8 +2,8 @@
 
     python -m tests.models.random_models DIRECTORY NAME [NAME ...]
 
-NAME is `smollm2-135m`, `qwen2.5-0.5b`, `qwen3-0.6b`, `llama-3.2-1b`, `qwen2.5-7b`, or one of the tiny families. The tokenizer is the demo
-model's; the rest of a larger vocabulary cannot be written as text. It downloads nothing.
+NAME is a key of REAL or TINY. The tokenizer is the demo model's; the rest of a larger vocabulary cannot be written as
+text. It downloads nothing.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ REAL: dict[str, dict[str, Any]] = {
             "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
         },
+    },
+    "qwen2.5-3b": {
+        "model_type": "qwen2", "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "intermediate_size": 11008, "vocab_size": 151936, "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "initializer_range": 0.02,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     },
     "qwen2.5-7b": {
         "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,

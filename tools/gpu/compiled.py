@@ -1,6 +1,6 @@
 """Compiles the device kernels for CUDA architectures without a device, and tells what each needs of one.
 
-    python -m tools.bench.compile_gpu [--architectures 80 89 90] [--dtypes bfloat16 float32] [--dims 64 128 192/128 256]
+    python -m tools.gpu.compiled [--architectures 80 89 90] [--dtypes bfloat16 float32] [--dims 64 128 192/128 256]
 
 A kernel that cannot be compiled, or that takes more shared memory than the architecture has, is an error: exit status 1. It shows
 nothing of a kernel's results or speed.

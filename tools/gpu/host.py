@@ -1,6 +1,6 @@
 """Measures the host's part of a decode step on a device: the engine over a device that computes nothing.
 
-    TRITON_INTERPRET=1 python -m tools.bench.host [--streams 1 32 128 256] [--context 1024] [--steps 200] [--profile]
+    TRITON_INTERPRET=1 python -m tools.gpu.host [--streams 1 32 128 256] [--context 1024] [--steps 200] [--profile]
 
 Scheduling, the batch's tensors, the buffers of the captured graphs, greedy sampling, reading and publishing are those of
 a CUDA device, over CPU tensors. A graph's replay does nothing, so what is left is Python and torch's part on the host.
@@ -17,52 +17,15 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.gpu.backend import DeviceBackend
-from engine.gpu.graphs import DecodeGraphs
 from engine.messages import Submit
 from engine.sampling.params import SamplingParams
 from tests.models.random_models import make_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from engine.backend import Forward
-    from engine.batch import ForwardBatch
-    from engine.gpu.attention import DeviceKVCache
-    from engine.shapes import AttentionSpec
-
-VOCAB = 400
-
-
-class NullGraphs(DecodeGraphs):
-    """Graphs whose replay does nothing; their logits stay what they are."""
-
-    def _record(self, size: int, splits: int, adapted: bool) -> tuple[Callable[[], None], torch.Tensor]:
-        return (lambda: None), torch.zeros(size, VOCAB)
-
-
-class NullBackend(DeviceBackend):
-    """A device's backend whose steps return at once, after a model has been loaded and proven."""
-
-    def warm_up(self, forward: Forward, specs: list[AttentionSpec], cache: DeviceKVCache, max_model_len: int) -> None:
-        """Graphs as on a device."""
-        self._graphs = NullGraphs(
-            forward, specs, cache, self._config.max_num_seqs, max_model_len, self.device, self._slots, self._layers
-        )
-        self._graphs.capture()
-
-    def _compute(self, forward: Forward, cache: DeviceKVCache, batch: ForwardBatch) -> torch.Tensor:
-        if self._graphs is None:
-            return super()._compute(forward, cache, batch)
-        if self._graphs.fits(batch):
-            return self._graphs.run(batch)
-        return torch.zeros(max(1, len(batch.logits_rows)), VOCAB)
+from tools.gpu.null import VOCAB, NullBackend
 
 
 def decode_steps(core: EngineCore, streams: int, context: int, steps: int, params: SamplingParams) -> list[float]:
@@ -90,7 +53,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="where the time goes with the most streams")
     options = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET") != "1":
-        raise SystemExit("tools.bench.host: set TRITON_INTERPRET=1, because the model is proven without a device")
+        raise SystemExit("tools.gpu.host: set TRITON_INTERPRET=1, because the model is proven without a device")
     params = SamplingParams(max_tokens=options.steps, temperature=0.0, ignore_eos=True)
     with tempfile.TemporaryDirectory() as folder:
         length = options.context + options.steps + 16

@@ -1,25 +1,25 @@
-"""Measures products of few rows on a CUDA device, and what adapters add to them, beside torch's (cuBLAS) and the time to read the weight.
+"""The parts `products`, `attention` and `adapters`: single kernels, beside torch's and the time to read what they read.
 
-    python -m tools.bench.gpu_products [--rows 1 32] [--adapters 0 1 8]
-
-Each is captured in a graph, over as many copies of the weight as do not fit into the device's cache; the best of five replays. The factors of
-adapters, of rank 16 in eight slots of 64, stay in the cache. The shapes are those of Qwen2.5's 0.5B and 7B models. It needs only what
-`engine/` needs.
+Each is captured in a graph over as many copies of its weights as do not fit into the device's cache. The shapes are those of Qwen2.5's
+0.5B and 7B models. The factors of adapters, of rank 16 in eight slots of 64, stay in the cache.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from engine.gpu import int8, low_rank, products
-from tools.bench.gpu import bandwidth
+from engine.gpu import int8, low_rank, paged_attention, products
+from tools.gpu.results import Figure
+from tools.gpu.timing import copy_rate, microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tools.gpu.part import Run
 
 SHAPES = {
     "0.5B qkv": ([896, 1024, 1152], 896), "0.5B out": ([896], 896), "0.5B gate and up": ([4864, 9728], 896),
@@ -27,77 +27,126 @@ SHAPES = {
     "7B gate and up": ([18944, 37888], 3584), "7B down": ([3584], 18944), "7B head": ([152064], 3584),
 }  # fmt: skip
 """Where the outputs of each combined layer end, and the inputs."""
-LEAST_CAPTURED, REPLAYS = 12, 5
+HEADS = {"0.5B": (14, 2, 64), "1B": (32, 8, 64), "7B": (28, 4, 128)}
+"""Query heads, KV heads and their dim."""
+TINY_SHAPES, TINY_HEADS = {"tiny qkv": ([64, 96, 128], 64)}, {"tiny": (4, 2, 16)}
+ROWS, CONTEXTS = (1, 8, 32), (160, 1024, 4096)
 CACHE_BYTES = 200_000_000
-SLOTS, CAPACITY, RANK = 8, 64, 16
+SLOTS, CAPACITY, RANK, BLOCK = 8, 64, 16, 16
 
 
-def microseconds(run: Callable[[int], object], copies: int = 1) -> float:
-    """Of one call; `run` takes the call's number, of which each of so many copies has at least one."""
-    captured = max(LEAST_CAPTURED, copies)
-    run(0)
-    torch.cuda.synchronize()
-    graph, times = torch.cuda.CUDAGraph(), []
-    with torch.cuda.graph(graph):
-        for number in range(captured):
-            run(number)
-    for _ in range(REPLAYS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / captured * 1e3)
-    return min(times)
+def run(run: Run) -> None:
+    """The part's kernels."""
+    {"products": run_products, "attention": run_attention, "adapters": run_adapters}[run.argument](run)
 
 
-def products_of(columns: int, inner: int, rows: int, rate: float) -> list[str]:
-    """Microseconds of reading the weight, torch's product, and this engine's, in bfloat16; the last two in int8."""
-    copies = max(2, CACHE_BYTES // (columns * inner * 2))
-    x = torch.randn(rows, inner, device="cuda", dtype=torch.bfloat16)
-    weights = [torch.randn(columns, inner, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
-    found = [
-        columns * inner * 2 / rate * 1e6,
-        microseconds(lambda number: F.linear(x, weights[number % copies]), copies),
-        microseconds(lambda number: products.product(x, weights[number % copies], None, None), copies),
-    ]
-    taken = "ours" if products.pays(weights[0]) else "torch's"
+def dtype_of(run: Run) -> torch.dtype:
+    """Triton's interpreter has no bfloat16."""
+    return torch.float32 if run.dry else torch.bfloat16
+
+
+def figures(row: str, column: int, found: dict[str, float], reading: float | None = None) -> list[Figure]:
+    """Times in microseconds; `reading` is that of what a kernel reads, but int8 weights, which are half of it."""
+    made = []
+    for name, value in found.items():
+        share = None if reading is None else reading / value / (2 if name == "int8" else 1)
+        made.append(Figure(row=f"{row}, {name}", unit="µs", value=value, column=column, share=share))
+    return made
+
+
+def run_products(run: Run) -> None:
+    """Products of few rows: torch's, this engine's, with int8 weights, and reading the weight once."""
+    rate = functools.cache(lambda: copy_rate(run.device))
+    for name, (ends, inner) in (TINY_SHAPES if run.dry else SHAPES).items():
+        for rows in ROWS:
+            work = functools.partial(product_figures, run, name, ends[-1], inner, rows, rate)
+            run.measure(f"{name}, {rows} rows", work)
+
+
+def product_figures(
+    run: Run, name: str, columns: int, inner: int, rows: int, rate: Callable[[], float]
+) -> list[Figure]:
+    """Of one shape and one number of rows."""
+    dtype, device = dtype_of(run), run.device
+    copies = 2 if run.dry else max(2, CACHE_BYTES // (columns * inner * 2))
+    x = torch.randn(rows, inner, device=device, dtype=dtype)
+    weights = [torch.randn(columns, inner, device=device, dtype=dtype) for _ in range(copies)]
     narrow = [weight.mul(30).clamp(-127, 127).to(torch.int8) for weight in weights]
-    scales = torch.ones(columns, device="cuda")
-    found.append(microseconds(lambda number: int8.product(x, narrow[number % copies], scales, None), copies))
-    return [*(f"{each:.1f}" for each in found), taken]
+    scales = torch.ones(columns, device=device)
+    works: dict[str, Callable[[int], object]] = {
+        "torch": lambda number: F.linear(x, weights[number % copies]),
+        "ours": lambda number: products.product(x, weights[number % copies], None, None),
+        "int8": lambda number: int8.product(x, narrow[number % copies], scales, None),
+    }
+    found = {kind: microseconds(work, device, copies) for kind, work in works.items()}
+    taken = "" if products.pays(weights[0]) else " (torch serves)"
+    return figures(f"{name}{taken}", rows, found, columns * inner * dtype.itemsize / rate() * 1e6)
 
 
-def adapters_of(ends: list[int], inner: int, rows: int, adapters: int) -> float:
-    """Microseconds that so many adapters take, in turn over the rows."""
-    x = torch.randn(rows, inner, device="cuda", dtype=torch.bfloat16)
-    a = torch.randn(len(ends) * SLOTS * CAPACITY, inner, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(SLOTS * CAPACITY, ends[-1], device="cuda", dtype=torch.bfloat16)
-    ranks = torch.full((SLOTS,), RANK, dtype=torch.int32, device="cuda")
-    slots = torch.arange(rows, device="cuda") % adapters if adapters else torch.full((rows,), SLOTS, device="cuda")
-    out = torch.zeros(rows, ends[-1], device="cuda", dtype=torch.bfloat16)
-    return microseconds(lambda number: low_rank.add(x, a, b, slots, ranks, ends, out))
+def run_attention(run: Run) -> None:
+    """One query of each sequence over its context."""
+    rate = functools.cache(lambda: copy_rate(run.device))
+    for name, (heads, kv_heads, dim) in (TINY_HEADS if run.dry else HEADS).items():
+        for context in CONTEXTS[:1] if run.dry else CONTEXTS:
+            for sequences in ROWS[:2] if run.dry else ROWS:
+                shape = (heads, kv_heads, dim)
+                work = functools.partial(attention_figures, run, name, shape, context, sequences, rate)
+                run.measure(f"{name}, context {context}, {sequences} sequences", work)
 
 
-def main() -> None:
-    """Print a table, or say that there is nothing to measure on."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 32])
-    parser.add_argument("--adapters", nargs="+", type=int, default=[0, 1, 8])
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("tools.bench.gpu_products: torch finds no CUDA device here")
-    rate = bandwidth()
-    print(f"{torch.cuda.get_device_name()}: {rate / 1e12:.2f} TB/s measured; microseconds")
-    adapters = " | ".join(f"{count} adapters" for count in options.adapters)
-    print(f"| product | rows | reading the weight | torch | ours | ours, int8 | taken | {adapters} |")
-    print(f"| --- | --- | --- | --- | --- | --- | --- |{' --- |' * len(options.adapters)}", flush=True)
-    for name, (ends, inner) in SHAPES.items():
-        for rows in options.rows:
-            added = [f"{adapters_of(ends, inner, rows, count):.1f}" for count in options.adapters]
-            cells = [name, str(rows), *products_of(ends[-1], inner, rows, rate), *added]
-            print(f"| {' | '.join(cells)} |", flush=True)
+def attention_figures(
+    run: Run, name: str, shape: tuple[int, int, int], context: int, sequences: int, rate: Callable[[], float]
+) -> list[Figure]:
+    """Of one shape, over layers that do not fit into the device's cache together."""
+    (heads, kv_heads, dim), dtype, device = shape, dtype_of(run), run.device
+    blocks, split_keys = -(-context // BLOCK), paged_attention.keys_of_split(context)
+    splits = -(-context // split_keys)
+    layer_bytes = 2 * sequences * blocks * BLOCK * kv_heads * dim * dtype.itemsize
+    layers = 1 if run.dry else max(2, CACHE_BYTES // layer_bytes)
+    sizes = (sequences * blocks, BLOCK, kv_heads, dim)
+    caches = [tuple(torch.randn(sizes, device=device, dtype=dtype) for _ in range(2)) for _ in range(layers)]
+    order = torch.randperm(sequences * blocks, generator=torch.Generator().manual_seed(0))
+    tables = order.view(sequences, blocks).to(torch.int32).to(device)
+    group, room = heads // kv_heads, paged_attention.shared_memory(device)
+    tile_rows = paged_attention.tile_rows(group, 1, dtype, room)
+    whole, starts = paged_attention.tiles([1] * sequences, group, tile_rows)
+    numbers = [torch.tensor(each, dtype=torch.int32, device=device) for each in (whole, starts)]
+    queries = torch.arange(sequences + 1, dtype=torch.int32, device=device)
+    lengths = torch.full((sequences,), context, dtype=torch.int32, device=device)
+    plan = paged_attention.Plan(numbers[0], numbers[1], tile_rows, queries, lengths, tables, splits, split_keys)
+    query = torch.randn(sequences, heads, dim, device=device, dtype=dtype)
+    out = torch.empty_like(query)
+    parts = paged_attention.Parts.of(sequences, heads, splits, dim, device) if splits > 1 else None
+
+    def attend(number: int) -> None:
+        keys, values = caches[number % layers]
+        paged_attention.attend(plan, query, keys, values, None, None, None, None, out, parts)
+
+    found = {"ours": microseconds(attend, device, layers)}
+    return figures(f"{name}, context {context}", sequences, found, layer_bytes / rate() * 1e6)
 
 
-if __name__ == "__main__":
-    main()
+def run_adapters(run: Run) -> None:
+    """What adapters add to a product, in turn over the rows."""
+    for name, (ends, inner) in (TINY_SHAPES if run.dry else SHAPES).items():
+        for rows in ROWS[:2] if run.dry else ROWS:
+            work = functools.partial(adapter_figures, run, name, ends, inner, rows)
+            run.measure(f"{name}, {rows} rows", work)
+
+
+def adapter_figures(run: Run, name: str, ends: list[int], inner: int, rows: int) -> list[Figure]:
+    """Without any, with one and with eight."""
+    dtype, device, found = dtype_of(run), run.device, {}
+    x = torch.randn(rows, inner, device=device, dtype=dtype)
+    a = torch.randn(len(ends) * SLOTS * CAPACITY, inner, device=device, dtype=dtype)
+    b = torch.randn(SLOTS * CAPACITY, ends[-1], device=device, dtype=dtype)
+    ranks = torch.full((SLOTS,), RANK, dtype=torch.int32, device=device)
+    out = torch.zeros(rows, ends[-1], device=device, dtype=dtype)
+    for count in (0, 1, SLOTS):
+        slots = torch.arange(rows, device=device) % count if count else torch.full((rows,), SLOTS, device=device)
+
+        def work(number: int, slots: torch.Tensor = slots) -> None:
+            low_rank.add(x, a, b, slots, ranks, ends, out)
+
+        found[f"{count} adapters"] = microseconds(work, device)
+    return figures(name, rows, found)

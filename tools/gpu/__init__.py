@@ -1,0 +1,1 @@
+"""Measures and checks the engine on CUDA devices."""

@@ -1,0 +1,203 @@
+"""Tests and measures everything that needs a CUDA device, the most valuable first, and prints one table.
+
+    python -m tools.gpu.campaign [--results FILE] [--parts NAME ...] [--budget-s SECONDS] [--dry] [--table]
+
+Each part is a process of its own with 90 seconds. What it finds is written as it comes; another call, with the same file,
+measures only what is missing. A dry run executes every part without a device, at tiny shapes: in Triton's interpreter, or
+on a device that computes nothing.
+
+Exit status 0: the file has everything. 1: something failed or is missing; the next call continues. 3: no device that can
+be used, or it went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.gpu.device import DRY, Unusable, look
+from tools.gpu.results import Results, commits, devices, table
+
+if TYPE_CHECKING:
+    from tools.gpu.device import Device
+
+LIMIT_S = 90
+LEAST_S = 15
+"""Of a budget, for a part to be begun."""
+GIB = 1 << 30
+MEMORY = Path("/dev/shm")
+"""Where models are written if it has room: a file there is read at the speed of memory."""
+NO_DEVICE = 3
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part: its module, the module's argument, and the GiB of device memory that it takes."""
+
+    name: str
+    module: str
+    argument: str = ""
+    needs_gib: int = 8
+
+
+PARTS = (
+    Part("tests", "suite"),
+    Part("steps-0.5b", "steps", "qwen2.5-0.5b none", 16),
+    Part("steps-7b", "steps", "qwen2.5-7b none", 40),
+    Part("steps-7b-int8", "steps", "qwen2.5-7b int8", 40),
+    Part("steps-0.5b-int8", "steps", "qwen2.5-0.5b int8", 16),
+    Part("steps-3b", "steps", "qwen2.5-3b none", 24),
+    Part("steps-1b", "steps", "llama-3.2-1b none", 24),
+    Part("steps-3b-int8", "steps", "qwen2.5-3b int8", 24),
+    Part("steps-1b-int8", "steps", "llama-3.2-1b int8", 24),
+    Part("server", "server", "qwen2.5-0.5b", 16),
+    Part("compiled-loop", "peers", "compiled"),
+    Part("generate-batch", "peers", "batching"),
+    Part("products", "kernels", "products"),
+    Part("attention", "kernels", "attention"),
+    Part("adapters", "kernels", "adapters"),
+    Part("sampling", "sampling", "qwen2.5-0.5b", 16),
+    Part("counters", "counters", "qwen2.5-0.5b", 16),
+    Part("soak-1", "soak", "1"),
+    Part("soak-2", "soak", "2"),
+)
+
+
+def run_part(part: Part, results: Results, folder: Path, dry: bool, limit_s: float) -> tuple[int | None, float]:
+    """The exit status, None for one that ran past its limit, and the seconds it took."""
+    command = [sys.executable, "-W", "ignore", "-m", "tools.gpu.part", part.module, *filter(None, [part.argument])]
+    command += ["--part", part.name, "--results", str(results.path), "--device", results.device]
+    command += ["--commit", results.commit, "--folder", str(folder), *(["--dry"] if dry else [])]
+    variables = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "2"} if dry else dict(os.environ)
+    begun = time.monotonic()
+    with subprocess.Popen(command, env=variables, start_new_session=True) as process:
+        try:
+            status: int | None = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            _end(process)
+    return status, time.monotonic() - begun
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With everything that it started; a server of it gets a moment to stop its workers."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def folder_for_models() -> Path:
+    """In memory where 40 GiB are free there."""
+    roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 40 * GIB
+    return Path(tempfile.mkdtemp(prefix="dragoman-campaign-", dir=MEMORY if roomy else None))
+
+
+def run(options: argparse.Namespace, results: Results) -> int:
+    """All parts; the exit status."""
+    end = time.monotonic() + options.budget_s
+    folder, incomplete, status = folder_for_models(), [], 0
+    finished = results.finished()
+    try:
+        for part in (p for p in PARTS if not options.parts or p.name in options.parts):
+            if part.name in finished and not options.parts:
+                print(f"{part.name}: done before", flush=True)
+                continue
+            left = min(LIMIT_S, end - time.monotonic())
+            if left < LEAST_S:
+                incomplete.append(f"{part.name}: no time left")
+                continue
+            if not options.dry:
+                free = look().free
+                if free < part.needs_gib * GIB:
+                    incomplete.append(
+                        f"{part.name}: needs {part.needs_gib} GiB of device memory, {free / GIB:.1f} are free"
+                    )
+                    print(incomplete[-1], flush=True)
+                    continue
+            ended, seconds = run_part(part, results, folder, options.dry, left)
+            word = {0: "done", 1: "with failures", None: f"not finished within {left:.0f} s"}.get(
+                ended, f"exit status {ended}"
+            )
+            print(f"{part.name}: {word}, {seconds:.0f} s", flush=True)
+            if ended == 0:
+                results.finish(part.name)
+            else:
+                incomplete.append(f"{part.name}: {word}")
+    except Unusable as reason:
+        print(f"stopped: {reason}; what was found is in {results.path}", file=sys.stderr)
+        status = NO_DEVICE
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if incomplete:
+        print("missing, and measured by the next call:\n  " + "\n  ".join(incomplete), file=sys.stderr)
+    return status or int(bool(incomplete))
+
+
+def described(device: Device) -> str:
+    """The device and what runs on it: figures of different ones are kept apart."""
+    versions = f"torch {device.torch} (CUDA {device.cuda}), Triton {device.triton}, transformers {device.transformers}"
+    return f"{device.name}, {versions}"
+
+
+def show(results: Results) -> None:
+    """The table, and what failed."""
+    entries = results.entries()
+    print(f"\n{results.device}; commits {', '.join(commits(entries)) or 'none'}\n\n{table(entries)}")
+    for entry in results.failures():
+        print(f"\nfailed: {entry.part}, {entry.cell}: {entry.error}")
+
+
+def commit() -> str:
+    """Of the working tree; "unknown" where there is no repository."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def main() -> int:
+    """Run what is missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("gpu-campaign.jsonl"))
+    parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS], metavar="NAME")
+    parser.add_argument("--budget-s", type=float, default=3600.0, help="no part is begun that would not fit into it")
+    parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--table", action="store_true", help="only print the table of the file, of every device in it")
+    options = parser.parse_args()
+    if options.table:
+        for name in devices(options.results):
+            show(Results(options.results, name, ""))
+        return 0
+    try:
+        device = None if options.dry else look()
+    except Unusable as reason:
+        print(f"tools.gpu.campaign: {reason}", file=sys.stderr)
+        return NO_DEVICE
+    name = DRY if device is None else described(device)
+    results = Results(options.results, name, commit())
+    status = run(options, results)
+    show(results)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
