@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from inference.http.routing import Empty, Never
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -14,16 +17,32 @@ if TYPE_CHECKING:
 
 
 JSON, FRAMES = "application/json", "text/event-stream"
+INFO = {"title": "Dragoman", "license": {"name": "Apache-2.0"}}
+
+
+def of_vendor(route_sets: Mapping[str, RouteSet], name: str, version: str) -> dict[str, Any]:
+    """The document that the vendor of the set of this name has: its title, license and tag, and no other vendor's routes."""
+    told = route_sets[name].document
+    assert told is not None
+    chosen = {
+        each: routes
+        if each == name
+        else replace(
+            routes, routes=tuple(r for r in routes.routes if r.plain_path in told.others), tag=route_sets[name].tag
+        )
+        for each, routes in route_sets.items()
+    }
+    found = document({each: routes for each, routes in chosen.items() if routes.routes}, version)
+    return {**found, "info": {**found["info"], "title": told.title, "license": told.license}, "tags": list(told.tags)}
 
 
 def document(route_sets: Mapping[str, RouteSet], version: str) -> dict[str, Any]:
-    """The OpenAPI 3.1 document, with the tag of each route set or its name.
+    """The OpenAPI 3.1 document of all sets, with the tag of each or its name.
 
     If dialects share a path, its operation describes all of them.
     """
     references, components = _schemas(route_sets.values())
     paths: dict[str, dict[str, Any]] = {}
-    answers: dict[tuple[str, str, str], list[Any]] = {}
     for name, routes in route_sets.items():
         error = references.get(id(routes.error), {"type": "object"})
         for route in routes.routes:
@@ -33,21 +52,18 @@ def document(route_sets: Mapping[str, RouteSet], version: str) -> dict[str, Any]
                 operation["tags"].append(tag)
             if route.described.operation:
                 operation["operationId"] = route.described.operation
-            for kind, schema in ((JSON, route.described.answer), (FRAMES, route.described.frames)):
-                answers.setdefault((route.plain_path, route.method.lower(), kind), []).append(
-                    None if schema is None else references[id(schema)]
-                )
+            told = route.described
+            for kind, schema in ((told.kind, told.answer), (FRAMES, told.frames)):
+                if schema not in (None, Empty, Never):
+                    _add_schema(operation["responses"]["200"], kind, references[id(schema)])
             for status in sorted(routes.statuses):
                 text = "An error in the dialect's shape"
                 _add_schema(operation["responses"].setdefault(str(status), {"description": text}), JSON, error)
             if route.body is not None:
                 _add_schema(operation.setdefault("requestBody", {"required": True}), JSON, references[id(route.body)])
-    for (path, method, kind), schemas in answers.items():
-        for reference in schemas if None not in schemas else ():  # else one dialect's answers are not described
-            _add_schema(paths[path][method]["responses"]["200"], kind, reference)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Dragoman", "version": version, "license": {"name": "Apache-2.0"}},
+        "info": {**INFO, "version": version},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
     }
@@ -61,7 +77,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "summary": route.summary,
         "operationId": f"{route.method.lower()}_{name}",
         "tags": [],
-        "responses": {"200": {"description": "OK"}},
+        "responses": {} if route.described.answer is Never else {"200": {"description": "OK"}},
     }
     if route.parameters:
         operation["parameters"] = [
@@ -77,7 +93,7 @@ def _schemas(route_sets: Iterable[RouteSet]) -> tuple[dict[int, dict[str, Any]],
     found: list[Any] = []
     for routes in route_sets:
         named = [(route.body, route.described.answer, route.described.frames) for route in routes.routes]
-        found += [schema for schemas in (*named, (routes.error,)) for schema in schemas if schema is not None]
+        found += [s for schemas in (*named, (routes.error,)) for s in schemas if s not in (None, Empty, Never)]
     references, components = msgspec.json.schema_components(found, ref_template="#/components/schemas/{name}")
     return {id(schema): reference for schema, reference in zip(found, references, strict=True)}, components
 

@@ -23,15 +23,37 @@ KINDS = {None: "[^/]+", "path": ".+", "name": r"[\w\-.]+"}
 _PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
 
 
+class Empty:
+    """The `answer` of a route whose responses have no body."""
+
+
+class Never:
+    """The `answer` of a route that refuses every request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A route in the documentation, by the vendor's names: the operation's id, and the schemas of a whole response and of a
-    frame of a stream; None: not described.
+    """A route in the documentation, by the vendor's names: the operation's id, and the schemas of a whole response, of the
+    content type `kind`, and of a frame of a stream; None: there is no such response.
     """
 
     operation: str = ""
     answer: Any = None
     frames: Any = None
+    kind: str = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A vendor's own OpenAPI document at `path`: that of a route set alone, and of `others`, paths of other sets that the
+    vendor has too. `license` and `tags` are OpenAPI's objects.
+    """
+
+    path: str
+    title: str
+    license: dict[str, str]
+    tags: tuple[dict[str, str], ...]
+    others: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +120,7 @@ class RouteSet:
     error: Any = None
     """The schema of its errors, for the documentation."""
     mounts: tuple[str, ...] = ()
+    document: Document | None = None
 
     def mounted(self, path: str) -> str | None:
         """The path of this set that is meant by one below a mount; None if it is below none."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from base64 import b64encode
 from hashlib import sha256
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inference.errors import Forbidden, InternalError, MethodNotAllowed, RouteNotFound, ServingError, Unauthorized
 from inference.http.exchange import Response, json_response
-from inference.http.openapi import document
-from inference.http.routing import Route, RouteSet
+from inference.http.openapi import document, of_vendor
+from inference.http.routing import Described, Route, RouteSet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,17 +65,28 @@ def operation_routes(fronts: Mapping[str, RouteSet]) -> RouteSet:
     async def openapi(exchange: Exchange, services: Services) -> None:
         await exchange.respond(json_response(document({**fronts, "operations": routes}, services.version)))
 
-    def public(path: str, handler: Handler, summary: str) -> Route:
-        return Route("GET", path, handler, _render, summary, scope=None)
+    def vendors(name: str) -> Handler:
+        async def handler(exchange: Exchange, services: Services) -> None:
+            await exchange.respond(json_response(of_vendor({**fronts, "operations": routes}, name, services.version)))
 
+        return handler
+
+    def public(path: str, handler: Handler, summary: str, described: Described) -> Route:
+        return Route("GET", path, handler, _render, summary, scope=None, described=described)
+
+    page, json = Described(answer=str, kind="text/html"), Described(answer=dict[str, Any])
+    text = "List the metrics in the Prometheus format"
     own = (
-        Route("GET", "/metrics", metrics, _render, "List the metrics in the Prometheus format", scope="metrics"),
-        public("/docs", docs, "Show this documentation"),
-        public("/docs/{name}", asset, "Get a file of the documentation page"),
-        public("/openapi.json", openapi, "Get this documentation as OpenAPI"),
-        # TGI's router serves the documentation here.
-        public("/docs/", docs, "Show this documentation"),
-        public("/api-doc/openapi.json", openapi, "Get this documentation as OpenAPI"),
+        Route("GET", "/metrics", metrics, _render, text, "metrics", described=Described(answer=str, kind="text/plain")),
+        public("/docs", docs, "Show this documentation", page),
+        public("/docs/", docs, "Show this documentation", page),
+        public("/docs/{name}", asset, "Get a file of the documentation page", Described(answer=bytes, kind="*/*")),
+        public("/openapi.json", openapi, "Get this documentation as OpenAPI", json),
+        *(
+            public(front.document.path, vendors(name), f"Get the documentation of {front.document.title}", json)
+            for name, front in fronts.items()
+            if front.document is not None
+        ),
     )
     routes = RouteSet(own, _render, frozenset(STATUSES.values()))
     return routes

@@ -205,6 +205,40 @@ class Embeddings(msgspec.Struct):
     usage: Usage
 
 
+class PooledVector(msgspec.Struct):
+    """A vector: numbers, or base64 of their bytes."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[float] | str
+
+
+class Pooled(msgspec.Struct):
+    """The vectors of the inputs, as vLLM's pooling models give them."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PooledVector]
+    usage: Usage
+
+
+class Rendered(msgspec.Struct):
+    """A prompt's tokens, and the sampling parameters by vLLM's names."""
+
+    request_id: str
+    token_ids: list[int]
+    features: None
+    sampling_params: dict[str, Any]
+    model: str | None
+    stream: bool
+    stream_options: dict[str, Any] | None
+    cache_salt: str | None
+    priority: int
+    kv_transfer_params: None
+
+
 class ModelInfo(msgspec.Struct):
     """A model or an adapter; `max_model_len` in tokens, `parent` the model of an adapter."""
 

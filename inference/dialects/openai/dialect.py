@@ -6,12 +6,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from inference.dialects.openai import answers, batch, chat, completions, embeddings, models, render, responses
+from inference.dialects.openai import (
+    answers,
+    batch,
+    chat,
+    completions,
+    embeddings,
+    models,
+    render,
+    response_answers,
+    responses,
+)
 from inference.dialects.openai.embeddings import EmbeddingsRequest, PoolingRequest
 from inference.dialects.openai.responses_schema import ResponsesRequest
 from inference.dialects.openai.schema import BatchChatCompletionRequest, ChatCompletionRequest, CompletionRequest
 from inference.errors import MalformedBody
-from inference.http.routing import Described, Route, RouteSet
+from inference.http.routing import Described, Never, Route, RouteSet
 from inference.planes.declaration import Dialect
 from inference.vendors import responses_errors
 from inference.vendors.openai_errors import STATUSES
@@ -44,8 +54,8 @@ def _post(
     return Route("POST", path, handler, render, summary, body=body, needs_permit=True, described=told)
 
 
-def _invoke(key: str, handler: Handler, body: type) -> Route:
-    """POST /invocations (SageMaker): dispatch by the body's keys."""
+def _invoke(key: str, handler: Handler, body: type, **described: Any) -> Route:
+    """POST /invocations (SageMaker): dispatch by the body's keys. `described`: the fields of `Described`."""
     return Route(
         "POST",
         "/invocations",
@@ -55,6 +65,7 @@ def _invoke(key: str, handler: Handler, body: type) -> Route:
         body=body,
         keys=(key,),
         selecting=(ADAPTER,),
+        described=Described(**described),
     )
 
 
@@ -108,18 +119,26 @@ ROUTES = (
         answer=answers.ChatCompletion,
         frames=answers.ChatCompletionChunk,
     ),
-    _post("/v1/chat/completions/batch", batch.create, "Answer several conversations", BatchChatCompletionRequest),
+    _post(
+        "/v1/chat/completions/batch",
+        batch.create,
+        "Answer several conversations",
+        BatchChatCompletionRequest,
+        answer=answers.ChatCompletion,
+    ),
     _post(
         "/v1/chat/completions/render",
         render.render_chat,
         "Show the tokens and parameters of a conversation",
         ChatCompletionRequest,
+        answer=answers.Rendered,
     ),
     _post(
         "/v1/completions/render",
         render.render_completion,
         "Show the tokens and parameters of prompts",
         CompletionRequest,
+        answer=list[answers.Rendered],
     ),
     _post(
         "/v1/embeddings",
@@ -135,6 +154,8 @@ ROUTES = (
         "Create a response, as a list of output items",
         ResponsesRequest,
         responses_errors.render,
+        answer=response_answers.Response,
+        frames=response_answers.ResponseEvent,
     ),
     Route(
         "GET",
@@ -142,6 +163,7 @@ ROUTES = (
         responses.retrieve,
         responses_errors.render,
         "Retrieve a stored response (always not found: responses are not stored)",
+        described=Described(answer=Never),
     ),
     Route(
         "POST",
@@ -149,11 +171,24 @@ ROUTES = (
         responses.retrieve,
         responses_errors.render,
         "Cancel a stored response (always not found: responses are not stored)",
+        described=Described(answer=Never),
     ),
-    _post("/pooling", embeddings.pool, "Create embeddings of texts, as vLLM's pooling models do", PoolingRequest),
-    _invoke("messages", _converse, ChatCompletionRequest),
-    _invoke("prompt", completions.create, CompletionRequest),
-    _invoke("input", embeddings.create, EmbeddingsRequest),
+    _post(
+        "/pooling",
+        embeddings.pool,
+        "Create embeddings of texts, as vLLM's pooling models do",
+        PoolingRequest,
+        answer=answers.Pooled,
+    ),
+    _invoke(
+        "messages",
+        _converse,
+        ChatCompletionRequest,
+        answer=answers.ChatCompletion,
+        frames=answers.ChatCompletionChunk,
+    ),
+    _invoke("prompt", completions.create, CompletionRequest, answer=answers.Completion, frames=answers.Completion),
+    _invoke("input", embeddings.create, EmbeddingsRequest, answer=answers.Embeddings),
 )
 
 DIALECT = Dialect(

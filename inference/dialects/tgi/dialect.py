@@ -8,11 +8,17 @@ from inference.dialects.tgi.errors import STATUSES, render
 from inference.dialects.tgi.schema import CompatGenerateRequest, GenerateRequest
 from inference.dialects.tgi.status import ChatRequest
 from inference.dialects.tgi.vertex import VertexRequest
-from inference.http.routing import Described, Route, RouteSet
+from inference.http.routing import Described, Document, Empty, Route, RouteSet
 from inference.planes.declaration import Dialect
 
 TAG = "Text Generation Inference"
 FRAME = answers.StreamResponse
+
+
+def _health(path: str, operation: str = "") -> Route:
+    text = "Check whether requests can be served"
+    return Route("GET", path, operations.health, render, text, scope=None, described=Described(operation, Empty))
+
 
 ROUTES = (
     Route(
@@ -101,17 +107,20 @@ ROUTES = (
         "Describe the served model and the limits",
         described=Described("get_model_info", answers.Info),
     ),
-    Route("GET", "/", operations.health, render, "Check whether requests can be served", scope=None),
-    Route(
-        "GET",
-        "/health",
-        operations.health,
-        render,
-        "Check whether requests can be served",
-        scope=None,
-        described=Described("health"),
-    ),
-    Route("GET", "/ping", operations.health, render, "Check whether requests can be served", scope=None),
+    _health("/"),
+    _health("/health", "health"),
+    _health("/ping"),
 )
 
-DIALECT = Dialect("tgi", "TGI", front=RouteSet(ROUTES, render, STATUSES, tag=TAG, error=answers.ErrorResponse))
+DOCUMENT = Document(
+    "/api-doc/openapi.json",
+    TAG,
+    {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+    ({"name": TAG, "description": "Hugging Face Text Generation Inference API"},),
+    others=("/v1/models", "/v1/completions", "/v1/chat/completions", "/metrics"),
+)
+"""As the router's."""
+
+DIALECT = Dialect(
+    "tgi", "TGI", front=RouteSet(ROUTES, render, STATUSES, tag=TAG, error=answers.ErrorResponse, document=DOCUMENT)
+)

@@ -41,9 +41,10 @@ def described(path: str) -> Any:
 def check(value: Any, known: Any) -> None:
     """Every key of the answer is one of its schema's."""
     if isinstance(known, msgspec.Struct):
-        assert set(value) <= set(known.__struct_fields__), (set(value), known)
-        for name, each in value.items():
-            check(each, getattr(known, name))
+        names, tag = set(known.__struct_fields__), known.__struct_config__.tag_field
+        assert set(value) <= names | {tag}, (set(value), known)
+        for name in names & set(value):
+            check(value[name], getattr(known, name))
     elif isinstance(known, list):
         for each, one in zip(value, known, strict=True):
             check(each, one)
