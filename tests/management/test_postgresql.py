@@ -175,6 +175,20 @@ with ThreadPoolExecutor(1) as threads:
 """
 
 
+UPDATE = """
+from management.api.scalegenai import changes
+
+row = create_deployment("demo", model, "tester")
+with ThreadPoolExecutor(1) as threads:
+    with transaction.atomic():
+        Model.objects.select_for_update().get(pk=model.model_id)
+        update = threads.submit(changes.update, row.public_id, {"autoscaling_config": {"max_workers": 3}}, "tester")
+        wait_until(lambda: update.done() or waiting(), 60)
+        print(update.done())
+    print(update.result())
+"""
+
+
 def test_two_versions_that_become_the_default_at_once_wait_for_each_other(begin):
     """Neither is refused, as the database would end one of two that lock the same rows in different orders."""
     assert printed(begin("shell", "--no-imports", "-v", "0", "-c", AT_ONCE + DEFAULTS)).splitlines()[-1] == "2"
@@ -189,3 +203,9 @@ def test_a_deployment_that_is_created_while_its_model_is_removed_stays(begin):
     """The removal waits for the creation, and is refused."""
     told = printed(begin("shell", "--no-imports", "-v", "0", "-c", AT_ONCE + REMOVAL)).splitlines()[-1]
     assert told == "demo has deployments; remove them first 1"
+
+
+def test_an_update_of_a_deployment_does_not_wait_for_its_model(begin):
+    """Who removes a model locks it first, then its deployments: one that did the reverse would be ended by the database."""
+    told = printed(begin("shell", "--no-imports", "-v", "0", "-c", AT_ONCE + UPDATE)).splitlines()
+    assert told[-2:] == ["True", "None"]

@@ -62,7 +62,9 @@ def update(public_id: str, body: Mapping[str, Any], actor: str) -> None:
     adapters = find_adapters(wanted, known, _serviced(lambda: read_secret(row, HUB_TOKEN)))
     _check_ranks(row, wanted, adapters)
     with transaction.atomic():
-        row = Deployment.objects.select_for_update().select_related("version__model").get(pk=row.pk)
+        # The deployment alone: who removes a model locks that before deployments of it.
+        rows = Deployment.objects.select_for_update(of=("self",)).select_related("version__model")
+        row = rows.get(pk=row.pk)
         before, wanted = _merged(row, body)
         _change(row, before, wanted, adapters, body.get(SCALE_DOWN_AT_ONCE) is True, actor)
 
