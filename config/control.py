@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from management.load import LoadSource
     from management.models import Deployment
 
+    Loop = Callable[[threading.Event], None]
+
 logger = structlog.get_logger(__name__)
 
 
@@ -57,8 +59,10 @@ class Control(Protocol):
         """Name and reason of a deployment that should run and has failed, or None."""
         ...
 
-    def start(self, load: LoadSource) -> None:
-        """Begin. `load` is measured at this process's front door. Raises `django.db.Error` or RegistryLed."""
+    def start(self, load: LoadSource, *loops: Loop) -> None:
+        """Begin. `load` is measured at this process's front door; `loops` get threads of their own until the end. Raises
+        `django.db.Error` or RegistryLed.
+        """
         ...
 
     def hurry(self) -> None:
@@ -86,7 +90,7 @@ class EmbeddedControl:
         self.observed = self._reconciler.observed
         self.failure = self._reconciler.failure
 
-    def start(self, load: LoadSource) -> None:
+    def start(self, load: LoadSource, *loops: Loop) -> None:
         """Take the lease, forget the workers of an earlier process, run the first pass and then the loop."""
         leadership = Leadership(holder=self.process)
         leadership.bury()
@@ -96,7 +100,8 @@ class EmbeddedControl:
         self._reconciler.ledger.standing = leadership
         self._reconciler.ledger.forget_earlier_workers()
         self._reconciler.reconcile_once()  # the worker loads its model while the rest starts
-        self._threads = _started(self._stop, self._reconciler.run, LoadReporter(self.process, load).run)
+        reporter = LoadReporter(self.process, load)
+        self._threads = _started(self._stop, self._reconciler.run, *loops, reporter.run)
 
     def registry_reachable(self) -> bool:
         """As the reconciler's loop has found it."""
@@ -140,11 +145,11 @@ class FollowingControl:
         self.observed = self._follower.observed
         self.failure = self._follower.failure
 
-    def start(self, load: LoadSource) -> None:
+    def start(self, load: LoadSource, *loops: Loop) -> None:
         """Read the registries once, then follow them."""
         self._follower.refresh()
         self._reporter = LoadReporter(self.process, load)
-        self._threads = _started(self._stop, self._follower.run, self._reporter.run)
+        self._threads = _started(self._stop, self._follower.run, *loops, self._reporter.run)
 
     def registry_reachable(self) -> bool:
         """As the follower has found it."""
@@ -162,7 +167,7 @@ class FollowingControl:
             thread.join()
 
 
-def _started(stop: threading.Event, *loops: Callable[[threading.Event], None]) -> list[threading.Thread]:
+def _started(stop: threading.Event, *loops: Loop) -> list[threading.Thread]:
     """Threads that run these loops until `stop` is set."""
     threads = [threading.Thread(target=loop, args=(stop,)) for loop in loops]
     for thread in threads:

@@ -26,6 +26,7 @@ GROUPS = {
     "API keys": {
         "createkey": "Create an API key and print it",
         "revokekey": "Revoke an API key",
+        "usage": "Show who used how many tokens",
     },
     "Set up": {
         "migrate": "Make or update the tables of the registry",

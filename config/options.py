@@ -93,6 +93,8 @@ class Options(EngineSettings, ClusterOptions):
     show_adapter_paths: bool = Field(
         False, description="Whether the model card of an adapter shows its directory as root, instead of its name."
     )
+    usage_end_users: Literal["plain", "hash", "off"] = Field("plain", description="How usage names clients' users.")
+    usage_keep_days: int = Field(400, ge=1, le=3650, description="Days for which the usage is kept.")
     behind_tls: bool = Field(
         False, description="A proxy terminates TLS: cookies are Secure, X-Forwarded-Proto and -For are trusted."
     )

@@ -16,6 +16,7 @@ from inference.server.plane_server import FINAL_EVENT_S, PlaneServer  # first: i
 
 # isort: split
 import structlog
+from django.conf import settings
 
 from config import logs
 from config.asgi import PlaneRouter
@@ -40,6 +41,7 @@ from inference.http.offload import prepare_process
 from inference.http.sites import Sites
 from inference.metrics.load import LoadRecorder
 from inference.metrics.requests import Metrics
+from inference.metrics.usage import UsageRecorder
 from inference.planes.plane import Plane
 from inference.server.accepting import warn_of_descriptors
 from inference.server.listener import CannotBind
@@ -53,6 +55,7 @@ from inference.workers.router import EngineRouter
 from management import live, publishing
 from management.api import authorization
 from management.api.scalegenai.errors import ApiError
+from management.usage_writer import UsageWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +96,7 @@ class Server:
             credentials=options.network.credentials,
         )
         self.load = LoadRecorder(control.process, self.router, self.holding)
+        self.usage = UsageRecorder(options.usage_end_users, settings.SECRET_KEY)
         self.holding.on_refused = self.load.rejected
         self.holding.on_first = self._report_now
         rates = RateMeter()
@@ -110,6 +114,7 @@ class Server:
         observers: list[Observer] = [
             metrics,
             self.load,
+            self.usage,
             Charges(rates),
             *([] if self.telemetry is None else [self.telemetry]),
         ]
@@ -190,7 +195,8 @@ class Server:
             on_deadline=self.router.stop,
         )
         try:
-            self.control.start(self.load)
+            writer = UsageWriter(self.control.process, self.usage, options.usage_keep_days)
+            self.control.start(self.load, writer.run)
             server.run()
         finally:
             if self.sockets is not None:
@@ -246,6 +252,7 @@ class Server:
         """Make the reports from which deployments are scaled."""
         while True:
             self.load.refresh()
+            self.usage.refresh()
             if faults.armed:
                 faults.hit("loop")
             await asyncio.sleep(REPORT_EVERY_S)

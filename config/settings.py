@@ -147,6 +147,7 @@ UNFOLD = {
                 "title": "Access",
                 "items": [
                     {"title": "API keys", "icon": "key", "link": reverse_lazy("admin:management_apikey_changelist")},
+                    {"title": "Usage", "icon": "bar_chart", "link": reverse_lazy("admin:management_usageday_changelist")},
                     {"title": "Audit events", "icon": "history", "link": reverse_lazy("admin:management_auditevent_changelist")},
                     {"title": "Users", "icon": "person", "link": reverse_lazy("admin:auth_user_changelist")},
                 ],

@@ -68,6 +68,7 @@ class EmbeddingRequest:
     normalise: bool | None = None
     truncate_left: int | None = None
     truncate_right: int | None = None
+    end_user: str = ""
 
 
 @dataclass(slots=True)
@@ -121,7 +122,10 @@ class Embedder:
                 trace_context.current(),
                 exchange.request_id,
                 dialect,
+                exchange.tenant,
                 target.entry.name,
+                target.entry.public_id,
+                request.end_user,
                 len(request.inputs),
                 0 if done is None else done.prompt_tokens,
                 timings.arrived,

@@ -123,6 +123,8 @@ class GenerationRequest:
     cache_salt: str = ""
     session: str = ""
     """The client's name for requests that belong together; they prefer one worker."""
+    end_user: str = ""
+    """The client's name for its own user, for the count of usage."""
     priority: int = 0
     """Smaller values are scheduled first."""
     use_model_defaults: bool = True

@@ -46,7 +46,10 @@ class EmbeddingRun:
     trace: TraceContext | None
     request_id: str
     dialect: str
+    tenant: str
     deployment: str
+    deployment_id: str
+    end_user: str
     inputs: int
     prompt_tokens: int
     arrived: float

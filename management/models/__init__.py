@@ -7,6 +7,7 @@ from management.models.deployment import Deployment
 from management.models.model import Model, ModelVersion
 from management.models.processes import LeaderLease, WebProcess
 from management.models.secret import Secret
+from management.models.usage import UsageDay
 from management.models.worker import Worker
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Node",
     "Price",
     "Secret",
+    "UsageDay",
     "WebProcess",
     "Worker",
 ]

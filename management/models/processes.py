@@ -12,6 +12,7 @@ class WebProcess(models.Model):
     report_number = models.PositiveBigIntegerField(default=0)
     report = models.BinaryField(default=b"", help_text="A LoadReport as msgpack.")
     seen_at = models.DateTimeField(help_text="By the database's clock.")
+    usage_number = models.PositiveBigIntegerField(default=0, help_text="Of the last batch of usage that was stored.")
 
     def __str__(self) -> str:
         return self.name

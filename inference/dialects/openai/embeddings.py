@@ -29,7 +29,7 @@ BOTH = "Cannot set both `continue_final_message` and `add_generation_prompt` to 
 
 class EmbeddingsRequest(msgspec.Struct):
     """POST /v1/embeddings. `messages`, one conversation or several, are rendered by the chat template; they may also stand in
-    `input`. `user`, `priority` and `cache_salt` are accepted and ignored.
+    `input`. `priority` and `cache_salt` are accepted and ignored.
     """
 
     model: str | None = None
@@ -128,6 +128,7 @@ async def _parse(exchange: Exchange, services: Services, body: EmbeddingsRequest
         normalise=body.normalize if body.use_activation is None else body.use_activation,
         truncate_left=keep if left else None,
         truncate_right=None if left else keep,
+        end_user=body.user or "",
     )
 
 

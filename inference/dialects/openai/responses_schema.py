@@ -17,7 +17,7 @@ SAME = (
     "model", "stream", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "structured_outputs", "cache_salt", "session_id", "prompt_cache_key", "user",
-    "priority", "include_reasoning", "parallel_tool_calls", "chat_template_kwargs",
+    "safety_identifier", "priority", "include_reasoning", "parallel_tool_calls", "chat_template_kwargs",
 )  # fmt: skip
 """Fields that mean the same in a chat request."""
 CHAT_FIELDS = {
@@ -32,7 +32,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 class ResponsesRequest(msgspec.Struct):
     """POST /v1/responses. Of what these fields are about nothing is done: `store`, `metadata`, `service_tier`,
-    `safety_identifier`, `prompt_cache_retention`, `prompt_cache_options`, `max_tool_calls`. Responses are not stored.
+    `prompt_cache_retention`, `prompt_cache_options`, `max_tool_calls`. Responses are not stored.
     """
 
     input: Annotated[Any, msgspec.Meta(extra_json_schema={"anyOf": INPUT_FORMS})] = None

@@ -46,6 +46,7 @@ class CommonRequest(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    safety_identifier: str | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
     add_special_tokens: bool | None = None
@@ -233,6 +234,7 @@ def generation_request(
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
         session=(body.session_id or session or body.prompt_cache_key or body.user or "")[:MAX_SESSION_CHARACTERS],
+        end_user=body.safety_identifier or body.user or "",
         beams=bool(body.use_beam_search),
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         number=number,
