@@ -209,3 +209,33 @@ def test_an_update_of_a_deployment_does_not_wait_for_its_model(begin):
     """Who removes a model locks it first, then its deployments: one that did the reverse would be ended by the database."""
     told = printed(begin("shell", "--no-imports", "-v", "0", "-c", AT_ONCE + UPDATE)).splitlines()
     assert told[-2:] == ["True", "None"]
+
+
+USAGE = """
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from management import usage_store
+from management.models import UsageDay
+from management.usage import COUNTED, Sums, UsageOf
+
+now = datetime.now(UTC)
+old = now.date() - timedelta(days=31)
+names = [f"k{n}" for n in range(700)]
+
+def store(process):
+    order = names if process % 2 else names[::-1]
+    for day, user in ((now.date(), ""), (old, "anna"), (old, "bob")):
+        usage_store.store(f"p{process}{day}{user}", 1, {UsageOf(day, k, "d", "", user): Sums(1, 0, 2, 0, 3, now) for k in order})
+
+with ThreadPoolExecutor(4) as threads:
+    list(threads.map(store, range(4)))
+    list(threads.map(lambda _: usage_store.forget(now.date(), 400), range(4)))
+rows = list(UsageDay.objects.values_list("day", "end_user", *COUNTED))
+print(len(rows), *sorted({(str(day == old), user, *counts) for day, user, *counts in rows}))
+"""
+
+
+def test_usage_of_several_processes_at_once(begin):
+    """Each batch is added once, none waits for another for ever, and names are forgotten once."""
+    told = printed(begin("shell", "--no-imports", "-v", "0", "-c", USAGE)).splitlines()[-1]
+    assert told == "1400 ('False', '', 4, 0, 8, 0, 12) ('True', '', 8, 0, 16, 0, 24)"
