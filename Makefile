@@ -92,7 +92,7 @@ gpu-wheels: $(VENV)/.dev  ## Packages for a GPU machine without network
 
 .gpu-site:
 	$(GPU_PYTHON) -c "import django, llguidance, msgspec, pytest" || \
-	  (mkdir .gpu-site && tar xJf .gpu-wheels/site.tar.xz -C .gpu-site)
+	  $(GPU_PYTHON) -m tarfile -e .gpu-wheels/site.tar.xz .gpu-site || (rm -rf .gpu-site; false)
 
 test-gpu: .gpu-site  ## The engine's tests on a CUDA device
 	$(GPU_RUN) -m pytest -c /dev/null --rootdir . -p no:cacheprovider tests/gpu

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-START_TIMEOUT_S = 300
+START_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,16 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running_server(settings: dict[str, str]) -> Iterator[str]:
+def running_server(settings: dict[str, str], start_timeout_s: float = START_TIMEOUT_S) -> Iterator[str]:
     """Start a server with these settings (without the prefix DRAGOMAN_); yields the URL of its front plane and stops it."""
-    with served(settings) as server:
+    with served(settings, start_timeout_s=start_timeout_s) as server:
         yield server.url
 
 
 @contextlib.contextmanager
-def served(settings: dict[str, str], planes: tuple[str, ...] = ()) -> Iterator[RunningServer]:
+def served(
+    settings: dict[str, str], planes: tuple[str, ...] = (), start_timeout_s: float = START_TIMEOUT_S
+) -> Iterator[RunningServer]:
     """The same, with these other planes (such as MINDIE_PORT) on free ports, and with what else is known of it."""
     front, control = free_port(), free_port()
     ports = {name: free_port() for name in planes}
@@ -55,7 +57,7 @@ def served(settings: dict[str, str], planes: tuple[str, ...] = ()) -> Iterator[R
             )
         try:
             url = f"http://127.0.0.1:{front}"
-            _wait(process, f"{url}/health", Path(folder, "log"))
+            _wait(process, f"{url}/health", Path(folder, "log"), start_timeout_s)
             yield RunningServer(url, process.pid, Path(folder), time.monotonic() - begin, ports)
         finally:
             process.terminate()
@@ -79,8 +81,8 @@ def environment(front: int, control: int, data: Path, settings: dict[str, str]) 
     }
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url, timeout=5):
             return

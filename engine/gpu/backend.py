@@ -202,6 +202,11 @@ class DeviceBackend:
             finally:
                 self._slots.end_step()
 
+    @property
+    def captured(self) -> bool:
+        """Whether decode runs captured graphs."""
+        return self._graphs is not None
+
     def serve(self) -> None:
         """From now on, rank 0 sends the steps to the other ranks."""
         if self._ranks is not None:

@@ -10,12 +10,20 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tools.gpu import campaign, device
+from tools.gpu import campaign, counters, device
 from tools.gpu.campaign import GIB, PARTS, Part
 from tools.gpu.results import Figure, Results, table
 
 H100 = device.Device("H100", (9, 0), 80 * GIB, 79 * GIB, "2.11.0", "13.0", "3.6.0", "5.23.0")
 T4 = device.Device("T4", (7, 5), 16 * GIB, 15 * GIB, "2.11.0", "13.0", "3.6.0", "5.23.0")
+
+
+class Ran(list[str]):
+    """Names of parts, and how they end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: dict[str, list[int | None]] = {}
 
 
 def called(monkeypatch, *options: str) -> int:
@@ -26,13 +34,14 @@ def called(monkeypatch, *options: str) -> int:
 
 @pytest.fixture
 def two_parts(monkeypatch):
-    """A campaign of two parts; a list of those that ran, none of which fails."""
-    ran: list[str] = []
+    """A campaign of two parts; a list of those that ran. One ends with the status that `ends` has, or well."""
+    ran = Ran()
 
     def run_part(part, results, folder, dry, limit_s):
         ran.append(part.name)
-        results.add(part.name, "a", [Figure(row="a", unit="ms", value=1.5)])
-        return 0, 1.0
+        results.add(part.name, f"{len(ran)}", [Figure(row="a", unit="ms", value=1.5)])
+        statuses = ran.ends.get(part.name, [])
+        return statuses.pop(0) if statuses else 0, 1.0
 
     monkeypatch.setattr(campaign, "PARTS", (Part("first", "suite"), Part("second", "suite", needs_gib=40)))
     monkeypatch.setattr(campaign, "run_part", run_part)
@@ -40,6 +49,7 @@ def two_parts(monkeypatch):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
 def test_a_dry_run_executes_every_part(tmp_path):
     command = ["make", "--no-print-directory", "gpu-campaign", "DRY=1", f"RESULTS={tmp_path / 'dry.jsonl'}"]
     variables = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
@@ -79,7 +89,8 @@ def test_a_part_that_does_not_fit_is_left_for_the_next_call(tmp_path, monkeypatc
 
 
 def test_a_device_that_goes_away_loses_nothing(tmp_path, monkeypatch, capsys, two_parts):
-    answers = [H100, H100, device.Unusable("torch finds no CUDA device here")]
+    answers = [H100, device.Unusable("torch finds no CUDA device here")]
+    two_parts.ends["first"] = [1]
 
     def look():
         answer = answers.pop(0)
@@ -93,6 +104,32 @@ def test_a_device_that_goes_away_loses_nothing(tmp_path, monkeypatch, capsys, tw
     assert "stopped: torch finds no CUDA device here" in told.err
     assert "| first | a | ms | 1.5 |" in told.out
     assert two_parts == ["first"]
+
+
+def test_a_part_that_was_cut_off_is_begun_again_while_there_is_time(tmp_path, monkeypatch, two_parts):
+    monkeypatch.setattr(campaign, "look", lambda: H100)
+    two_parts.ends["first"] = [None, 0]
+    assert called(monkeypatch, "--results", str(tmp_path / "f")) == 0
+    assert two_parts == ["first", "second", "first"]
+
+
+def test_a_part_that_fails_is_left_for_the_next_call(tmp_path, monkeypatch, capsys, two_parts):
+    monkeypatch.setattr(campaign, "look", lambda: H100)
+    two_parts.ends["first"] = [1]
+    assert called(monkeypatch, "--results", str(tmp_path / "f")) == 1
+    assert "first: with failures" in capsys.readouterr().err
+    assert called(monkeypatch, "--results", str(tmp_path / "f")) == 0
+    assert two_parts == ["first", "second", "first"]
+
+
+@pytest.mark.parametrize(("name", "base"), [
+    ("_attention", "_attention"),
+    ("void at::native::(anonymous namespace)::softmax<float, 4>(float*, int)", "softmax"),
+    ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, bf16<2>>(p)", "kernel"),
+    ("void cutlass::Kernel2<cutlass_80_gemm<a>>(Params)", "Kernel2"),
+])  # fmt: skip
+def test_names_of_kernels_are_those_of_the_profiler(name, base):
+    assert counters.base_name(name) == base
 
 
 def test_parts_without_time_are_told(tmp_path, monkeypatch, capsys, two_parts):

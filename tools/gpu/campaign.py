@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from tools.gpu.device import Device
 
 LIMIT_S = 90
-LEAST_S = 15
+LEAST_S = 30
 """Of a budget, for a part to be begun."""
+PASSES = 3
+"""How often a part that did not finish is begun again, if the budget allows."""
 GIB = 1 << 30
 MEMORY = Path("/dev/shm")
 """Where models are written if it has room: a file there is read at the speed of memory."""
@@ -48,7 +50,13 @@ class Part:
     argument: str = ""
     needs_gib: int = 8
 
+    @property
+    def shape(self) -> str:
+        """The model that it measures with; "" if it makes its own."""
+        return next((word for word in self.argument.split() if word in SHAPES), "")
 
+
+SHAPES = ("qwen2.5-0.5b", "llama-3.2-1b", "qwen2.5-3b", "qwen2.5-7b")
 PARTS = (
     Part("tests", "suite"),
     Part("steps-0.5b", "steps", "qwen2.5-0.5b none", 16),
@@ -60,13 +68,14 @@ PARTS = (
     Part("steps-3b-int8", "steps", "qwen2.5-3b int8", 24),
     Part("steps-1b-int8", "steps", "llama-3.2-1b int8", 24),
     Part("server", "server", "qwen2.5-0.5b", 16),
-    Part("compiled-loop", "peers", "compiled"),
-    Part("generate-batch", "peers", "batching"),
+    Part("compiled-loop", "peers", "compiled qwen2.5-0.5b", 16),
+    Part("generate-batch", "peers", "batching qwen2.5-0.5b", 16),
     Part("products", "kernels", "products"),
     Part("attention", "kernels", "attention"),
     Part("adapters", "kernels", "adapters"),
     Part("sampling", "sampling", "qwen2.5-0.5b", 16),
-    Part("counters", "counters", "qwen2.5-0.5b", 16),
+    Part("kernels", "counters", "times qwen2.5-0.5b", 16),
+    Part("counters", "counters", "ncu qwen2.5-0.5b", 24),
     Part("soak-1", "soak", "1"),
     Part("soak-2", "soak", "2"),
 )
@@ -77,7 +86,11 @@ def run_part(part: Part, results: Results, folder: Path, dry: bool, limit_s: flo
     command = [sys.executable, "-W", "ignore", "-m", "tools.gpu.part", part.module, *filter(None, [part.argument])]
     command += ["--part", part.name, "--results", str(results.path), "--device", results.device]
     command += ["--commit", results.commit, "--folder", str(folder), *(["--dry"] if dry else [])]
-    variables = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "2"} if dry else dict(os.environ)
+    variables = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        **({"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "2"} if dry else {}),
+    }
     begun = time.monotonic()
     with subprocess.Popen(command, env=variables, start_new_session=True) as process:
         try:
@@ -90,16 +103,17 @@ def run_part(part: Part, results: Results, folder: Path, dry: bool, limit_s: flo
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """With everything that it started; a server of it gets a moment to stop its workers."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    """With everything that it started; a server of it gets some seconds to stop its workers."""
+    for number, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, number)
+            deadline = time.monotonic() + patience_s
+            while time.monotonic() < deadline:
+                process.poll()
+                os.killpg(process.pid, 0)  # raises once nobody is left
+                time.sleep(0.05)
         except ProcessLookupError:
             return
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def folder_for_models() -> Path:
@@ -108,45 +122,80 @@ def folder_for_models() -> Path:
     return Path(tempfile.mkdtemp(prefix="dragoman-campaign-", dir=MEMORY if roomy else None))
 
 
-def run(options: argparse.Namespace, results: Results) -> int:
-    """All parts; the exit status."""
-    end = time.monotonic() + options.budget_s
-    folder, incomplete, status = folder_for_models(), [], 0
-    finished = results.finished()
+def run(options: argparse.Namespace, results: Results, device: Device | None) -> int:
+    """All parts; the exit status. `device`: as it was before the first."""
+    calls = Calls(results, folder_for_models(), options.dry, time.monotonic() + options.budget_s, device)
+    finished = set() if options.parts else results.finished()
+    for name in sorted(finished):
+        print(f"{name}: done before", flush=True)
+    left = [part for part in PARTS if part.name not in finished and (not options.parts or part.name in options.parts)]
+    status = 0
     try:
-        for part in (p for p in PARTS if not options.parts or p.name in options.parts):
-            if part.name in finished and not options.parts:
-                print(f"{part.name}: done before", flush=True)
-                continue
-            left = min(LIMIT_S, end - time.monotonic())
-            if left < LEAST_S:
-                incomplete.append(f"{part.name}: no time left")
-                continue
-            if not options.dry:
-                free = look().free
-                if free < part.needs_gib * GIB:
-                    incomplete.append(
-                        f"{part.name}: needs {part.needs_gib} GiB of device memory, {free / GIB:.1f} are free"
-                    )
-                    print(incomplete[-1], flush=True)
-                    continue
-            ended, seconds = run_part(part, results, folder, options.dry, left)
-            word = {0: "done", 1: "with failures", None: f"not finished within {left:.0f} s"}.get(
-                ended, f"exit status {ended}"
-            )
-            print(f"{part.name}: {word}, {seconds:.0f} s", flush=True)
-            if ended == 0:
-                results.finish(part.name)
-            else:
-                incomplete.append(f"{part.name}: {word}")
+        for _ in range(PASSES):
+            left = [part for part in left if not calls.finish(part)]
+            if not any(calls.cut.get(part.name) for part in left):
+                break
     except Unusable as reason:
         print(f"stopped: {reason}; what was found is in {results.path}", file=sys.stderr)
         status = NO_DEVICE
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    if incomplete:
-        print("missing, and measured by the next call:\n  " + "\n  ".join(incomplete), file=sys.stderr)
-    return status or int(bool(incomplete))
+        shutil.rmtree(calls.folder, ignore_errors=True)
+    if left and not status:
+        lines = [f"{part.name}: {calls.told.get(part.name, 'not begun')}" for part in left]
+        print("missing, and measured by the next call:\n  " + "\n  ".join(lines), file=sys.stderr)
+    return status or int(bool(left))
+
+
+@dataclass
+class Calls:
+    """Runs parts one by one."""
+
+    results: Results
+    folder: Path
+    dry: bool
+    end: float
+    device: Device | None
+    told: dict[str, str] = field(default_factory=dict)
+    """By part, why it is not finished."""
+    cut: dict[str, bool] = field(default_factory=dict)
+    """By part, whether time ended it."""
+
+    def finish(self, part: Part) -> bool:
+        """Run a part, and its model before it; returns whether nothing of it is missing. Raises Unusable if the device has
+        gone.
+        """
+        if self.device is not None and self.device.free < part.needs_gib * GIB:
+            free = f"{self.device.free / GIB:.1f} are free"
+            return self._missing(part, f"needs {part.needs_gib} GiB of device memory, {free}")
+        model = Part(f"model {part.shape}", "models", part.shape)
+        if part.shape and not (self.folder / f"{part.shape}.complete").exists() and not self._ran(model):
+            self.cut[part.name] = self.cut[model.name]
+            return self._missing(part, f"its model was not made: {self.told[model.name]}")
+        if not self._ran(part):
+            return False
+        self.results.finish(part.name)
+        return True
+
+    def _ran(self, part: Part) -> bool:
+        left = min(LIMIT_S, self.end - time.monotonic())
+        self.cut[part.name] = False
+        if left < LEAST_S:
+            return self._missing(part, "no time left")
+        status, seconds = run_part(part, self.results, self.folder, self.dry, left)
+        self.cut[part.name] = status is None
+        if status == 0:
+            print(f"{part.name}: done, {seconds:.0f} s", flush=True)
+            return True
+        word = {1: "with failures", None: f"not finished within {left:.0f} s"}.get(status, f"exit status {status}")
+        self._missing(part, word)
+        if self.device is not None:
+            self.device = look()
+        return False
+
+    def _missing(self, part: Part, reason: str) -> bool:
+        self.told[part.name] = reason
+        print(f"{part.name}: {reason}", flush=True)
+        return False
 
 
 def described(device: Device) -> str:
@@ -194,7 +243,8 @@ def main() -> int:
         return NO_DEVICE
     name = DRY if device is None else described(device)
     results = Results(options.results, name, commit())
-    status = run(options, results)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part that runs is ended, too
+    status = run(options, results, device)
     show(results)
     return status
 

@@ -38,8 +38,14 @@ def locked() -> list[str]:
     return [line for line in lines if line.partition("==")[0] not in THERE]
 
 
+def _untranslated(each: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Translations are a third of Django. The default language's must be there, and so must the packages around the others."""
+    translation = each.name.endswith((".po", ".mo")) and "/en/" not in each.name
+    return None if translation else each
+
+
 def main() -> None:
-    """Download the wheels, unpack them into one folder, and pack that without translations."""
+    """Download the wheels, unpack them into one folder, and pack that with English texts alone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python-version", default="3.12")
     parser.add_argument("--to", type=Path, default=ROOT / ".gpu-wheels" / "site.tar.xz")
@@ -67,7 +73,7 @@ def main() -> None:
                 archive.extractall(site)
         options.to.parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(options.to, "w:xz") as packed:
-            packed.add(site, ".", filter=lambda each: None if Path(each.name).name == "locale" else each)
+            packed.add(site, ".", filter=_untranslated)
     print(f"{options.to}: {options.to.stat().st_size / 1e6:.1f} MB")
 
 

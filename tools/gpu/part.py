@@ -49,6 +49,8 @@ class Run:
             return
         try:
             found = figures()
+            if not found:
+                raise RuntimeError("nothing was measured")
         except (
             Exception
         ) as error:  # a cell that fails must not take the others with it; the file and the terminal say why

@@ -8,7 +8,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from engine.sampling.params import SamplingParams
-from tools.gpu.models import engine_of, model_of
+from tools.gpu.models import engine_of, model_of, path_of
 from tools.gpu.results import Figure
 from tools.gpu.steps import drive, prompts_of
 
@@ -24,7 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "frequency penalty": {"temperature": 0.0, "frequency_penalty": 0.5},
     "log-probabilities": {"temperature": 0.0, "logprobs": 5},
 }
-STREAMS = (1, 32, 128)
+STREAMS = (32, 1, 128)
 
 
 def run(run: Run) -> None:
@@ -39,7 +39,8 @@ def run(run: Run) -> None:
 
         drive(core(), prompts_of(count, 16, seed=1), tokens, params=params)  # compiles what it meets first
         found = drive(core(), prompts_of(count, 16, seed=2), tokens, params=params)
-        return [Figure(row=f"{run.argument}, {kind}", unit="ms a step", value=found.step_s * 1e3, column=count)]
+        row = f"{run.argument}, {kind}{path_of(core())}"
+        return [Figure(row=row, unit="ms a step", value=found.step_s * 1e3, column=count)]
 
     for kind in KINDS:
         for count in streams:

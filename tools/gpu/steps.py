@@ -17,7 +17,7 @@ from transformers import AutoConfig
 
 from engine.messages import Submit
 from engine.sampling.params import SamplingParams
-from tools.gpu.models import adapters_of, engine_of, model_of
+from tools.gpu.models import adapters_of, engine_of, model_of, path_of
 from tools.gpu.results import Figure
 from tools.gpu.timing import copy_rate
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from engine.messages import AdapterRef
     from tools.gpu.part import Run
 
-STREAMS = (1, 8, 32, 128)
+STREAMS = (1, 32, 128, 8)
+"""The order in which they are measured."""
 PROMPTS = (128, 1024, 8000)
 MOST_TOKENS = 1 << 17
 """Of all prompts of a cell: more would take the part's time."""
@@ -58,6 +59,21 @@ def drive(
     params: Callable[[int], SamplingParams] | None = None,
 ) -> Driven:
     """Prompts at once, then steps of all of them. `adapters` in turn; `params` by the sequence's number, greedy by default."""
+    try:
+        return _drive(core, prompts, tokens, adapters, params)
+    finally:
+        core.abort_client(CLIENT)  # what a failure leaves would be in the way of the next
+        while core.has_work:
+            core.step()
+
+
+def _drive(
+    core: EngineCore,
+    prompts: list[list[int]],
+    tokens: int,
+    adapters: list[AdapterRef] | None,
+    params: Callable[[int], SamplingParams] | None,
+) -> Driven:
     greedy = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     begun = time.perf_counter()
     for number, prompt in enumerate(prompts):
@@ -112,12 +128,13 @@ def run(run: Run) -> None:
 
     def cell(row: str, length: int, count: int, adapted: bool) -> list[Figure]:
         used = adapters() if adapted else None
+        name = row + path_of(core())
         drive(core(), prompts_of(count, length, seed=1), 4, used)  # compiles, and reads adapters
         found = drive(core(), prompts_of(count, length, seed=2), tokens, used)
         least = floor_s(core(), model(), count, length + tokens / 2, quantization, rate())
         return [
-            Figure(row=row, unit="ms a step", value=found.step_s * 1e3, column=count, share=least / found.step_s),
-            Figure(row=row, unit="ms until all decode", value=found.prompts_s * 1e3, column=count),
+            Figure(row=name, unit="ms a step", value=found.step_s * 1e3, column=count, share=least / found.step_s),
+            Figure(row=name, unit="ms until all decode", value=found.prompts_s * 1e3, column=count),
         ]
 
     run.measure("copy", lambda: [Figure(row="copy of a gigabyte", unit="TB/s", value=rate() / 1e12)])
