@@ -6,19 +6,17 @@ number is written in the batch's own transaction: a batch whose answer was lost 
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db import connection, transaction
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
-from django.db.models.functions import Now
 
 from management.models import ApiKey, Deployment, UsageDay, WebProcess
 from management.usage import COUNTED, Sums, UsageOf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from datetime import date
 
 ROWS_AT_ONCE = 500
 END_USERS_KEPT = timedelta(days=30)
@@ -30,13 +28,12 @@ TABLE = UsageDay._meta.db_table
 
 def store(process: str, number: int, batch: Mapping[UsageOf, Sums]) -> None:
     """Add a process's batch to the rows, unless this number of its was added before."""
+    process_row = WebProcess.objects.filter(name=process)
     with transaction.atomic():
-        stored = WebProcess.objects.filter(name=process).values_list("usage_number", flat=True).first()
-        if stored is not None and stored >= number:
+        if process_row.filter(usage_number__gte=number).exists():
             return
         _add(batch)
-        fields = {"usage_number": number, "seen_at": Now()}
-        WebProcess.objects.update_or_create(name=process, defaults=fields)
+        process_row.update(usage_number=number)  # none once the process has signed off
 
 
 def _add(batch: Mapping[UsageOf, Sums]) -> None:
@@ -63,7 +60,9 @@ def _add(batch: Mapping[UsageOf, Sums]) -> None:
 
 def _value(value: Any) -> Any:
     """As the database stores it."""
-    return connection.ops.adapt_datetimefield_value(value) if hasattr(value, "hour") else value
+    if isinstance(value, datetime):
+        return connection.ops.adapt_datetimefield_value(value)
+    return connection.ops.adapt_datefield_value(value) if isinstance(value, date) else value
 
 
 def forget(today: date, kept_days: int) -> None:
@@ -92,7 +91,9 @@ def _nameless(before: date) -> int:
     )
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute(f"DELETE FROM {quote(TABLE)} WHERE {quote('id')} IN ({some}) RETURNING {returned}", [before])
+            cursor.execute(
+                f"DELETE FROM {quote(TABLE)} WHERE {quote('id')} IN ({some}) RETURNING {returned}", [_value(before)]
+            )
             rows = cursor.fetchall()
         sums: dict[UsageOf, Sums] = {}
         for day, key, deployment, adapter, requests, failed, prompt, cached, output, last_at in rows:
