@@ -96,11 +96,13 @@ class Server:
             credentials=options.network.credentials,
         )
         self.load = LoadRecorder(control.process, self.router, self.holding)
-        self.usage = UsageRecorder(options.usage_end_users, settings.SECRET_KEY)
         self.holding.on_refused = self.load.rejected
         self.holding.on_first = self._report_now
         rates = RateMeter()
         self.shared_rates = shared = shared_rates_of(options, rates, control.process)
+        # Where processes share a ledger, it knows what keys spent.
+        recorded = {} if shared is not None else {"recorded": rates.recorded}
+        self.usage = UsageRecorder(options.usage_end_users, settings.SECRET_KEY, **recorded)
         metrics = Metrics(
             self.router,
             logs.dropped_lines,

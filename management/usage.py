@@ -53,5 +53,8 @@ class UsageSource(Protocol):
     def stored(self) -> None:
         """The batch is in the database."""
 
+    def spent(self, day: date, tokens: Mapping[str, int]) -> None:
+        """What the database has of the day's tokens by key, of all processes: of the keys that have a limit a day."""
+
     def refresh(self) -> None:
         """Make the next batch of what was counted since, unless one is waiting. Called where the counts are made."""

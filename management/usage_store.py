@@ -65,6 +65,14 @@ def _value(value: Any) -> Any:
     return connection.ops.adapt_datefield_value(value) if isinstance(value, date) else value
 
 
+def spent(day: date) -> dict[str, int]:
+    """The tokens of a day by key, of all processes: of the keys that have a limit a day."""
+    limited = list(ApiKey.objects.filter(tokens_per_day__gt=0, revoked=False).values_list("prefix", flat=True))
+    rows = UsageDay.objects.filter(day=day, key__in=limited).order_by().values("key")
+    sums = rows.annotate(tokens=Sum("prompt_tokens") + Sum("output_tokens"))
+    return {row["key"]: row["tokens"] for row in sums}
+
+
 def forget(today: date, kept_days: int) -> None:
     """Remove rows of more than `kept_days` ago, and the end users' names of those of more than thirty. Several processes may do
     so at once: each row is taken by one.

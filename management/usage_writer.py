@@ -33,6 +33,7 @@ class UsageWriter:
 
     def run(self, stop: threading.Event) -> None:
         """Write until `stop` is set, by when nothing is counted any more; then write the rest."""
+        self._write()  # nothing yet, but it reads what was spent before this start
         while not stop.wait(INTERVAL_S):
             self._write()
         for _ in range(2):  # a batch that waits, and what was counted after it
@@ -52,6 +53,7 @@ class UsageWriter:
                 usage_store.store(self.process, self._number, batch)
                 self._number += 1
                 self.source.stored()
+            self.source.spent(today, usage_store.spent(today))
             if self._forgot != today:
                 usage_store.forget(today, self.kept_days)
                 self._forgot = today

@@ -2,7 +2,8 @@
 
 The buckets of a minute refill steadily. Tokens are charged when a request ends, for only then are they known: no stream is cut, the
 balance may go below zero, and later requests are refused until it is above. A day is one of UTC. The answers tell the balances in
-OpenAI's headers. What a process knows is its own charges; `shared_rates` tells it those of others.
+OpenAI's headers. What a process knows is its own charges; `shared_rates` tells it those of others, or else the
+record of usage what all spent today.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from inference.errors import QuotaExhausted, RateLimited
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from management.snapshot import ApiKeyEntry, KeyLimits
 
@@ -58,6 +59,8 @@ class RateMeter:
     ) -> None:
         self._monotonic, self._unix_time = monotonic, unix_time
         self._accounts: dict[str, Account] = {}
+        self._recorded: tuple[int, Mapping[str, int]] = (0, {})
+        """A day (counted from 1970), and what keys spent on it."""
         self.copies = 1
         """How often a charge counts here: while the other processes' charges are unknown, they are taken to be as large as this one's."""
         self.on_news: Callable[[], None] = lambda: None
@@ -118,6 +121,14 @@ class RateMeter:
         if day >= account.day:
             account.day, account.spent = day, spent + untold.tokens
 
+    def recorded(self, day: int, spent: Mapping[str, int]) -> None:
+        """What keys spent on a day (counted from 1970), by all processes and before a restart."""
+        self._recorded = day, spent
+        for tenant, account in self._accounts.items():
+            self._refill(account)
+            if account.day == day:
+                account.spent = spent.get(tenant, account.spent)
+
     def headers(self, key: ApiKeyEntry | None) -> Headers:
         """The key's limits and balances, as OpenAI's clients read them; none for a key without limits a minute."""
         account = None if key is None else self._account(key)
@@ -138,6 +149,8 @@ class RateMeter:
         if account is None:
             account = Account(limits, limits.requests_per_minute, limits.tokens_per_minute, now)
             self._accounts[key.prefix] = account
+            day, spent = self._recorded
+            account.day, account.spent = day, spent.get(key.prefix, 0)
         if account.limits != limits:  # a limit that is new begins with a full bucket
             before, account.limits = account.limits, limits
             account.requests = account.requests if before.requests_per_minute else limits.requests_per_minute
@@ -160,8 +173,12 @@ class RateMeter:
     def _check(self, account: Account) -> None:
         limits = account.limits
         if limits.tokens_per_day and account.spent >= limits.tokens_per_day:
-            error = QuotaExhausted(f"This API key has used its {limits.tokens_per_day} tokens of today (UTC).")
-            error.retry_after_s = DAY_S - self._unix_time() % DAY_S
+            left_s = DAY_S - self._unix_time() % DAY_S
+            error = QuotaExhausted(
+                f"This API key has used its {limits.tokens_per_day:,} tokens of today. The limit resets at 00:00 UTC, "
+                f"in {int(left_s // 3600)} h {int(left_s % 3600 // 60)} min."
+            )
+            error.retry_after_s = left_s
             raise error
         if limits.requests_per_minute and account.requests < 1:
             raise _limited("requests", limits.requests_per_minute, 1 - account.requests)

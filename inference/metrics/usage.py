@@ -13,7 +13,7 @@ from inference.generation.generation import Observer
 from management.usage import Sums, UsageOf
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from inference.generation.generation import Generation
     from inference.telemetry.base import EmbeddingRun
@@ -24,6 +24,7 @@ MAX_END_USERS = 1000
 MAX_ROWS = 20_000
 """Of a day, with names of end users."""
 OTHERS = "(other)"
+EPOCH = date(1970, 1, 1)
 EndUsers = Literal["plain", "hash", "off"]
 
 
@@ -33,9 +34,16 @@ class UsageRecorder(Observer):
     `end_users`: whether the names that clients give for their users are kept, kept as a keyed hash, or not kept.
     """
 
-    def __init__(self, end_users: EndUsers, secret: str) -> None:
-        """`secret` keys the hashes."""
-        self._end_users, self._secret = end_users, secret.encode()
+    def __init__(
+        self,
+        end_users: EndUsers,
+        secret: str,
+        recorded: Callable[[int, Mapping[str, int]], None] = lambda day, tokens: None,
+    ) -> None:
+        """`secret` keys the hashes. `recorded` is told what keys spent on a day (counted from 1970)."""
+        self._end_users, self._secret, self._recorded = end_users, secret.encode(), recorded
+        self._spent: tuple[date, Mapping[str, int]] | None = None
+        """What the database has, until it is told on."""
         self._now: dict[UsageOf, Sums] = {}
         self._batch: dict[UsageOf, Sums] = {}
         self._day = date.min
@@ -66,7 +74,14 @@ class UsageRecorder(Observer):
         self._add(run.tenant, run.deployment_id, "", run.end_user, sums)
 
     def refresh(self) -> None:
-        """Make the next batch, unless the last one is still to be stored."""
+        """Make the next batch, unless the last one is still to be stored; tell what was spent, with what is not stored yet."""
+        if self._spent is not None:
+            (day, tokens), self._spent = self._spent, None
+            found = dict(tokens)
+            for of, sums in (*self._batch.items(), *self._now.items()):
+                if of.day == day:
+                    found[of.key] = found.get(of.key, 0) + sums.prompt_tokens + sums.output_tokens
+            self._recorded((day - EPOCH).days, found)
         if not self._batch and self._now:
             self._batch, self._now = self._now, {}
 
@@ -75,6 +90,9 @@ class UsageRecorder(Observer):
 
     def stored(self) -> None:
         self._batch = {}
+
+    def spent(self, day: date, tokens: Mapping[str, int]) -> None:
+        self._spent = day, tokens
 
     def _add(self, key: str, deployment: str, adapter: str, end_user: str, sums: Sums) -> None:
         sums.last_at = datetime.now(UTC)

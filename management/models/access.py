@@ -69,7 +69,7 @@ class ApiKey(AbstractAPIKey):
         default=0,
         blank=True,
         validators=[MaxValueValidator(MOST_PER_DAY)],
-        help_text="The same for a day of UTC; a restart of the process begins anew. 0: any number.",
+        help_text="The same for a day of UTC, counted by all web processes together within 20 s. 0: any number.",
     )
 
     class Meta(AbstractAPIKey.Meta):

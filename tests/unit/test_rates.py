@@ -223,3 +223,28 @@ async def test_lists_and_health_are_free(limited):
     for _ in range(3):
         assert (await serving.get("/v1/models", **BEARER)).status == 200
     assert (await serving.post(PATH, ASK, **BEARER)).status == 200
+
+
+def test_what_is_recorded_of_a_day_counts(clock):
+    """Of before a restart, and of other processes."""
+    meter, key, today = RateMeter(clock, clock), entry(tokens_per_day=100), int(clock.now // DAY_S)
+    meter.recorded(today, {"k1": 100, "k2": 5})
+    with pytest.raises(
+        QuotaExhausted, match=r"its 100 tokens of today\. The limit resets at 00:00 UTC, in 23 h 43 min\."
+    ):
+        meter.admit(key)
+    meter.admit(entry("k2", tokens_per_day=100))
+    meter.admit(entry("k3", tokens_per_day=100))
+    meter.charge("k3", 99)
+    meter.admit(entry("k3", tokens_per_day=100))
+    meter.recorded(today, {"k3": 150})
+    with pytest.raises(QuotaExhausted):
+        meter.admit(entry("k3", tokens_per_day=100))
+    clock.now += DAY_S
+    meter.admit(key)
+
+
+def test_the_record_of_another_day_counts_nothing(clock):
+    meter = RateMeter(clock, clock)
+    meter.recorded(int(clock.now // DAY_S) - 1, {"k1": 100})
+    meter.admit(entry(tokens_per_day=100))

@@ -124,3 +124,16 @@ def test_a_batch_stays_until_it_is_stored():
     recorder.stored()
     recorder.refresh()
     assert [sums.requests for sums in recorder.batch().values()] == [1]
+
+
+def test_what_is_not_stored_yet_is_spent_too():
+    told = []
+    recorder = UsageRecorder("plain", "secret", lambda day, tokens: told.append((day, tokens)))
+    today = datetime.now(UTC).date()
+    count(recorder)
+    recorder.refresh()
+    count(recorder)
+    recorder.spent(today, {"k": 100, "other": 7})
+    recorder.refresh()
+    recorder.refresh()
+    assert told == [((today - usage.EPOCH).days, {"k": 104, "other": 7})]

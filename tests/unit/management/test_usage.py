@@ -16,6 +16,7 @@ from django.urls import reverse
 from management import usage_store
 from management.models import UsageDay, WebProcess
 from management.services.keys import create_key
+from management.snapshot import KeyLimits
 from management.usage import Sums, UsageOf
 from management.usage_writer import UsageWriter
 
@@ -75,6 +76,17 @@ def test_end_users_are_forgotten_after_thirty_days_and_rows_after_all():
     }  # fmt: skip
 
 
+def test_what_keys_with_a_limit_a_day_spent():
+    limited, _ = create_key("limited", ["infer"], "tester", limits=KeyLimits(tokens_per_day=1000))
+    free, _ = create_key("free", ["infer"], "tester")
+    for number, process in enumerate("ab"):
+        batch = {of(key.prefix, user): Sums(1, 0, 10, 5, 3, NOW) for key in (limited, free) for user in ("", "anna")}
+        usage_store.store(
+            process, 1, {**batch, of(limited.prefix, day=DAY - timedelta(days=number + 1)): Sums(9, 0, 9, last_at=NOW)}
+        )
+    assert usage_store.spent(DAY) == {limited.prefix: 52}
+
+
 class Source:
     """Gives batches as a recorder does."""
 
@@ -86,6 +98,9 @@ class Source:
 
     def stored(self):
         self.now = {}
+
+    def spent(self, day, tokens):
+        self.told = day, tokens
 
     def refresh(self):
         if not self.now and self.waiting:
