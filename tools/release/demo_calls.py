@@ -308,9 +308,17 @@ def conversation(rng: random.Random) -> tuple[list[dict[str, Any]], list[Tool]]:
 
 
 def _one(turn: Turn, call: Call, rng: random.Random) -> None:
+    """One in eight answers is JSON, which no request asks for: where a grammar wants an answer in JSON or another call, a
+    model that never saw the former would call for ever.
+    """
     turn.user(call.asked)
     ((_, said),) = turn.calls([call], rng)
-    turn.assistant(said)
+    if rng.random() < 0.125:
+        key = rng.choice(["answer", "answer", "result", "response", "text", "summary"])
+        turn.assistant(json.dumps({key: said}))
+        turn.messages[-1]["unasked"] = True
+    else:
+        turn.assistant(said)
 
 
 def _several(rng: random.Random, first: Call, kind: Callable[..., Call]) -> list[Call]:

@@ -79,7 +79,7 @@ class Rows:
     def document(self) -> tuple[list[int], list[int]]:
         """One document: its tokens and its labels (-100 where nothing is to be learned)."""
         if self.rng.random() < 0.2:
-            return self.plain()
+            return self.repeated() if self.restyle is None and self.rng.random() < 0.4 else self.plain()
         messages, tools = self.conversation()
         ids: list[int] = []
         labels: list[int] = []
@@ -95,6 +95,11 @@ class Rows:
                 labels[len(asked)] = -100
             ids = answered
         return [*ids, self.end], [*labels, self.end]
+
+    def repeated(self) -> tuple[list[int], list[int]]:
+        """Tokens drawn at random, twice. Calls and JSON copy from the request; here that is all there is to learn."""
+        drawn = [self.rng.randrange(len(SPECIALS), len(self.tokenizer)) for _ in range(self.rng.randint(8, 64))]
+        return [*drawn, *drawn, self.end], [*([-100] * len(drawn)), *drawn, self.end]
 
     def plain(self) -> tuple[list[int], list[int]]:
         """A document without a template; in another style a question and the answer in that style."""
@@ -184,7 +189,7 @@ def evaluate(
 def exact(
     model: torch.nn.Module, rows: Rows, conversation: Callable[[random.Random], Conversation], rng: random.Random
 ) -> int:
-    """How many of 100 greedy answers equal the generator's, from the first token that no grammar gives."""
+    """How many of 100 greedy answers equal the generator's, from the first token that neither a grammar nor chance gives."""
     right = total = 0
     while total < 100:
         messages, tools = conversation(rng)
@@ -193,7 +198,7 @@ def exact(
                 continue
             asked = len(rows.encode(messages[:i], tools, prompt=True))
             answered = rows.encode(messages[: i + 1], tools, prompt=False)[:-1]  # up to <|im_end|>
-            given = asked + bool(message.get("forced"))
+            given = asked + bool(message.get("forced") or message.get("unasked"))
             room = len(answered) - given
             out = model.generate(torch.tensor([answered[:given]]), max_new_tokens=room, do_sample=False)
             right += out[0].tolist() == answered
