@@ -30,7 +30,7 @@ def test_questions(client):
 
 
 def test_tensors_and_texts(client):
-    ids = client.infer("demo", np.array([[5, 6, 7]], dtype=np.uint32), "output7", max_new_tokens=4)
+    ids = client.infer("demo", np.array([[364, 367, 259]], dtype=np.uint32), "output7", max_new_tokens=4)
     assert ids.shape == (1, 4)
     assert client.generate("demo", PROMPT, max_new_tokens=7) == LINE
     frames = list(client.generate_stream("demo", PROMPT, max_new_tokens=7))

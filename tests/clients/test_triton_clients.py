@@ -46,7 +46,7 @@ def test_http(run_protocol_client):
     outputs = [http.InferRequestedOutput("text_output", binary_data=False)]
     check(str(client.infer("demo", text_inputs(http), outputs=outputs, request_id="a1").as_numpy("text_output")[0]))
     ids = http.InferInput("input0", [1, 3], "UINT32")
-    ids.set_data_from_numpy(np.array([[5, 6, 7]], dtype=np.uint32), binary_data=False)
+    ids.set_data_from_numpy(np.array([[364, 367, 259]], dtype=np.uint32), binary_data=False)
     result = client.infer("demo", [ids], parameters={"max_tokens": 4, "temperature": 0.0}, request_id="b",
                           request_compression_algorithm="gzip", response_compression_algorithm="gzip")
     assert result.as_numpy("output0").shape == (1, 4) and result.get_response()["id"] == "b"
@@ -205,7 +205,7 @@ def test_kserve_grpc(run_protocol_client):
             assert await client.is_server_ready() and await client.is_server_live()
             assert await client.is_model_ready("demo")
             ids = InferInput("input0", [1, 3], "UINT32")
-            ids.set_data_from_numpy(np.array([[5, 6, 7]], dtype=np.uint32))
+            ids.set_data_from_numpy(np.array([[364, 367, 259]], dtype=np.uint32))
             request = InferRequest("demo", [ids], parameters={"max_tokens": 4, "do_sample": False})
             answer = await client.infer(request)
             assert answer.outputs[0].as_numpy().shape == (1, 4), answer

@@ -145,11 +145,11 @@ def test_prompt_logprobs_come_from_the_first_engine(pair):
 def test_an_ended_text_holds_nothing(pair):
     prefill, _, _ = pair
     first = prefill.alone(PROMPT, **ON)[0][0]
-    *_, end = prefill.alone(PROMPT, hold=new_transfer_id(), stop_token_ids=[first])
+    *_, end = prefill.alone(PROMPT, hold=new_transfer_id(), stop_token_ids=[first], **ON)
     assert (end.finish_reason, end.source) == (FinishReason.STOP, None)
     prefill.engine.refresh_stats()
     assert not prefill.engine.transfers.holds
-    tokens, _, end = prefill.alone(PROMPT, hold=new_transfer_id(), max_tokens=1)
+    tokens, _, end = prefill.alone(PROMPT, hold=new_transfer_id(), **{**ON, "max_tokens": 1})
     assert (tokens, end.finish_reason, end.source.num_blocks) == ([first], FinishReason.LENGTH, 3)
     prefill.engine.transfers.release([end.source.transfer_id])
     assert not prefill.engine.transfers.holds

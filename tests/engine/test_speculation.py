@@ -44,8 +44,8 @@ def test_the_output_does_not_depend_on_drafts(name, prompt):
     *drafted, stats = outcome(8, prompt, **PARAMETERS[name])
     assert drafted == plain
     assert stats.generation_tokens == len(plain[0])
-    if name == "few words":  # it soon says the same over and over
-        assert stats.steps < len(plain[0]) / 2, "no draft token was right"
+    if name == "few words":  # it says the same over and over
+        assert stats.steps < len(plain[0]), "no draft token was right"
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ import pytest
 PATH = "/v2/models/demo/infer"
 BODY = {
     "id": "req-1",
-    "inputs": [{"name": "input0", "shape": [1, 3], "datatype": "UINT32", "data": [5, 6, 7]}],
+    "inputs": [{"name": "input0", "shape": [1, 3], "datatype": "UINT32", "data": [364, 367, 259]}],
     "outputs": [{"name": "mine"}],
     "parameters": {"max_new_tokens": 3},
 }
@@ -24,7 +24,7 @@ def changed(**changes):
 @pytest.mark.live
 @pytest.mark.parametrize("path", [PATH, "/v2/models/demo/versions/1/infer"])
 def test_golden(mindie, path):
-    ids = mindie.server.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 3, "temperature": 0,
+    ids = mindie.server.post("/v1/completions", {"prompt": [364, 367, 259], "max_tokens": 3, "temperature": 0,
                                                  "return_token_ids": True}).json()["choices"][0]["token_ids"]  # fmt: skip
     data = ",".join(map(str, ids))
     expected = f'{{"id":"req-1","outputs":[{{"name":"mine","shape":[1,3],"datatype":"UINT32","data":[{data}]}}]}}'
