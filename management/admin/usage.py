@@ -30,7 +30,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 class UsageDayAdmin(ReadOnlyAdmin):
     """Usage by day, key, deployment, adapter and end user."""
 
-    list_display = COLUMNS
+    list_display = COLUMNS[:-1]
     list_display_links = None
     date_hierarchy = "day"
     search_fields = ["key", "deployment", "adapter", "end_user"]
@@ -42,9 +42,9 @@ class UsageDayAdmin(ReadOnlyAdmin):
         return usage_store.named(super().get_queryset(request))
 
     @admin.display(description="key", ordering="key")
-    def key_name(self, obj: Any) -> str:
-        """The key's name; its prefix where the key is gone."""
-        return str(obj.key_name or obj.key)
+    def key_name(self, obj: Any) -> str | None:
+        """The key's name; its prefix where the key is gone, None without a key."""
+        return obj.key_name or obj.key or None
 
     @admin.display(description="deployment", ordering="deployment")
     def deployment_name(self, obj: Any) -> str:
@@ -65,8 +65,9 @@ class UsageDayAdmin(ReadOnlyAdmin):
         writer = csv.writer(_Line())
         yield writer.writerow(COLUMNS)
         for row in rows.iterator(2000):
-            values = [str(getattr(self, name)(row) if hasattr(self, name) else getattr(row, name)) for name in COLUMNS]
-            yield writer.writerow(f"'{value}" if value.startswith(FORMULA) else value for value in values)
+            values = [getattr(self, name)(row) if hasattr(self, name) else getattr(row, name) for name in COLUMNS]
+            cells = ["" if value is None else str(value) for value in values]
+            yield writer.writerow(f"'{cell}" if cell.startswith(FORMULA) else cell for cell in cells)
 
 
 class _Line:
