@@ -76,7 +76,7 @@ def test_it_needs_no_more_blocks_than_there_are(blocks):
     engine = core(DEMO, kv_cache_bytes=64 << 20, block_size=4, max_num_seqs=1, max_model_len=4 * blocks)
     driver = Driver(engine)
     (prompt,) = prompts(engine.info.vocab_size, (3,))
-    driver.submit(1, prompt, max_tokens=2)
+    driver.submit(1, prompt, max_tokens=2, ignore_eos=True)
     driver.run()
     assert len(driver.tokens(1)) == 2
 

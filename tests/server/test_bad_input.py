@@ -133,7 +133,7 @@ def test_parameters_at_random(server, plane):
     server.wait_idle()
 
 
-FRAMES = "^/$|generate_stream$"
+FRAMES = "^/$|^/invocations$|generate_stream$"
 REFUSED_BY_THE_VENDOR = f"/unload$|sharedmemory|/trace/setting$|/v2/logging$|{FRAMES}"
 """Unloading would end the test; Triton itself answers the others with 501 and 503 (tests/dialects/triton)."""
 
