@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 class UsageOf(NamedTuple):
-    """Whose use it is, on a day of UTC: the API key's prefix, the deployment's public id, the adapter's name, the client's name
-    for its own user. "" stands for none.
+    """Whose use it is, on a day of UTC: the API key's prefix, the deployment's public id, the adapter's name, the
+    client's name for its own user. "" stands for none.
     """
 
     day: date

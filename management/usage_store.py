@@ -1,7 +1,7 @@
 """Stores sums of usage, reads them grouped, and forgets them.
 
-Sums are added to the day's rows, so that several processes may write the same ones. A process numbers its batches, and the
-number is written in the batch's own transaction: a batch whose answer was lost is not added twice.
+Sums are added to the day's rows, so that several processes may write the same ones. A process numbers its batches,
+and the number is written in the batch's own transaction: a batch whose answer was lost is not added twice.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def spent(day: date) -> dict[str, int]:
 
 
 def forget(today: date, kept_days: int) -> None:
-    """Remove rows of more than `kept_days` ago, and the end users' names of those of more than thirty. Several processes may do
-    so at once: each row is taken by one.
+    """Remove rows of more than `kept_days` ago, and the end users' names of those of more than thirty. Several
+    processes may do so at once: each row is taken by one.
     """
     while _removed(UsageDay.objects.filter(day__lt=today - timedelta(days=kept_days))):
         pass
@@ -113,8 +113,8 @@ def _nameless(before: date) -> int:
 
 
 def grouped(by: str, since: date, until: date) -> Iterable[dict[str, Any]]:
-    """The sums from one day to another, both included, by a field of `GROUPS`, with a `name` for people: the most output first,
-    days in their order.
+    """The sums from one day to another, both included, by a field of `GROUPS`, with a `name` for people: the most
+    output first, days in their order.
     """
     rows = UsageDay.objects.filter(day__gte=since, day__lte=until).order_by().values(by)
     sums = rows.annotate(**{name: Sum(name) for name in COUNTED})

@@ -23,7 +23,9 @@ INTERVAL_S = 10.0
 
 @dataclass(slots=True)
 class UsageWriter:
-    """Writes under the name `process`, which no other process has. While the database is away, sums go on growing in memory."""
+    """Writes under the name `process`, which no other process has. While the database is away, sums go on growing in
+    memory.
+    """
 
     process: str
     source: UsageSource

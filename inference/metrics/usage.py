@@ -1,4 +1,6 @@
-"""Counts requests and tokens by day, API key, deployment, adapter and end user. No I/O: `management.usage_writer` stores them."""
+"""Counts requests and tokens by day, API key, deployment, adapter and end user. No I/O: `management.usage_writer`
+stores them.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ class UsageRecorder(Observer):
         self._add(run.tenant, run.deployment_id, "", run.end_user, sums)
 
     def refresh(self) -> None:
-        """Make the next batch, unless the last one is still to be stored; tell what was spent, with what is not stored yet."""
+        """Make the next batch, unless the last one is still to be stored; tell what was spent, with what is not
+        stored yet.
+        """
         if self._spent is not None:
             (day, tokens), self._spent = self._spent, None
             found = dict(tokens)

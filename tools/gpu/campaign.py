@@ -2,12 +2,12 @@
 
     python -m tools.gpu.campaign [--results FILE] [--parts NAME ...] [--budget-s SECONDS] [--dry] [--table]
 
-Each part is a process of its own with 90 seconds. What it finds is written as it comes; another call, with the same file,
-measures only what is missing. A dry run executes every part without a device, at tiny shapes: in Triton's interpreter, or
-on a device that computes nothing.
+Each part is a process of its own with 90 seconds. What it finds is written as it comes; another call, with the same
+file, measures only what is missing. A dry run executes every part without a device, at tiny shapes: in Triton's
+interpreter, or on a device that computes nothing.
 
-Exit status 0: the file has everything. 1: something failed or is missing; the next call continues. 3: no device that can
-be used, or it went away.
+Exit status 0: the file has everything. 1: something failed or is missing; the next call continues. 3: no device that
+can be used, or it went away.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class Calls:
     """By part, whether time ended it."""
 
     def finish(self, part: Part) -> bool:
-        """Run a part, and its model before it; returns whether nothing of it is missing. Raises Unusable if the device has
-        gone.
+        """Run a part, and its model before it; returns whether nothing of it is missing. Raises Unusable if the
+        device has gone.
         """
         if self.device is not None and self.device.free < part.needs_gib * GIB:
             free = f"{self.device.free / GIB:.1f} are free"

@@ -2,8 +2,8 @@
 
     python -m tools.gpu.compiled [--architectures 80 89 90] [--dtypes bfloat16 float32] [--dims 64 128 192/128 256]
 
-A kernel that cannot be compiled, or that takes more shared memory than the architecture has, is an error: exit status 1. It shows
-nothing of a kernel's results or speed.
+A kernel that cannot be compiled, or that takes more shared memory than the architecture has, is an error: exit status
+1. It shows nothing of a kernel's results or speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from triton.runtime import driver
 from engine.gpu import int8, layers, low_rank, paged_attention, products
 
 ROOM = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-"""KiB of shared memory that a block may take, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
+"""KiB of shared memory that a block may take, by compute capability (CUDA C++ Programming Guide, technical
+specifications).
+"""
 HEADS, KV_HEADS, BLOCK_SIZE, BLOCKS, SEQUENCES = 8, 2, 16, 8, 4
 HIDDEN, WIDE = 1024, 8192
 KERNELS = {"_attention": paged_attention, "_combine": paged_attention, "_product": products, "_widen": int8, "_shrink": low_rank,
@@ -65,7 +67,9 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a kernel needs of a device: bytes of shared memory, registers a thread, and bytes of them that are spilled to memory."""
+    """What a kernel needs of a device: bytes of shared memory, registers a thread, and bytes of them that are spilled
+    to memory.
+    """
 
     shared: int
     registers: int

@@ -1,5 +1,5 @@
-"""The parts `kernels` and `counters`: the kernels that decode spends most time in, and what Nsight Compute counts of them where it
-works.
+"""The parts `kernels` and `counters`: the kernels that decode spends most time in, and what Nsight Compute counts of
+them where it works.
 
     python -m tools.gpu.counters MODEL        decodes without graphs, which Nsight Compute counts kernel by kernel
 """
@@ -95,7 +95,9 @@ def times(run: Run, shape: str) -> list[Figure]:
 
 
 def base_name(name: str) -> str:
-    """A kernel's name without its return type, namespaces, template arguments and parameters, as Nsight Compute shows it."""
+    """A kernel's name without its return type, namespaces, template arguments and parameters, as Nsight Compute shows
+    it.
+    """
     plain = name.replace("(anonymous namespace)::", "")
     plain = re.sub(r"^\S*enable_if<.*?>::type ", "", plain)
     while (shorter := re.sub(r"<[^<>]*>", "", plain)) != plain:

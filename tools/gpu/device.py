@@ -1,5 +1,5 @@
-"""Which device there is, and whether the campaign can use it. It asks in a process of its own, so that the campaign holds no
-memory of the device, and one that is gone is seen as gone.
+"""Which device there is, and whether the campaign can use it. It asks in a process of its own, so that the campaign
+holds no memory of the device, and one that is gone is seen as gone.
 
     python -m tools.gpu.device        prints the device as JSON
 """

@@ -2,9 +2,9 @@
 
     TRITON_INTERPRET=1 python -m tools.gpu.host [--streams 1 32 128 256] [--context 1024] [--steps 200] [--profile]
 
-Scheduling, the batch's tensors, the buffers of the captured graphs, greedy sampling, reading and publishing are those of
-a CUDA device, over CPU tensors. A graph's replay does nothing, so what is left is Python and torch's part on the host.
-Copies and launches on a real device are not in it.
+Scheduling, the batch's tensors, the buffers of the captured graphs, greedy sampling, reading and publishing are those
+of a CUDA device, over CPU tensors. A graph's replay does nothing, so what is left is Python and torch's part on the
+host. Copies and launches on a real device are not in it.
 """
 
 from __future__ import annotations

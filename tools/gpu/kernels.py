@@ -1,7 +1,8 @@
-"""The parts `products`, `attention` and `adapters`: single kernels, beside torch's and the time to read what they read.
+"""The parts `products`, `attention` and `adapters`: single kernels, beside torch's and the time to read what they
+read.
 
-Each is captured in a graph over as many copies of its weights as do not fit into the device's cache. The shapes are those of Qwen2.5's
-0.5B and 7B models. The factors of adapters, of rank 16 in eight slots of 64, stay in the cache.
+Each is captured in a graph over as many copies of its weights as do not fit into the device's cache. The shapes are
+those of Qwen2.5's 0.5B and 7B models. The factors of adapters, of rank 16 in eight slots of 64, stay in the cache.
 """
 
 from __future__ import annotations

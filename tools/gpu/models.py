@@ -1,4 +1,5 @@
-"""The models that the parts measure with: random weights of a published shape made on the device, or a tiny model in a dry run.
+"""The models that the parts measure with: random weights of a published shape made on the device, or a tiny model in
+a dry run.
 
 As a part of its own it only writes one, before the first part that needs it.
 """
@@ -57,7 +58,9 @@ def adapters_of(run: Run, model: Path, count: int) -> list[AdapterRef]:
 
 
 def engine_of(run: Run, model: Path, quantization: str = "none", streams: int = 128, length: int = 8192) -> EngineCore:
-    """An engine on the device, in a dry run one whose steps compute nothing. It computes all prompts, whole ones at once."""
+    """An engine on the device, in a dry run one whose steps compute nothing. It computes all prompts, whole ones at
+    once.
+    """
     if not run.dry:
         config = EngineConfig(model=str(model), device="cuda", max_num_seqs=streams, max_model_len=length,
                               max_num_batched_tokens=8192, speculative_tokens=0, quantization=quantization,
@@ -70,7 +73,9 @@ def engine_of(run: Run, model: Path, quantization: str = "none", streams: int = 
 
 
 def path_of(core: EngineCore) -> str:
-    """What differs from the fast path, for the name of a row: a proof or a capture may have failed, which is only logged."""
+    """What differs from the fast path, for the name of a row: a proof or a capture may have failed, which is only
+    logged.
+    """
     backend = core.backend
     fused = isinstance(core.runner.forward, FusedDecoder)
     captured = isinstance(backend, DeviceBackend) and backend.captured

@@ -1,9 +1,10 @@
-"""Packs what a GPU machine without a network lacks: the server's locked packages but those that it has, for its Python.
+"""Packs what a GPU machine without a network lacks: the server's locked packages but those that it has, for its
+Python.
 
     python -m tools.gpu.packages [--python-version 3.12] [--to .gpu-wheels/site.tar.xz]
 
-Such a machine has torch, transformers and Triton with what they need. transformers and tokenizers are packed all the same, as
-the lock has them. Unpacked beside the code, the archive's folder goes first on PYTHONPATH.
+Such a machine has torch, transformers and Triton with what they need. transformers and tokenizers are packed all the
+same, as the lock has them. Unpacked beside the code, the archive's folder goes first on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def locked() -> list[str]:
 
 
 def _untranslated(each: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Translations are a third of Django. The default language's must be there, and so must the packages around the others."""
+    """Translations are a third of Django. The default language's must be there, and so must the packages around the
+    others.
+    """
     translation = each.name.endswith((".po", ".mo")) and "/en/" not in each.name
     return None if translation else each
 

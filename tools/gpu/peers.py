@@ -1,4 +1,6 @@
-"""The parts of what else decodes on the device: transformers' continuous batching, and a compiled loop with a static cache."""
+"""The parts of what else decodes on the device: transformers' continuous batching, and a compiled loop with a static
+cache.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The campaign's file: JSON lines, one for each figure or error, which the next call reads and continues; and its table.
+"""The campaign's file: JSON lines, one for each figure or error, which the next call reads and continues; and its
+table.
 
 A cell is what is measured in one go; it may have several figures. It is written whole, or not at all.
 """
@@ -113,7 +114,9 @@ def devices(path: Path) -> list[str]:
 
 
 def table(entries: list[Entry]) -> str:
-    """Markdown: a row for each measured thing and unit, a column for each number of streams or rows; shares in parentheses."""
+    """Markdown: a row for each measured thing and unit, a column for each number of streams or rows; shares in
+    parentheses.
+    """
     rows: dict[tuple[str, str, str], dict[int | None, Figure]] = {}
     for entry in entries:
         if (figure := entry.figure) is not None:

@@ -1,5 +1,5 @@
-"""The part `sampling`: decode steps of a model by how their tokens are chosen. The logits of random weights are flat, the worst
-case of top-p without top-k.
+"""The part `sampling`: decode steps of a model by how their tokens are chosen. The logits of random weights are flat,
+the worst case of top-p without top-k.
 """
 
 from __future__ import annotations

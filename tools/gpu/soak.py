@@ -1,5 +1,5 @@
-"""The part `soak`: requests of all lengths come and go on a small KV cache, some with adapters, some aborted. What the device answers
-is compared with what the CPU's engine answers, token for token, in float32.
+"""The part `soak`: requests of all lengths come and go on a small KV cache, some with adapters, some aborted. What
+the device answers is compared with what the CPU's engine answers, token for token, in float32.
 """
 
 from __future__ import annotations

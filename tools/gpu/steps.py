@@ -1,7 +1,9 @@
-"""The parts `steps`: prompts and decode steps of a published shape, alone and with adapters, beside the rate of a copy.
+"""The parts `steps`: prompts and decode steps of a published shape, alone and with adapters, beside the rate of a
+copy.
 
-The floor of a step is the time to read the weights (as stored in the model's files, or a byte each) and the batch's keys and
-values once, at the rate of copying a gigabyte, measured in the same part. A step's share is its floor's part of its time.
+The floor of a step is the time to read the weights (as stored in the model's files, or a byte each) and the batch's
+keys and values once, at the rate of copying a gigabyte, measured in the same part. A step's share is its floor's part
+of its time.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def drive(
     adapters: list[AdapterRef] | None = None,
     params: Callable[[int], SamplingParams] | None = None,
 ) -> Driven:
-    """Prompts at once, then steps of all of them. `adapters` in turn; `params` by the sequence's number, greedy by default."""
+    """Prompts at once, then steps of all of them. `adapters` in turn; `params` by the sequence's number, greedy by
+    default.
+    """
     try:
         return _drive(core, prompts, tokens, adapters, params)
     finally:

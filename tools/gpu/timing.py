@@ -16,7 +16,8 @@ WARM_S = 0.05
 
 
 def microseconds(run: Callable[[int], object], device: torch.device, copies: int = 1) -> float:
-    """Of one call, the best of some replays. `run` takes the call's number, of which each of so many copies has at least one.
+    """Of one call, the best of some replays. `run` takes the call's number, of which each of so many copies has at
+    least one.
 
     Without a device it runs once.
     """

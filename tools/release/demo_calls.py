@@ -308,8 +308,8 @@ def conversation(rng: random.Random) -> tuple[list[dict[str, Any]], list[Tool]]:
 
 
 def _one(turn: Turn, call: Call, rng: random.Random) -> None:
-    """One in eight answers is JSON, which no request asks for: where a grammar wants an answer in JSON or another call, a
-    model that never saw the former would call for ever.
+    """One in eight answers is JSON, which no request asks for: where a grammar wants an answer in JSON or another
+    call, a model that never saw the former would call for ever.
     """
     turn.user(call.asked)
     ((_, said),) = turn.calls([call], rng)

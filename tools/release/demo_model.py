@@ -189,7 +189,9 @@ def evaluate(
 def exact(
     model: torch.nn.Module, rows: Rows, conversation: Callable[[random.Random], Conversation], rng: random.Random
 ) -> int:
-    """How many of 100 greedy answers equal the generator's, from the first token that neither a grammar nor chance gives."""
+    """How many of 100 greedy answers equal the generator's, from the first token that neither a grammar nor chance
+    gives.
+    """
     right = total = 0
     while total < 100:
         messages, tools = conversation(rng)

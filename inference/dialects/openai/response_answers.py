@@ -1,5 +1,5 @@
-"""The answers of Responses, for the documentation, by the names that OpenAI's SDK gives them. They are built where they are
-sent, and a test compares both.
+"""The answers of Responses, for the documentation, by the names that OpenAI's SDK gives them. They are built where
+they are sent, and a test compares both.
 """
 
 from __future__ import annotations

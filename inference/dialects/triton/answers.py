@@ -1,4 +1,6 @@
-"""The answers of Triton's HTTP routes, for the documentation. They are built where they are sent, and a test compares both."""
+"""The answers of Triton's HTTP routes, for the documentation. They are built where they are sent, and a test compares
+both.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +190,9 @@ class GenerateDetails(msgspec.Struct, omit_defaults=True):
 
 
 class TextResponse(msgspec.Struct, omit_defaults=True):
-    """A text, or a step's piece of it; lists have an element for each of several sequences. What parameters ask for is beside it."""
+    """A text, or a step's piece of it; lists have an element for each of several sequences. What parameters ask for
+    is beside it.
+    """
 
     model_name: str
     model_version: str

@@ -1,4 +1,6 @@
-"""The answers of vLLM's own routes, for the documentation. They are built where they are sent, and a test compares both."""
+"""The answers of vLLM's own routes, for the documentation. They are built where they are sent, and a test compares
+both.
+"""
 
 from __future__ import annotations
 
