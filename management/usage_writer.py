@@ -32,6 +32,7 @@ class UsageWriter:
     kept_days: int
     _number: int = 1
     _forgot: date | None = None
+    _away: bool = False
 
     def run(self, stop: threading.Event) -> None:
         """Write until `stop` is set, by when nothing is counted any more; then write the rest."""
@@ -59,6 +60,9 @@ class UsageWriter:
             if self._forgot != today:
                 usage_store.forget(today, self.kept_days)
                 self._forgot = today
+            self._away = False
         except Error as error:
-            logger.warning("usage not stored yet", error=one_line(error))
+            if not self._away:  # one line, however long it lasts
+                logger.warning("usage not stored yet", error=one_line(error))
+            self._away = True
             close_old_connections()

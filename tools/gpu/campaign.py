@@ -228,7 +228,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("gpu-campaign.jsonl"))
     parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS], metavar="NAME")
-    parser.add_argument("--budget-s", type=float, default=3600.0, help="no part is begun that would not fit into it")
+    parser.add_argument(
+        "--budget-s", type=float, default=3600.0, help=f"in all; a part is not begun with under {LEAST_S} left"
+    )
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--table", action="store_true", help="only print the table of the file, of every device in it")
     options = parser.parse_args()

@@ -15,33 +15,15 @@ import os
 import pstats
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import Submit
-from engine.sampling.params import SamplingParams
 from tests.models.random_models import make_model
 from tools.gpu.null import VOCAB, NullBackend
-
-
-def decode_steps(core: EngineCore, streams: int, context: int, steps: int, params: SamplingParams) -> list[float]:
-    """Seconds of each step in which all sequences decode."""
-    generator = torch.Generator().manual_seed(streams)
-    for number in range(streams):
-        prompt = torch.randint(10, VOCAB, (context,), generator=generator).tolist()
-        if core.submit(1, Submit(number, prompt, params)) is not None:
-            raise SystemExit("a sequence was refused")
-    times: list[float] = []
-    while core.has_work:
-        before, start = core.stats.decode_steps, time.perf_counter()
-        core.step()
-        if core.stats.decode_steps > before and len(core.scheduler.running) == streams:
-            times.append(time.perf_counter() - start)
-    return times[2 : steps - 2]
+from tools.gpu.steps import drive, prompts_of
 
 
 def main() -> None:
@@ -54,7 +36,6 @@ def main() -> None:
     options = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise SystemExit("tools.gpu.host: set TRITON_INTERPRET=1, because the model is proven without a device")
-    params = SamplingParams(max_tokens=options.steps, temperature=0.0, ignore_eos=True)
     with tempfile.TemporaryDirectory() as folder:
         length = options.context + options.steps + 16
         model = make_model(Path(folder), "qwen2", vocab_size=VOCAB, max_position_embeddings=length)
@@ -71,13 +52,14 @@ def main() -> None:
         core = EngineCore(config, NullBackend(config, torch.device("cpu")))
         print("| streams | ms a step, median | p90 |\n| --- | --- | --- |", flush=True)
         for streams in options.streams:
-            decode_steps(core, streams, options.context, 20, params)
-            times = decode_steps(core, streams, options.context, options.steps, params)
+            prompts = prompts_of(streams, options.context, seed=streams)
+            drive(core, prompts, options.steps)
+            times = drive(core, prompts, options.steps).steps_s[2:-2]
             p90 = statistics.quantiles(times, n=10)[-1]
             print(f"| {streams} | {statistics.median(times) * 1e3:.3f} | {p90 * 1e3:.3f} |", flush=True)
         if options.profile:
             with cProfile.Profile() as profile:
-                decode_steps(core, max(options.streams), options.context, options.steps, params)
+                drive(core, prompts_of(max(options.streams), options.context, seed=0), options.steps)
             pstats.Stats(profile).sort_stats("tottime").print_stats(30)
         core.close()
 

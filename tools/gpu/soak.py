@@ -76,7 +76,7 @@ def soak(run: Run, model: Path, adapters: list[AdapterRef], rng: random.Random) 
     """Run the device for a while, and let it finish."""
     core = device_engine(run, model)
     asked: dict[int, Asked] = {}
-    begun = last = time.monotonic()
+    begun = time.monotonic()
     least = 3 if run.dry else OUTSTANDING
     early = 0
     while time.monotonic() - begun < (0 if run.dry else SECONDS) or len(asked) < least:
@@ -89,14 +89,14 @@ def soak(run: Run, model: Path, adapters: list[AdapterRef], rng: random.Random) 
             early = memory(run)
     while core.has_work:
         step(core, asked)
-    last = time.monotonic() - begun
+    elapsed_s = time.monotonic() - begun
     core.check_integrity()
     grown = memory(run) - early if early else 0
     core.close()
     whole = [each for each in asked.values() if each.aborted_after is None]
     found = {
         "requests": len(asked), "aborted": len(asked) - len(whole), "preempted": core.scheduler.num_preemptions,
-        "tokens a second": sum(len(each.got) for each in asked.values()) / last, "MiB more at the end": grown / (1 << 20),
+        "tokens a second": sum(len(each.got) for each in asked.values()) / elapsed_s, "MiB more at the end": grown / (1 << 20),
     }  # fmt: skip
     return Soaked(model, whole, [Figure(row=f"soak {run.argument}", unit=u, value=v) for u, v in found.items()])
 
