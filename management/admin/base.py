@@ -28,10 +28,14 @@ class CheckedListAdmin(ModelAdmin):
     """A page whose list refuses (400) what can be neither a row's id nor a filter's value."""
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        """The list. PostgreSQL cannot even compare with NUL."""
+        """The list."""
+        self.check_query(request)
+        return super().changelist_view(request, extra_context)
+
+    def check_query(self, request: HttpRequest) -> None:
+        """Raise BadRequest for a NUL, with which PostgreSQL cannot even compare."""
         if any("\0" in text for values in request.GET.lists() for text in (values[0], *values[1])):
             raise BadRequest("The query has a NUL.")
-        return super().changelist_view(request, extra_context)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         """The row of this id, or None."""

@@ -6,7 +6,8 @@ import csv
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import StreamingHttpResponse
 from unfold.decorators import action
 
@@ -56,7 +57,11 @@ class UsageDayAdmin(ReadOnlyAdmin):
         """The rows of the page's search and dates, all of them."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        rows = self.get_changelist_instance(request).get_queryset(request)
+        self.check_query(request)
+        try:
+            rows = self.get_changelist_instance(request).get_queryset(request)
+        except IncorrectLookupParameters as error:
+            raise BadRequest("The query has an unknown filter.") from error
         response = StreamingHttpResponse(self._lines(rows), content_type="text/csv; charset=utf-8")
         response["Content-Disposition"] = 'attachment; filename="usage.csv"'
         return response

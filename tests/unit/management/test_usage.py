@@ -172,3 +172,8 @@ def test_the_file_needs_the_permission_to_see_usage(client):
     client.force_login(User.objects.create_user("guest", is_staff=True))
     assert client.get(reverse("admin:management_usageday_download")).status_code == 403
     assert client.get(reverse("admin:management_usageday_changelist")).status_code == 403
+
+
+@pytest.mark.parametrize("query", [{"q": "a\0b"}, {"day__year": "x"}, {"nothing": "1"}])
+def test_a_file_of_a_bad_query_is_refused(admin_client, query):
+    assert admin_client.get(reverse("admin:management_usageday_download"), query).status_code == 400
