@@ -16,7 +16,7 @@ REPEATING = [PHRASE * 4, [7, *PHRASE * 3]]
 
 PARAMETERS = {
     "greedy": {},
-    "few words": {"allowed_token_ids": PHRASE[:2]},
+    "few words": {"allowed_token_ids": PHRASE[1:3]},
     "sampled": {"temperature": 1.0, "seed": 3},
     "filtered": {"temperature": 0.8, "seed": 4, "top_p": 0.9, "top_k": 50},
     "biased": {"logit_bias": {PHRASE[0]: 5.0}},
@@ -44,8 +44,8 @@ def test_the_output_does_not_depend_on_drafts(name, prompt):
     *drafted, stats = outcome(8, prompt, **PARAMETERS[name])
     assert drafted == plain
     assert stats.generation_tokens == len(plain[0])
-    if name == "few words":  # it says the same over and over
-        assert stats.steps < len(plain[0]), "no draft token was right"
+    if name == "few words":  # it soon says the same over and over
+        assert stats.steps < len(plain[0]) / 2, "no draft token was right"
 
 
 @pytest.mark.full
